@@ -8,7 +8,7 @@ import pytest
 
 from edge.config import Mamba1Config, ModelConfig
 from edge.errors import ExportError
-from edge.export.quantize.plan import F32, Storage, fitting
+from edge.export.quantize.plan import F16, F32, Storage, fitting
 from edge.export.quantize.weights import (
     dequantize_blocks,
     dequantize_int8,
@@ -135,7 +135,7 @@ def test_recipes_spare_what_is_sensitive() -> None:
                     "out_proj": Storage(8, 128)}  # fmt: skip
     kept = {name: product.weight for name, product in w4.layers[0].products.items()}
     four = Storage(4, 32, minimum=True)
-    assert kept == {"in_proj": four, "x_proj": Storage(8, 128), "dt_proj": F32, "out_proj": four}
+    assert kept == {"in_proj": four, "x_proj": Storage(8, 128), "dt_proj": F16, "out_proj": four}
     assert fitting(Storage(4, 128, minimum=True), 96) == four
     assert fp16.layers[0].products["dt_proj"].weight == F32
     assert fitting(Storage(8, 128), 96) == Storage(8, 32) and fitting(Storage(8, 128), 40) == F32

@@ -5,7 +5,7 @@ Read a table as: this tensor is kept so. Activations have the names they have in
 recipes for weights alone norms, convolutions, biases, A, D and dt_bias stay fp32: they are small
 and steer the recurrence. `x_proj` and `dt_proj` make Δ, B and C, the quantities an SSM is most
 sensitive to (Quamba, section 4.1), and together are 4 % of a Mamba-1 layer: `dt_proj` stays fp32,
-`x_proj` keeps 8 bits.
+beside 4 bits fp16, as in Quamba2's code; `x_proj` keeps 8 bits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from edge.export.quantize.plan import (
     F16,
+    F32,
     INT8,
     INT8_ROWS,
     Activation,
@@ -36,10 +37,10 @@ _W4, _W4_128 = Storage(4, 32, minimum=True), Storage(4, 128, minimum=True)
 # -- weights alone --------------------------------------------------------------------------------
 
 
-def _weights(most: Storage, x_proj: Storage = _W8) -> Layers:
+def _weights(most: Storage, x_proj: Storage = _W8, dt_proj: Storage = F32) -> Layers:
     stacked = replace(most, minimum=False)  # as products of experts have them
     return {
-        "mamba1": {"in_proj": most, "x_proj": x_proj, "out_proj": most},
+        "mamba1": {"in_proj": most, "x_proj": x_proj, "dt_proj": dt_proj, "out_proj": most},
         "mamba2": {"in_proj": most, "out_proj": most},
         "attention": {"qkv_proj": most, "o_proj": most},
         "mlp": {"gate_up_proj": most, "down_proj": most},
@@ -60,16 +61,14 @@ W8 = Recipe(
     {"weights": "int8, absmax", "activations": "fp32"},
 )  # fmt: skip
 W4 = Recipe(
-    "w4", 4, 32, _ends(_W8), _weights(_W4),
+    "w4", 4, 32, _ends(_W8), _weights(_W4, dt_proj=F16),
     {"weights": "int4 with minimums; x_proj, embedding, head int8", "activations": "fp32"},
 )  # fmt: skip
 
 # "in groups of 128 for the big projections", as Quamba2 keeps weights in 4 bits; calibrated, GPTQ
-# rounds them. `dt_proj` stays 16 bits wide, as in Quamba2's code.
-_GROUPED = _weights(_W4_128)
+# rounds them.
 W4A16 = Recipe(
-    "w4a16", 4, 128, _ends(_W8),
-    _GROUPED | {"mamba1": dict(_GROUPED["mamba1"]) | {"dt_proj": F16}},
+    "w4a16", 4, 128, _ends(_W8), _weights(_W4_128, dt_proj=F16),
     {"weights": "int4 with minimums; x_proj, embedding, head int8", "activations": "fp32"},
 )  # fmt: skip
 
