@@ -178,6 +178,26 @@ def part_of(run, tokens, PART: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
+def share_of(run, tokens, PART: tl.constexpr, PARTS: tl.constexpr):
+    """The program's part of the run, and how many there are; its first token and the one behind its
+    last; how many tokens it replays, after how many it stores the state, and whether at the end.
+
+    Every part replays what is pending, and one alone stores; those not needed run no token.
+    """
+    store = tl.load(run + STORE)
+    pending = tl.load(run + PENDING)
+    advance = tl.where(store == 1, tl.load(run + ADVANCE), 0)
+    part, parts, begin, end = 0, 1, 0, tokens
+    if PARTS > 1:
+        part = tl.program_id(2)
+        parts, begin, end = part_of(run, tokens, PART, PARTS)
+        pending = tl.where(part < parts, pending, 0)
+        advance = tl.where(part == 0, advance, 0)
+        store = tl.where(part == parts - 1, store, 0)
+    return part, parts, begin, end, pending, advance, store
+
+
+@triton.jit
 def ended(
     inputs, dt, begin, end, at, rate, feeding, batch, sequence,
     BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
@@ -435,18 +455,7 @@ def scan(
     states = state + sequence * (N * E) + each
     h = load_state(states + tl.load(run + SOURCE) * size, inside, 1.0, kind)
     targets = states + tl.load(run + TARGET) * size
-    store = tl.load(run + STORE)
-    pending = tl.load(run + PENDING)
-    advance = tl.where(store == 1, tl.load(run + ADVANCE), 0)
-
-    part, parts, begin, end = 0, 1, 0, tokens
-    if PARTS > 1:
-        part = tl.program_id(2)
-        parts, begin, end = part_of(run, tokens, PART, PARTS)
-        # every part replays what is pending, and one alone stores; those not needed run no token
-        pending = tl.where(part < parts, pending, 0)
-        advance = tl.where(part == 0, advance, 0)
-        store = tl.where(part == parts - 1, store, 0)
+    part, parts, begin, end, pending, advance, store = share_of(run, tokens, PART, PARTS)
 
     inputs = (x, B, C, z)
     STRIDES: tl.constexpr = (X_STRIDE, B_STRIDE, C_STRIDE, Z_STRIDE)
