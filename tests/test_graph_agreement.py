@@ -14,6 +14,7 @@ from onnx import ModelProto, numpy_helper
 from edge.errors import ExportError
 from edge.export.graph import GRAPH_FILE
 from edge.export.graph.agreement import Track, rounded_values, verify_engine
+from edge.export.graph.verify import compare
 from tests.onnx_ops import all_nodes
 from tests.quantized_models import built, network, plan_of, tokens_of
 from tests.test_graph_models import MODELS
@@ -105,3 +106,9 @@ def test_what_a_flip_inside_experts_does_to_a_row_is_one_flip(by_row: bool, flip
     track = Track({"y": engine}, by_row=by_row)
     track("y", torch.from_numpy(ours))
     assert (track.flips, track.values, track.worst) == (flips, 9, (1, "y"))
+
+
+def test_a_model_whose_logits_are_all_zero_is_compared() -> None:
+    none, some = np.zeros((1, 3, 5), np.float32), np.ones((1, 3, 5), np.float32)
+    assert compare(none, none)["relative_difference"] == 0
+    assert compare(none, some)["relative_difference"] == 1

@@ -18,6 +18,7 @@ from edge.export.checkpoint.files import read_file
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_DIM = 1 << 31
+_LEAST, _MOST = 1.17549436e-38, 3.4028234e38  # of fp32, without what is less than normal
 RESAVE = "save the checkpoint again, or correct the file by hand"
 
 
@@ -119,16 +120,17 @@ class Fields:
         return low if default is None else default
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number."""
+        """A finite number that fp32 holds: one too small would be 0 there, and divided by."""
         value = self._get(name, default)
         if isinstance(value, int | float) and not isinstance(value, bool):
             try:
                 value = float(value)
             except OverflowError:
                 value = math.inf
-            if math.isfinite(value):
+            if value == 0 or _LEAST <= abs(value) <= _MOST:
                 return value
-            self.refuse(name, f"is {value}, not a finite number")
+            beyond = "that fp32 holds" if math.isfinite(value) else "that is finite"
+            self.refuse(name, f"is {value}, not a number {beyond}")
         elif value is not None:
             self.refuse(name, f"is {show(value)}, not a number")
         return 1.0 if default is None else default

@@ -92,6 +92,7 @@ def _sequence_logits(runner: GraphRunner, tokens: Tokens) -> F32:
 def compare(reference: F32, found: F32) -> dict[str, float]:
     """max |Δlogit|, the same over max |logit|, KL(reference‖found) in nats a token, top-1."""
     difference = float(np.abs(reference - found).max())
+    largest = float(np.abs(reference).max()) or 1.0  # a head may be all zeros
     divergence = 0.0
     for start, p in _slices(reference):
         rows = found.reshape(-1, found.shape[-1])[start : start + len(p)]
@@ -99,7 +100,7 @@ def compare(reference: F32, found: F32) -> dict[str, float]:
     agree = float((reference.argmax(-1) == found.argmax(-1)).mean())
     return {
         "max_logit_difference": difference,
-        "relative_difference": difference / float(np.abs(reference).max()),
+        "relative_difference": difference / largest,
         "kl_nats_per_token": max(0.0, divergence / math.prod(reference.shape[:-1])),
         "top1_agreement": agree,
     }
