@@ -30,7 +30,7 @@ from edge.launch import (
     host_inputs,
 )
 from edge.rope import inverse_frequencies
-from edge.tensors import kv_cache_shapes, padded_head_dim, recurrent_state_shapes
+from edge.tensors import kv_cache_shapes, kv_windows, padded_head_dim, recurrent_state_shapes
 
 REMEDY = "export the model again with this version, or update mamba-edge"
 # CUDA's limits of a grid, of every compute capability there is.
@@ -69,6 +69,7 @@ def check_plan(
     _check_inputs(plan, config, faults)
     _check_logs(plan, config, faults)
     _check_programs(plan, config, faults)
+    _check_windows(plan, config, faults)
     memory = _Memory(plan, config, state_dtypes or {}, faults)
     for number, launch in enumerate(plan.launches):
         variant = plan.variants[launch.variant]
@@ -224,6 +225,22 @@ def _check_programs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> No
     picked = plan.values.get(PICKED)
     if picked is not None and picked != Buffer(dtype="i32", elements=Size(of="LB")):
         faults.add(f"values.{PICKED}", "are not one i32 a wanted row")
+
+
+def _check_windows(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:
+    """Attention looks back as far as the config says: states keep no more than that."""
+    windows = kv_windows(config)
+    for number, launch in enumerate(plan.launches):
+        variant = plan.variants[launch.variant]
+        if variant.kernel != "attention.attend":
+            continue
+        found = variant.constants.get("WINDOW", 0)
+        for argument in launch.arguments:
+            if isinstance(argument, Pointer) and argument.space == "cache":
+                wanted = windows.get(argument.name, 0)
+                if found != wanted:
+                    told = f"looks back {found} positions in {argument.name!r}, not {wanted}"
+                    faults.add(f"launches.{number}", f"{told} as the model does (0: all)")
 
 
 def _values(arguments: tuple[Argument, ...]) -> set[str]:

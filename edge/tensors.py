@@ -92,3 +92,15 @@ def kv_cache_shapes(config: ModelConfig, capacity: int, batch: int = 1) -> Shape
         for index, layer in enumerate(config.layers)
         for name, shape in layer.kv_caches(capacity, batch).items()
     }
+
+
+def kv_windows(config: ModelConfig) -> dict[str, int]:
+    """KV cache → how many positions a token looks back on in it, its own among them; those of
+    layers that look back on all are not here.
+    """
+    return {
+        f"layers.{index}.{name}": layer.looks_back
+        for index, layer in enumerate(config.layers)
+        if layer.looks_back is not None
+        for name in layer.kv_caches(1, 1)
+    }

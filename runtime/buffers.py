@@ -55,25 +55,39 @@ class StateBuffers(State):
         for name, slot in slots:
             self._tensors[name][slot] = 0
 
-    def _read(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
+    def _read(self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int) -> None:
         for name, slot, array in pieces:
             array[...] = self._tensors[name][slot]
         for name, array in caches.items():
-            array[...] = self.caches[name][:, :, : array.shape[2]]
+            at = end - self._first(name)
+            array[...] = self.caches[name][:, :, at - array.shape[2] : at]
 
-    def _write(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
+    def _write(
+        self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int, first: int
+    ) -> None:
         for name, slot, array in pieces:
             self._tensors[name][slot] = array
         for name, array in caches.items():
-            self.caches[name][:, :, : array.shape[2]] = array
+            at = end - self._first(name, first)
+            start = at - array.shape[2]
+            self.caches[name][:, :, start:at] = array
+            # nothing looks there, but what ONNX Runtime multiplies by 0 has to be finite
+            self.caches[name][:, :, :start] = 0
 
     def _move(self, slots: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
         for ring in self.rings.values():
             for source, target in slots:
                 ring[target] = ring[source]
-        for cache in self.caches.values():
+        for name, cache in self.caches.items():
+            first = self._first(name)
             for source, target in rows:
-                cache[:, :, target] = cache[:, :, source]
+                cache[:, :, target - first] = cache[:, :, source - first]
+
+    def _slide(self, count: int, to: int) -> None:
+        for name, cache in self.caches.items():
+            if self.layout.slides(name):
+                start = to - self.ledger.first
+                cache[:, :, :count] = cache[:, :, start : start + count]
 
     def _same_memory(self, other: StateMemory) -> bool:
         return isinstance(other, StateBuffers)
@@ -82,7 +96,7 @@ class StateBuffers(State):
         return StateBuffers(layout, self.identity, window=self.window)
 
     def _take(
-        self, source: StateMemory, slots: Iterable[tuple[str, int, int]], length: int
+        self, source: StateMemory, slots: Iterable[tuple[str, int, int]], length: int, first: int
     ) -> None:
         assert isinstance(source, StateBuffers)
         times = self.batch // source.batch
@@ -92,7 +106,11 @@ class StateBuffers(State):
             wide[...] = part[:, :, None] if axis else part[:, None]
         for name, cache in source.caches.items():
             wide = _repeated(self.caches[name], 0, times)
-            wide[:, :, :, :length] = cache[:, None, :, :length]
+            own, theirs = self._first(name, first), source._first(name)
+            start = max(own, theirs)
+            rows = cache[:, None, :, start - theirs : length - theirs]
+            wide[:, :, :, start - own : length - own] = rows
+            wide[:, :, :, : start - own] = 0
 
 
 def _repeated(array: Array, axis: int, times: int) -> Array:

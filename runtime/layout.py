@@ -13,7 +13,7 @@ import numpy as np
 
 from edge.config import ModelConfig
 from edge.launch import DType, Log
-from edge.tensors import kv_cache_shapes, padded_head_dim, recurrent_state_shapes
+from edge.tensors import kv_cache_shapes, kv_windows, padded_head_dim, recurrent_state_shapes
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -90,6 +90,10 @@ class StateLayout:
         dtypes: input name → "float16" or "int8" of those that are not fp32. A zero is 0 in all.
         logs: input name → what one token's row of it is: what the scans whose states are not kept
             for every token read. No part of a snapshot.
+        windows: cache → positions that a token looks back on in it, its own among them; those of
+            layers that look back on all are not here.
+        slots: tokens that the caches of `windows` hold where they slide; None where they hold
+            `capacity` as the others do.
     """
 
     recurrent: dict[str, Shape]
@@ -98,6 +102,8 @@ class StateLayout:
     capacity: int
     dtypes: Mapping[str, str] = field(default_factory=dict)
     logs: Mapping[str, Log] = field(default_factory=dict)
+    windows: Mapping[str, int] = field(default_factory=dict)
+    slots: int | None = None
 
     @staticmethod
     def of(
@@ -125,7 +131,34 @@ class StateLayout:
             name: (*shape[:3], padded_head_dim(shape[3]))
             for name, shape in kv_cache_shapes(config, capacity, batch).items()
         }
-        return StateLayout(recurrent, caches, batch, capacity, dtypes or {}, logs or {})
+        windows = kv_windows(config)
+        return StateLayout(recurrent, caches, batch, capacity, dtypes or {}, logs or {}, windows)
+
+    def sliding(self, *, window: int, chunk: int) -> StateLayout:
+        """The same state with caches that slide, where that is less than the whole context.
+
+        A run of T tokens needs what its first token looks back on, were `window` tokens taken back,
+        and T slots. Room for as much again lets what is needed move to the front without touching
+        what is needed before it has moved, and seldom.
+        """
+        longest = max(chunk, window)
+        slots = 2 * (self.looks_back - 1 + window) + longest
+        if not self.windows or slots >= self.capacity:
+            return self
+        caches = {
+            name: (*s[:2], slots, s[3]) if name in self.windows else s
+            for name, s in self.caches.items()
+        }
+        return replace(self, caches=caches, slots=slots)
+
+    @property
+    def looks_back(self) -> int:
+        """The most positions that a token looks back on in a cache with a window."""
+        return max(self.windows.values(), default=1)
+
+    def slides(self, name: str) -> bool:
+        """Whether this cache forgets the oldest tokens."""
+        return self.slots is not None and name in self.windows
 
     def with_batch(self, batch: int) -> StateLayout:
         """The same state for another number of sequences."""
@@ -178,9 +211,31 @@ class StateLayout:
     def cache_bytes(self) -> int:
         return sum(self.bytes_of(name, shape) for name, shape in self.caches.items())
 
-    def cache_shapes(self, length: int) -> dict[str, Shape]:
-        """Shapes of the first `length` tokens of the KV caches."""
-        return {name: (s[0], s[1], length, s[3]) for name, s in self.caches.items()}
+    @property
+    def growing_bytes(self) -> int:
+        """Of these, what a longer context takes more of: not those of caches that slide."""
+        return sum(self.bytes_of(n, s) for n, s in self.caches.items() if not self.slides(n))
+
+    @property
+    def looked_at_bytes(self) -> int:
+        """What a token of a full context reads of the KV caches."""
+        rows = {n: min(self.capacity, self.windows.get(n, self.capacity)) for n in self.caches}
+        return sum(
+            self.bytes_of(name, (s[0], s[1], rows[name], s[3])) for name, s in self.caches.items()
+        )
+
+    def needed(self, length: int) -> int:
+        """Of `length` tokens, how many the next one may look back on in a cache with a window."""
+        return min(length, self.looks_back - 1)
+
+    def cache_shapes(self, length: int, *, whole: bool | None = None) -> dict[str, Shape]:
+        """Shapes of the KV caches' rows that a copy of the state after `length` tokens has: all, or
+        the last that are needed. `whole`: all of every cache; None where these do not slide.
+        """
+        whole = self.slots is None if whole is None else whole
+        rows = {n: length if whole or n not in self.windows else self.needed(length)
+                for n in self.caches}  # fmt: skip
+        return {name: (s[0], s[1], rows[name], s[3]) for name, s in self.caches.items()}
 
 
 def packed(sizes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], int]:

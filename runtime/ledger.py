@@ -69,6 +69,7 @@ class Ledger(Protocol):
         pending: log rows to replay, oldest first.
         here: what the live state consists of.
         used: the same, and everything that can be gone back to.
+        first: the position in the first slot of caches that slide.
     """
 
     @property
@@ -91,6 +92,13 @@ class Ledger(Protocol):
 
     @property
     def used(self) -> Slots: ...
+
+    @property
+    def first(self) -> int: ...
+
+    def sliding_from(self, first: int) -> Ledger:
+        """The same, with caches that slide moved."""
+        ...
 
     def back(self, count: int) -> Ledger:
         """`count` ≤ reach tokens ago."""
@@ -189,6 +197,7 @@ class ReplayLedger(NamedTuple):
         tree: waits for a node to be selected, or None.
         floor: the position that cannot be gone behind, though its rows are there.
         whole: nothing was taken back of the last run.
+        first: see `Ledger`.
     """
 
     window: int
@@ -199,6 +208,7 @@ class ReplayLedger(NamedTuple):
     tree: Tree | None = None
     floor: int = 0
     whole: bool = False
+    first: int = 0
 
     @property
     def source(self) -> int:
@@ -296,7 +306,8 @@ class ReplayLedger(NamedTuple):
     def commit(self, count: int) -> ReplayStep:
         """A run of any number of tokens, of which only the state after the last is kept."""
         end = self.position + count
-        after = ReplayLedger(self.window, self.slots, end, (Anchor(self.spare, end),))
+        anchors = (Anchor(self.spare, end),)
+        after = ReplayLedger(self.window, self.slots, end, anchors, first=self.first)
         slots = (-1,) * count
         return ReplayStep(
             self.pending, 0, self.source, self.spare, LAST, self.position, slots, None, after
@@ -316,6 +327,9 @@ class ReplayLedger(NamedTuple):
         rows = self.rows[: len(self.rows) - count]
         whole = self.whole and not count
         return self._replace(position=position, anchors=anchors, rows=rows, whole=whole)
+
+    def sliding_from(self, first: int) -> ReplayLedger:
+        return self._replace(first=first)
 
     def moves(self, path: Sequence[int]) -> list[tuple[int, int]]:
         """Rows are read in any order: they stay where they are."""

@@ -106,6 +106,7 @@ class RingLedger(NamedTuple):
         bases: oldest first; none without logs.
         tree: waits for a node to be selected, or None.
         floor: the position that cannot be gone behind, though its rows are there.
+        first: see `Ledger`.
     """
 
     window: int
@@ -115,6 +116,7 @@ class RingLedger(NamedTuple):
     bases: tuple[Base, ...] = ()
     tree: Tree | None = None
     floor: int = 0
+    first: int = 0
 
     @staticmethod
     def start(window: int, *, logged: bool = False) -> RingLedger:
@@ -266,7 +268,7 @@ class RingLedger(NamedTuple):
         while len(bases) > 1 and bases[1].position <= position - 2 * self.window:
             bases = bases[1:]
         return RingLedger(
-            self.window, self.slots, position, history, bases, None, self.floor
+            self.window, self.slots, position, history, bases, None, self.floor, self.first
         )  # fmt: skip
 
     # -- back and elsewhere ------------------------------------------------------------------------
@@ -291,6 +293,9 @@ class RingLedger(NamedTuple):
     def with_room(self, count: int) -> RingLedger:
         return self
 
+    def sliding_from(self, first: int) -> RingLedger:
+        return self._replace(first=first)
+
     def elsewhere(self, position: int, pending: int) -> RingLedger:
         count, start = max(1, pending), 0
         used = {self.live, *self.pending}
@@ -305,7 +310,8 @@ class RingLedger(NamedTuple):
         any, and nothing lies behind it.
         """
         bases = (Base(position, base),) if self.bases else ()
-        return RingLedger(self.window, self.slots, position, (slot,), bases)
+        history = (slot,)
+        return RingLedger(self.window, self.slots, position, history, bases, first=self.first)
 
 
 def _free(used: Iterable[int]) -> int:

@@ -128,9 +128,11 @@ class Session:
 
     @property
     def constant_bytes(self) -> int:
-        """The part of `state_bytes` that does not depend on the context: all but the KV caches."""
+        """The part of `state_bytes` that does not depend on the context: all but the KV caches of
+        layers that look back on all of it.
+        """
         state = self._context.state
-        return state.nbytes - state.layout.cache_bytes
+        return state.nbytes - state.layout.growing_bytes
 
     @property
     def capacity(self) -> int | None:

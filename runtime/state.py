@@ -186,7 +186,7 @@ class State(StateMemory):
             if self.workspace is not None:
                 self.workspace.engine.attach(copy)
             used = self.ledger.used
-            copy._take(self, self._pairs(used, used), self.position)
+            copy._take(self, self._pairs(used, used), self.position, self.ledger.first)
             copy.ledger = self.ledger
             return copy
 
@@ -211,8 +211,9 @@ class State(StateMemory):
             here = self.ledger.here if fits else self._applied()
             other.ledger = other.ledger.with_room(len(here.rows))
             after = other.ledger.elsewhere(self.position, len(here.rows))
-            other._take(self, self._pairs(here, after.here), self.position)
-            other.ledger = after
+            first = other._first_needed(self.position)
+            other._take(self, self._pairs(here, after.here), self.position, first)
+            other.ledger = after.sliding_from(first)
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -260,8 +261,33 @@ class State(StateMemory):
         pending = max((len(each) for each in rows.values()), default=0)
         self.ledger = self.ledger.with_room(pending)
         after = self.ledger.elsewhere(position, pending)
-        self._write(self._pieces(after.here, recurrent, rows if pending else {}), caches)
-        self.ledger = after
+        first = self._first_needed(position)
+        kept = {
+            name: array[:, :, max(0, array.shape[2] - (position - first)) :]
+            if self.layout.slides(name)
+            else array
+            for name, array in caches.items()
+        }
+        pieces = self._pieces(after.here, recurrent, rows if pending else {})
+        self._write(pieces, kept, position, first)
+        self.ledger = after.sliding_from(first)
+
+    def make_room(self, count: int) -> None:
+        """Move what caches that slide still need to their front, where the next `count` tokens do
+        not fit behind it. What is needed is overwritten by nothing that moves.
+        """
+        slots, position = self.layout.slots, self.position
+        if slots is None or position - self.ledger.first + count <= slots:
+            return
+        first = self._first_needed(position - self.ledger.reach)
+        self._slide(position - first, first)
+        self.ledger = self.ledger.sliding_from(first)
+
+    def _first_needed(self, position: int) -> int:
+        """The first position that a token after `position` others looks back on in a cache that
+        slides; 0 where none does.
+        """
+        return 0 if self.layout.slots is None else position - self.layout.needed(position)
 
     def _check_room(self, position: int) -> None:
         if self.layout.caches and position > self.layout.capacity:
@@ -291,7 +317,7 @@ class State(StateMemory):
             name: np.empty(shape, layout.dtype(name))
             for name, shape in layout.cache_shapes(self.position).items()
         }
-        self._read(self._pieces(here, recurrent, rows), caches)
+        self._read(self._pieces(here, recurrent, rows), caches, self.position)
         return Snapshot(self.identity, self.batch, self.position, recurrent, caches, rows)
 
     @abstractmethod

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edge.runtime.layout import Identity, StateLayout
-from edge.runtime.ledger import Slots
+from edge.runtime.ledger import Ledger, Slots
 
 Array = NDArray[Any]
 # one slot of a tensor, and what it holds or is to hold
@@ -24,6 +24,8 @@ class Snapshot:
 
     Attributes:
         position: tokens consumed.
+        caches: KV rows of the last tokens: of all of them, or of those that the next one may look
+            back on.
         rows: log name → [P, B, width] of the P pending tokens; empty where nothing is pending.
         nbytes: memory it holds, bytes.
     """
@@ -51,7 +53,10 @@ class StateMemory(ABC):
 
     Attributes:
         layout: names, shapes and types of them.
+        ledger: which slots hold which tokens.
     """
+
+    ledger: Ledger
 
     def __init__(self, layout: StateLayout) -> None:
         self.layout = layout
@@ -62,16 +67,28 @@ class StateMemory(ABC):
         """Fill these slots of tensors with zeros."""
 
     @abstractmethod
-    def _read(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
-        """Fill the arrays from slots, those of `caches` from the first rows of the KV caches."""
+    def _read(self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int) -> None:
+        """Fill the arrays from slots, those of `caches` from the KV rows of as many positions
+        before `end`.
+        """
 
     @abstractmethod
-    def _write(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
-        """Copy the arrays into slots, those of `caches` into the first rows of the KV caches."""
+    def _write(
+        self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int, first: int
+    ) -> None:
+        """Copy the arrays into slots, those of `caches` into the KV rows of as many positions
+        before `end`; caches that slide begin with position `first` then.
+        """
 
     @abstractmethod
     def _move(self, slots: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
-        """Copy slots of all recurrent tensors and logs, and rows of the KV caches: from, to."""
+        """Copy slots of all recurrent tensors and logs, and KV rows: from a position, to one."""
+
+    @abstractmethod
+    def _slide(self, count: int, to: int) -> None:
+        """Copy the first `count` KV rows from position `to` on, of caches that slide, to where they
+        begin.
+        """
 
     @abstractmethod
     def _same_memory(self, other: StateMemory) -> bool:
@@ -79,11 +96,18 @@ class StateMemory(ABC):
 
     @abstractmethod
     def _take(
-        self, source: StateMemory, slots: Iterable[tuple[str, int, int]], length: int
+        self, source: StateMemory, slots: Iterable[tuple[str, int, int]], length: int, first: int
     ) -> None:
-        """Copy slots of tensors (name, from, to) and `length` rows of the KV caches from `source`,
-        each of its sequences as often as this state has more of them.
+        """Copy slots of tensors (name, from, to) and the KV rows of `length` tokens from `source`,
+        each of its sequences as often as this state has more of them. Caches that slide begin with
+        position `first` then; of those of the source, what they have no longer is not copied.
         """
+
+    def _first(self, name: str, first: int | None = None) -> int:
+        """The position in the first slot of a cache, if it slides the ledger's or that given."""
+        if not self.layout.slides(name):
+            return 0
+        return self.ledger.first if first is None else first
 
     def _slot(self, name: str, here: Slots) -> int:
         return (here.based if name in self._based else here.kept)[0]

@@ -98,12 +98,14 @@ def write(
         ) from problem
 
 
-def _header(identity: Identity, layout: StateLayout, position: int) -> dict[str, Any]:
+def _header(
+    identity: Identity, layout: StateLayout, position: int, whole: bool | None = None
+) -> dict[str, Any]:
     return {
         "identity": told(identity),
         "position": position,
         "batch": layout.batch,
-        "layout": {name: list(shape) for name, shape in _shapes(layout, position).items()},
+        "layout": {name: list(shape) for name, shape in _shapes(layout, position, whole).items()},
     }
 
 
@@ -112,8 +114,9 @@ def told(identity: Identity) -> dict[str, str]:
     return {name: value for name, value in asdict(identity).items() if name != "bundle"}
 
 
-def _shapes(layout: StateLayout, position: int) -> dict[str, Shape]:
-    return layout.recurrent | layout.cache_shapes(position)
+def _shapes(layout: StateLayout, position: int, whole: bool | None = None) -> dict[str, Shape]:
+    """`whole`: with the rows of all tokens in every cache; None as this state itself saves them."""
+    return layout.recurrent | layout.cache_shapes(position, whole=whole)
 
 
 def _format_extra(extra: Mapping[str, Any], file: Path) -> bytes:
@@ -137,10 +140,11 @@ def digest(*parts: bytes) -> bytes:
 def read(path: str | os.PathLike[str], identity: Identity, layout: StateLayout) -> Saved:
     """Read and check a state file. Raises StateError naming what does not fit; changes nothing."""
     file = Path(path)
-    most = layout.slot_bytes + layout.cache_bytes + _PAYLOAD_SLACK
-    header, payload, extra = _read(file, most)
-    position = _check_header(file, header, identity, layout, extra)
-    tensors = _check_payload(file, payload, layout, position)
+    rows = layout.cache_shapes(layout.capacity, whole=True)
+    caches = sum(layout.bytes_of(name, shape) for name, shape in rows.items())
+    header, payload, extra = _read(file, layout.slot_bytes + caches + _PAYLOAD_SLACK)
+    position, whole = _check_header(file, header, identity, layout, extra)
+    tensors = _check_payload(file, payload, layout, _shapes(layout, position, whole))
     return Saved(tensors, position, _parse_extra(file, extra))
 
 
@@ -213,8 +217,10 @@ def _lengths(file: Path, prefix: bytes, size: int, most: int) -> tuple[int, int,
 
 def _check_header(
     file: Path, data: bytes, identity: Identity, layout: StateLayout, extra: bytes
-) -> int:
-    """The position, once everything else says that the state fits. `extra` may name the model."""
+) -> tuple[int, bool]:
+    """The position, once everything else says that the state fits, and whether every cache is
+    whole: engines differ in that. `extra` may name the model.
+    """
     try:
         header = strict_json.loads(data)
     except ValueError as problem:
@@ -248,9 +254,10 @@ def _check_header(
             field="position",
             remedy="load it into a session with a larger capacity",
         )
-    if header != _header(identity, layout, position):
-        raise StateError("does not describe this model's state", file=file, field="layout")
-    return position
+    for whole in (True, False):
+        if header == _header(identity, layout, position, whole):
+            return position, whole
+    raise StateError("does not describe this model's state", file=file, field="layout")
 
 
 def _short(value: object) -> str:
@@ -259,14 +266,15 @@ def _short(value: object) -> str:
     return f"{text[:12]}…" if len(text) > 24 else repr(text)
 
 
-def _check_payload(file: Path, data: bytes, layout: StateLayout, position: int) -> Tensors:
+def _check_payload(
+    file: Path, data: bytes, layout: StateLayout, shapes: Mapping[str, Shape]
+) -> Tensors:
     try:
         tensors: dict[str, NDArray[Any]] = parse_tensors(data)
     except (SafetensorError, KeyError, ValueError) as problem:
         raise StateError(
             f"is not safetensors data: {problem}", file=file, field="payload"
         ) from None
-    shapes = _shapes(layout, position)
     if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         raise StateError("does not hold this model's tensors", file=file, field="payload")
     for name in shapes:

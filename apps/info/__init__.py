@@ -108,11 +108,13 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
     """The facts `--json` prints; `layers parameters weight_bytes state_bytes quantization files`
     are an interface.
     """
+    from edge.runtime.engine import DEFAULT_WINDOW
     from edge.runtime.layout import StateLayout
 
     manifest = bundle.manifest
     kinds = [layer.kind for layer in manifest.model.layers]
     state = StateLayout.of(manifest.model, capacity=context, dtypes=manifest.state_dtypes)
+    slid = state.sliding(window=DEFAULT_WINDOW, chunk=manifest.limits.chunk)
     weights = manifest.entry("weights.bin")
     size = weights.size if weights else 0
     return {
@@ -131,6 +133,7 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
         ),
         "kv_cache_dtype": next((str(state.dtype(name)) for name in state.caches), None),
         "kv_cache_bytes": state.cache_bytes,
+        "kv_cache_sliding_bytes": slid.cache_bytes,
         "context": context if manifest.model.has_attention else None,
         "quantization": manifest.quantization.model_dump(mode="json"),
         "tokenizer": manifest.tokenizer.model_dump(mode="json"),
@@ -157,6 +160,8 @@ def describe(facts: dict[str, Any]) -> str:
             f"; plus KV cache {megabytes(facts['kv_cache_bytes'])} at {facts['context']} tokens"
             f", {facts['kv_cache_dtype']}"
         )
+    if facts["kv_cache_sliding_bytes"] < facts["kv_cache_bytes"]:
+        state += f", {megabytes(facts['kv_cache_sliding_bytes'])} on the engines cpu and cuda"
     some = facts["active_parameters"] < facts["parameters"]
     active = f", of which a token uses {facts['active_parameters'] / 1e6:.1f} M" if some else ""
     rows = {

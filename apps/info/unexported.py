@@ -11,6 +11,7 @@ from edge.apps.units import megabytes
 from edge.bundle import store
 from edge.errors import InputError, PullError
 from edge.runtime.cpu import planning
+from edge.runtime.engine import DEFAULT_WINDOW
 from edge.runtime.layout import StateLayout
 from edge.tensors import kv_cache_shapes, parameters, read_parameters
 
@@ -68,10 +69,13 @@ def collect(
     name: str, place: MemoryBudget, *, context: int, batch: int = 1, snapshots: int = 4
 ) -> dict[str, Any]:
     """The facts `--json` prints, of a state as the first of RECIPES keeps it. Raises as `read`."""
+    from edge.export.exporter import CHUNK
+
     layout, unknown = read(name)
     config = layout.config
     kinds = [layer.kind for layer in config.layers]
     state = StateLayout.of(config, capacity=context, dtypes=state_dtypes(layout, RECIPES[0]))
+    state = state.sliding(window=DEFAULT_WINDOW, chunk=CHUNK)
     return {
         "config": name,
         "family": config.family,
@@ -83,7 +87,8 @@ def collect(
         "parameters": parameters(config),
         "active_parameters": read_parameters(config),
         "state_bytes": state.slot_bytes,
-        "kv_cache_token_bytes": state.cache_bytes // context,
+        "kv_cache_token_bytes": state.growing_bytes // context,
+        "kv_cache_constant_bytes": state.cache_bytes - state.growing_bytes,
         "kv_cache_bytes": state.cache_bytes,
         "context": context if config.has_attention else None,
         "place": place.name,
@@ -110,7 +115,7 @@ def by_recipe(
     """Sizes under one recipe, and whether it fits.
 
     `token_bytes` are the weights that a token reads, the state that it reads and writes, and a
-    full KV cache: what bounds its time, the rest being small.
+    full KV cache as far as layers look back: what bounds its time, the rest being small.
     """
     from edge.export.exporter import CHUNK
     from edge.export.recipes.sizes import weight_bytes
@@ -122,7 +127,7 @@ def by_recipe(
         program=planning.PROGRAM, dtypes=dtypes,
     )  # fmt: skip
     one = StateLayout.of(config, capacity=context, dtypes=dtypes)
-    token = found.read + 2 * one.slot_bytes + one.cache_bytes
+    token = found.read + 2 * one.slot_bytes + one.looked_at_bytes
     return {
         "weight_bytes": found.stored,
         "token_bytes": token,
@@ -147,8 +152,10 @@ def describe(facts: dict[str, Any]) -> str:
     active = f", of which a token uses {facts['active_parameters'] / 1e6:.1f} M" if some else ""
     state = f"{megabytes(facts['state_bytes'])} a sequence, whatever its length"
     if facts["kv_cache_bytes"]:
+        kept = facts["kv_cache_constant_bytes"]
+        windows = f"{megabytes(kept)} of layers with a window and " if kept else ""
         state += (
-            f"; plus KV cache {megabytes(facts['kv_cache_token_bytes'])} a token, "
+            f"; plus KV cache {windows}{megabytes(facts['kv_cache_token_bytes'])} a token, "
             f"{megabytes(facts['kv_cache_bytes'])} at {facts['context']} tokens"
         )
     rows = {

@@ -25,6 +25,7 @@ from edge.runtime.cuda.engine import Floats, not_finite
 from edge.runtime.cuda.inputs import DeviceRun, InputBlock
 from edge.runtime.cuda.launching import KernelCall, PlanExecutor, Template, reads
 from edge.runtime.cuda.runs import RunKey, place
+from edge.runtime.cuda.sliding import SLOTS
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.engine import MAX_WINDOW, JointStep, Stepped
 from edge.runtime.ledger import log_slots
@@ -278,7 +279,7 @@ class _Inputs:
 
 def _sizes(rows: int) -> Sizes:
     """For as many rows of one sequence, and the longest window there is."""
-    return {"T": rows, "B": 1, "L": rows, "C": 1, "S": log_slots(MAX_WINDOW)}
+    return {"T": rows, "B": 1, "L": rows, "C": 1, "S": log_slots(MAX_WINDOW), SLOTS: 1}
 
 
 def step_jointly(engine: CpuEngine, joint: JointRuns, steps: Sequence[JointStep]) -> list[Stepped]:
@@ -313,7 +314,9 @@ def _checked(engine: CpuEngine, step: JointStep) -> DeviceRun:
     request = check_run(engine, [[step.token]], state)
     assert isinstance(state, DeviceState)
     state.ledger = state.ledger.with_room(1)
-    return DeviceRun(request.tokens, state.ledger.run(1), (0,))
+    if state.layout.slots is not None:
+        state.make_room(1)
+    return DeviceRun(request.tokens, state.ledger.run(1), (0,), state.ledger.first)
 
 
 def _finished(step: JointStep, row: Floats, run: DeviceRun) -> Stepped:

@@ -10,6 +10,7 @@ from edge.launch import LaunchPlan, Log
 from edge.runtime import memory
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.runs import StateRuns
+from edge.runtime.cuda.sliding import fitted, sliding
 from edge.runtime.cuda.state import blocks
 from edge.runtime.engine import DEFAULT_WINDOW
 from edge.runtime.layout import StateLayout
@@ -57,19 +58,21 @@ def plan_bundle(
     program: int = 0,
 ) -> dict[str, int]:
     """Bytes by purpose, with the keys of `edge.runtime.memory.plan_bundle`."""
-    plan = any_tree(plan)
+    plan = any_tree(sliding(plan))
+    layout = StateLayout.of(
+        manifest.model,
+        batch=batch,
+        capacity=capacity,
+        dtypes=manifest.state_dtypes,
+        logs=plan.logs,
+    )
+    chunk = manifest.limits.chunk
     weights = sum(entry.size for entry in manifest.files if entry.path.endswith(".bin"))
     runs = StateRuns(
         plan=plan,
         executor=_Unloaded(plan, weights),
-        chunk=manifest.limits.chunk,
-        layout=StateLayout.of(
-            manifest.model,
-            batch=batch,
-            capacity=capacity,
-            dtypes=manifest.state_dtypes,
-            logs=plan.logs,
-        ),
+        chunk=chunk,
+        layout=fitted(layout, plan, window=window, chunk=chunk),
         window=window,
         width=manifest.model.vocab_size,
     )
@@ -93,6 +96,7 @@ def plan_config(
     }
     layout = StateLayout.of(config, batch=batch, capacity=capacity, dtypes=dtypes, logs=logs)
     window = DEFAULT_WINDOW
+    layout = layout.sliding(window=window, chunk=chunk)
     out = memory.plan(config, layout, window=window, chunk=chunk, weights=weights, widens=False)
     ring = blocks(layout, window, state_slots(window))[0].nbytes
     out["total"] += ring - out["state_ring"]

@@ -19,6 +19,7 @@ from edge.runtime.cuda.hidden import before_head
 from edge.runtime.cuda.inputs import DeviceRun, Sources
 from edge.runtime.cuda.launching import KernelCall, Launches, PlanExecutor
 from edge.runtime.cuda.runs import RunKey, StateRuns
+from edge.runtime.cuda.sliding import fitted
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.engine import DEFAULT_WINDOW, Engine, Rows, layout_of
 from edge.runtime.layout import NUMPY, Identity, StateLayout
@@ -92,7 +93,8 @@ class CudaEngine(Engine):
     def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
         """Raises InputError."""
         dtypes, logs = self._state_dtypes, self.plan.logs
-        return layout_of(self.config, batch, window, capacity, dtypes, logs)
+        layout = layout_of(self.config, batch, window, capacity, dtypes, logs)
+        return fitted(layout, self.plan, window=window, chunk=self.chunk)
 
     def attach(self, state: DeviceState) -> None:
         """Give a state the workspace its runs need.
@@ -193,12 +195,16 @@ class CudaEngine(Engine):
             request = check_run(self, tokens, state, parents, rows, commit)
             assert isinstance(state, DeviceState)
             state.ledger = state.ledger.with_room(0 if commit else request.count)
+            if state.layout.slots is not None:
+                state.make_room(request.count)
+            first = state.ledger.first
             if commit:
                 step = state.ledger.commit(request.count)
             else:
                 step = state.ledger.run(request.count, parents=request.parents)
             with self.exclusive:
-                found = work(state.workspace, DeviceRun(request.tokens, step, request.row_indices))
+                run = DeviceRun(request.tokens, step, request.row_indices, first)
+                found = work(state.workspace, run)
             state.ledger = step.after
             return found
 

@@ -26,6 +26,7 @@ from edge.launch import (
 )
 from edge.rope import powers
 from edge.runtime.cuda.device import ALIGNMENT, Bytes
+from edge.runtime.cuda.sliding import RUN as SLIDING
 from edge.runtime.layout import NUMPY, packed
 from edge.runtime.ledger import LAST, ReplayStep, Tree, log_slots
 
@@ -38,11 +39,14 @@ PROGRAMS_EACH = 8
 
 @dataclass(frozen=True)
 class DeviceRun:
-    """One run: tokens [T, B], what the ledger says of it, and the wanted rows."""
+    """One run: tokens [T, B], what the ledger says of it, the wanted rows, and the position in the
+    first slot of caches that slide.
+    """
 
     tokens: NDArray[np.int64]
     step: ReplayStep
     rows: Sequence[int]
+    first: int = 0
 
 
 # writes an input of a run
@@ -67,6 +71,7 @@ class Sources:
         ]
         self._fill: dict[str, Fill] = {
             "run": self._fields,
+            SLIDING: self._sliding,
             "tokens": _taking(lambda run: run.tokens.ravel()),
             "rows": _taking(lambda run: run.rows),
             "replay": _replay,
@@ -108,6 +113,10 @@ class Sources:
         array[SOURCE], array[TARGET] = step.source, step.target
         array[STORE], array[PAST] = step.store, step.past
         array[PROGRAMS] = self._programs
+
+    def _sliding(self, array: Array, run: DeviceRun) -> None:
+        self._fields(array, run)
+        array[PAST] -= run.first
 
     def _turned(self, function: Callable[[Array], Array], index: int) -> Fill:
         """cos or sin of position · inverse frequency, a product in fp32 as the graph computes it.

@@ -14,6 +14,7 @@ from edge.launch import LaunchPlan
 from edge.runtime.cuda.device import Device, Exclusive
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.launching import PlanExecutor
+from edge.runtime.cuda.sliding import sliding
 from edge.runtime.cuda.weights import DeviceWeights, upload
 from edge.runtime.layout import Identity
 
@@ -36,7 +37,7 @@ def from_bundle(
     Raises BundleError: no plan, no kernels for this device, an altered file; EngineError: no
     device, no memory.
     """
-    plan = open_plan(bundle) if plan is None else plan
+    plan = sliding(open_plan(bundle) if plan is None else plan)
     device = open_device() if device is None else device
     exclusive, manifest = Exclusive(device), bundle.manifest
     return kind(

@@ -17,6 +17,7 @@ from edge.launch import ITEM_SIZE, LOGITS, PICKED, DType, LaunchPlan, Pointer, P
 from edge.runtime.cuda.device import ALIGNMENT
 from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import InputBlock
+from edge.runtime.cuda.sliding import SLOTS
 from edge.runtime.cuda.state import blocks
 from edge.runtime.layout import StateLayout
 from edge.runtime.ledger import log_slots
@@ -67,6 +68,7 @@ class StateRuns:
             "L": key.rows,
             "C": self.layout.capacity,
             "S": log_slots(self.window),
+            SLOTS: self.layout.capacity if self.layout.slots is None else self.layout.slots,
         }
 
     def key(self, kind: str, tokens: int, rows: int, picked: bool = False) -> RunKey:

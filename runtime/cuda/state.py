@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from edge.errors import EngineError, StateError
-from edge.runtime.cuda.device import ALIGNMENT, Exclusive, Memory, Transfer
+from edge.runtime.cuda.device import ALIGNMENT, Device, Exclusive, Memory, Transfer
 from edge.runtime.layout import ArrayType, Identity, StateLayout, batch_axis, packed
 from edge.runtime.ledger import ReplayLedger, log_slots
 from edge.runtime.state import State
@@ -105,12 +105,12 @@ class DeviceState(State):
         assert memory is not None
         return memory.address + (self.cache_where if cached else self.where)[name].offset
 
-    def cache_starts(self) -> Iterator[tuple[int, int]]:
-        """For each cache, sequence and head, the address of its rows and the bytes of one."""
+    def cache_starts(self) -> Iterator[tuple[str, int, int]]:
+        """For each cache, sequence and head, its name, where its rows start, bytes of one."""
         for name, (batch, heads, capacity, width) in self.layout.caches.items():
             row = self.layout.bytes_of(name, (width,))
             for index in range(batch * heads):
-                yield self.cache_where[name].offset + index * capacity * row, row
+                yield name, self.cache_where[name].offset + index * capacity * row, row
 
     # -- see `State` -----------------------------------------------------------------------------
 
@@ -126,32 +126,51 @@ class DeviceState(State):
                 device.fill(*self._slot_at(name, slot), 0)
             device.wait()
 
-    def _read(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
-        self._exclusive.download(self._transfers(pieces, caches))
+    def _read(self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int) -> None:
+        self._exclusive.download(self._transfers(pieces, caches, end, self.ledger.first))
 
-    def _write(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
-        self._exclusive.upload(self._transfers(pieces, caches))
+    def _write(
+        self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int, first: int
+    ) -> None:
+        self._exclusive.upload(self._transfers(pieces, caches, end, first))
 
     def _transfers(
-        self, pieces: Iterable[Piece], caches: Mapping[str, Array]
+        self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int, first: int
     ) -> Iterator[Transfer]:
         for name, slot, array in pieces:
             memory, at, _ = self._slot_at(name, slot)
             yield memory, at, array
         for name, array in caches.items():
             assert self.caches is not None
-            at = self.cache_where[name].offset
-            head = self.layout.capacity * self.layout.bytes_of(name, array.shape[3:])
+            row = self.layout.bytes_of(name, array.shape[3:])
+            start = end - array.shape[2] - self._first(name, first)
+            at = self.cache_where[name].offset + start * row
+            head = self.layout.caches[name][2] * row
             for index, rows in enumerate(array.reshape(-1 if array.size else 0, *array.shape[2:])):
                 yield self.caches, at + index * head, rows
 
     def _move(self, slots: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
         with self._exclusive as device:
-            for at, row in self.cache_starts():
+            for name, at, row in self.cache_starts():
+                first = self._first(name)
                 for source, target in rows:
-                    assert self.caches is not None
-                    device.copy(self.caches, at + target * row, self.caches, at + source * row, row)
+                    self._copy_rows(device, at, row, source - first, target - first, 1)
             device.wait()
+
+    def _slide(self, count: int, to: int) -> None:
+        with self._exclusive as device:
+            for name, at, row in self.cache_starts():
+                if self.layout.slides(name):
+                    self._copy_rows(device, at, row, to - self.ledger.first, 0, count)
+            device.wait()
+
+    def _copy_rows(
+        self, device: Device, at: int, row: int, source: int, target: int, count: int
+    ) -> None:
+        """`count` rows of `row` bytes of the head at `at`: slots from, to, which do not overlap."""
+        assert self.caches is not None
+        start, to = at + source * row, at + target * row
+        device.copy(self.caches, to, self.caches, start, count * row)
 
     def _same_memory(self, other: StateMemory) -> bool:
         return isinstance(other, DeviceState) and other._exclusive is self._exclusive
@@ -161,7 +180,7 @@ class DeviceState(State):
         return DeviceState(layout, self.identity, self._exclusive, window=window, slots=slots)
 
     def _take(
-        self, source: StateMemory, slots: Iterable[tuple[str, int, int]], length: int
+        self, source: StateMemory, slots: Iterable[tuple[str, int, int]], length: int, first: int
     ) -> None:
         """See `State`. Inside the device, in the fewest pieces."""
         assert isinstance(source, DeviceState)
@@ -181,19 +200,23 @@ class DeviceState(State):
                     device.copy(
                         own, target + index * size, memory, at + index // times * size, size
                     )
-            self._take_rows(source, times, length)
+            self._take_rows(source, times, length, first)
             device.wait()
 
-    def _take_rows(self, source: DeviceState, times: int, length: int) -> None:
+    def _take_rows(self, source: DeviceState, times: int, length: int, first: int) -> None:
         device = self._exclusive.device
         for name, (batch, heads, capacity, width) in self.layout.caches.items():
             assert self.caches is not None and source.caches is not None
             row = self.layout.bytes_of(name, (width,))
             start, to = source.cache_where[name].offset, self.cache_where[name].offset
-            theirs, ours = source.layout.capacity * row, capacity * row
-            for index in range(batch * heads if length else 0):
+            theirs, ours = source.layout.caches[name][2] * row, capacity * row
+            own, other = self._first(name, first), source._first(name)
+            count = length - max(own, other)
+            to += (length - count - own) * row
+            start += (length - count - other) * row
+            for index in range(batch * heads if count else 0):
                 part = index // heads // times * heads + index % heads
                 device.copy(
                     self.caches, to + index * ours, source.caches, start + part * theirs,
-                    length * row,
+                    count * row,
                 )  # fmt: skip

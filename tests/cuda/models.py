@@ -16,6 +16,7 @@ from edge.runtime.cpu.engine import CpuEngine
 from edge.runtime.cuda.device import Exclusive
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.launching import PlanExecutor
+from edge.runtime.cuda.sliding import sliding
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import Identity
@@ -73,11 +74,30 @@ def tiny_engine(name: str, quant: str) -> CudaEngine:
     return cuda_engine(graph, quantized_models.network(name).config, dtypes, CHUNK, identity)
 
 
+def sliding_and_whole(name: str, quant: str, chunk: int) -> tuple[CudaEngine, CudaEngine]:
+    """Two engines of the model `name`: caches with windows slide in the first one alone."""
+    graph, dtypes = _built(name, quant, None)
+    config, identity = quantized_models.network(name).config, Identity("tiny")
+    slid, whole = (
+        cuda_engine(graph, config, dtypes, chunk, identity, slides=slides)
+        for slides in (True, False)
+    )
+    return slid, whole
+
+
 def cuda_engine(
-    graph: Path, config: ModelConfig, dtypes: Mapping[str, str], chunk: int, identity: Identity
+    graph: Path,
+    config: ModelConfig,
+    dtypes: Mapping[str, str],
+    chunk: int,
+    identity: Identity,
+    *,
+    slides: bool = True,
 ) -> CudaEngine:
+    """`slides`: caches of layers with a window do."""
     folder = graph.parent.parent
     plan = lower(graph.read_bytes(), folder)
+    plan = sliding(plan) if slides else plan
     device, loaded = device_with(plan.variants)
     kernels = dict(enumerate(loaded))
     exclusive = Exclusive(device)
@@ -103,10 +123,17 @@ def poison(engine: CudaEngine, state: DeviceState) -> None:
             kept = {ledger.source} if name in state.layout.recurrent else used
             for slot in set(slots) - kept:
                 device.fill(state.recurrent, place.offset + slot * place.slot, place.slot, byte)
-        for at, row in state.cache_starts():
-            free = (state.layout.capacity - state.position) * row
-            if ledger.tree is None:
-                device.fill(state.caches, at + state.position * row, free, 0xFF)
+        if ledger.tree is None:
+            spoil_caches(engine, state)
+
+
+def spoil_caches(engine: CudaEngine, state: DeviceState) -> None:
+    """NaN in every slot of the KV caches behind the tokens."""
+    with engine.exclusive as device:
+        for name, at, row in state.cache_starts():
+            used = state.position - (state.ledger.first if state.layout.slides(name) else 0)
+            free = (state.layout.caches[name][2] - used) * row
+            device.fill(state.caches, at + used * row, free, 0xFF)
 
 
 def tokens(

@@ -132,7 +132,8 @@ class Reader {
 
   void attention(const Layer& layer) {
     int64_t heads = layer["n_heads"], kv = layer["n_kv_heads"], dim = layer["head_dim"];
-    const Json &rope = layer.get("rope"), &width = layer.get("d_conv");
+    const Json &rope = layer.get("rope"), &width = layer.get("d_conv"),
+               &window = layer.get("window");
     if (heads % kv)
       wrong("", std::to_string(heads) + " heads do not divide into " + std::to_string(kv) +
                     " KV heads");
@@ -145,8 +146,10 @@ class Reader {
         wrong("head_dim", "is not a multiple of 8, so it cannot be convolved");
       convolution(width.whole(), times(plus(heads, times(2, kv)), dim));
     }
-    for (const char* name : {".key_cache", ".value_cache"})
+    for (const char* name : {".key_cache", ".value_cache"}) {
       config_.caches.push_back({at_ + name, {1, kv, 0, up_to(dim, HEAD_MULTIPLE)}});
+      config_.windows.push_back(window.is(Json::null) ? 0 : window.whole());
+    }
   }
 
   Rope rotation(const Json& json) {

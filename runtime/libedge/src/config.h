@@ -40,6 +40,7 @@ struct Config {
   // of one sequence; of a convolution's state time comes first: [K-1, 1, channels]
   std::vector<Shape> recurrent;
   std::vector<Shape> caches;  // [1, heads, 0, padded width]: the capacity is to be filled in
+  std::vector<int64_t> windows;  // of each cache: positions a token looks back on; 0: all
   std::vector<Shape> logs;    // [channels]
   std::vector<int64_t> conv_widths;
   std::vector<Rope> ropes;

@@ -141,8 +141,9 @@ class StateFile {
     if (digested({&prefix, &parts[0], &parts[1], &parts[2]}) != digest)
       refuse("does not match its SHA-256: it is damaged; the save before it is at " + path_ + "~",
              path_);
-    int64_t position = check_header(parts[0]);
-    auto places = placed(position);
+    bool whole = true;
+    int64_t position = check_header(parts[0], &whole);
+    auto places = placed(position, whole);
     const char* data = check_payload(parts[1], places);
     read_extra(parts[2], position);
     adopt(position, places, data);
@@ -170,8 +171,17 @@ class StateFile {
     return out;
   }
 
+  // Tokens whose rows a cache has: where not `whole`, those that the next one may look back on in
+  // some layer with a window, as engines save it whose caches slide (runtime/layout.py).
+  int64_t rows_of(size_t cache, int64_t position, bool whole) const {
+    const std::vector<int64_t>& windows = s_.bundle().config.windows;
+    if (whole || !windows[cache]) return position;
+    return std::min(position, *std::max_element(windows.begin(), windows.end()) - 1);
+  }
+
   // In the order in which `save` writes them.
-  std::vector<std::pair<std::string, SavedTensor>> placed(int64_t position) const {
+  std::vector<std::pair<std::string, SavedTensor>> placed(int64_t position,
+                                                          bool whole = true) const {
     std::vector<std::pair<std::string, SavedTensor>> out;
     int64_t at = 0;
     auto add = [&](const Tensor& tensor, const std::vector<int64_t>& shape, int64_t bytes) {
@@ -179,15 +189,16 @@ class StateFile {
       at += bytes;
     };
     for (const Tensor& tensor : s_.layout_.recurrent) add(tensor, tensor.dims, tensor.slot);
-    for (const Tensor& cache : s_.layout_.caches) {
+    for (size_t i = 0; i < s_.layout_.caches.size(); i++) {
+      const Tensor& cache = s_.layout_.caches[i];
       std::vector<int64_t> shape = cache.dims;
-      shape[2] = position;
+      shape[2] = rows_of(i, position, whole);
       add(cache, shape, shape[1] * shape[2] * shape[3] * item_size(cache.type));
     }
     return out;
   }
 
-  std::string described(int64_t position) const {
+  std::string described(int64_t position, bool whole = true) const {
     const Bundle& bundle = s_.bundle();
     std::string out = "{\"identity\": {\"model\": " + text(bundle.model_identity) +
                       ", \"quantization\": " + text(bundle.recipe) +
@@ -195,7 +206,7 @@ class StateFile {
                       "}, \"position\": " + std::to_string(position) +
                       ", \"batch\": 1, \"layout\": {";
     bool first = true;
-    for (const auto& [name, tensor] : placed(position)) {
+    for (const auto& [name, tensor] : placed(position, whole)) {
       out += (first ? "" : ", ") + text(name) + ": " + list(tensor.shape);
       first = false;
     }
@@ -226,7 +237,8 @@ class StateFile {
     }
   }
 
-  int64_t check_header(const std::string& data) const {
+  // The position; and whether every cache has all of its rows.
+  int64_t check_header(const std::string& data, bool* whole) const {
     Json header = document(data, "header");
     const Json *identity = header.find("identity"), *position = header.find("position"),
                *batch = header.find("batch");
@@ -257,9 +269,13 @@ class StateFile {
       refuse("holds " + std::to_string(position->whole()) +
                  " tokens, the KV caches have room for " + std::to_string(s_.sizes_.capacity),
              path_, "position");
+    auto same_layout = [&](const Json& wanted) {
+      return header.keys().size() == wanted.keys().size() && header.find("layout") &&
+             *header.find("layout") == wanted["layout"];
+    };
     Json wanted = parse_json(described(position->whole()));
-    bool same = header.keys().size() == wanted.keys().size() && header.find("layout") &&
-                *header.find("layout") == wanted["layout"];
+    *whole = same_layout(wanted);
+    bool same = *whole || same_layout(parse_json(described(position->whole(), false)));
     if (!same || !(older || *identity == wanted["identity"]))
       refuse("does not describe this model's state", path_, "layout");
     return position->whole();
@@ -350,11 +366,18 @@ class StateFile {
     Ledger after = s_.ledger_.elsewhere(position, 0);
     for (size_t i = 0; i < places.size(); i++) {
       const SavedTensor& tensor = places[i].second;
-      if (i < s_.layout_.recurrent.size())
+      if (i < s_.layout_.recurrent.size()) {
         std::memcpy(s_.slot(s_.layout_.recurrent[i], after.source()), data + tensor.begin,
                     size_t(tensor.end - tensor.begin));
-      else
-        rows.append(data + tensor.begin, size_t(tensor.end - tensor.begin));
+        continue;
+      }
+      // rows that are not there are looked back on by nothing
+      int64_t row = tensor.shape[3] * item_size(tensor.type), missing = position - tensor.shape[2];
+      for (int64_t head = 0; head < tensor.shape[1]; head++) {
+        rows.append(size_t(missing * row), '\0');
+        rows.append(data + tensor.begin + head * tensor.shape[2] * row,
+                    size_t(tensor.shape[2] * row));
+      }
     }
     s_.copy_rows(Session::Copy::in, rows.data(), position);
     s_.ledger_ = after;
