@@ -48,6 +48,7 @@ from tests.transformers_checkpoints import (
     save_qwen2,
     save_qwen3,
     save_qwen3_5,
+    save_qwen3_5_moe,
     save_smollm3,
     save_with_experts,
     save_zamba,
@@ -108,6 +109,7 @@ SAVE: dict[str, Save] = {
     "qwen2": partial(save_qwen2, use_sliding_window=True, sliding_window=9, max_window_layers=1),
     "qwen3": save_qwen3,
     "qwen3_5": save_qwen3_5,
+    "qwen3_5_moe": partial(save_qwen3_5_moe, stacked=True),
     "qwen3_next": partial(
         save_with_experts,
         family="qwen3_next",

@@ -48,6 +48,7 @@ from tests.transformers_checkpoints import (
     save_qwen2,
     save_qwen3,
     save_qwen3_5,
+    save_qwen3_5_moe,
     save_smollm3,
     save_with_experts,
     save_zamba,
@@ -242,6 +243,11 @@ CASES: dict[str, Save] = {
         num_hidden_layers=4, head_dim=24,
     ),
     "qwen3.5-beside-images": save_beside_images,
+    "qwen3.5-experts": partial(save_qwen3_5_moe, stacked=False, rms_norm_eps=1e-2),
+    "qwen3.5-experts-in-stacks": partial(
+        save_qwen3_5_moe, stacked=True, num_experts_per_tok=2, rms_norm_eps=1e-2,
+        num_hidden_layers=2, layer_types=["linear_attention", "full_attention"],
+    ),
     "qwen3-next": partial(
         save_with_experts, family="qwen3_next", shared_expert_intermediate_size=24,
         layer_types=["full_attention", "linear_attention", "linear_attention"],

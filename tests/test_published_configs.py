@@ -67,6 +67,8 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     "qwen3-30b-a3b": ("qwen3_moe", 96, 30_532_122_624, 40960),
     "qwen3-next-80b-a3b-instruct": ("qwen3_next", 144, 79_674_391_296 + 48 * 2048, 262144),
     "qwen3.5-0.8b": ("qwen3_5", 48, 752_393_024, 262144),
+    # sizes of experts as transformers' class has them by default
+    "qwen3.5-35b-a3b": ("qwen3_5_moe", 120, 34_660_610_688 + 40 * 2048, 262144),
     "qwen3.5-4b": ("qwen3_5", 64, 4_205_751_296, 262144),
     "smollm2-135m-instruct": ("llama", 60, 134_515_008, 8192),
     "smollm3-3b": ("smollm3", 72, 3_075_098_624, 65536),

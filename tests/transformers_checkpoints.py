@@ -257,8 +257,31 @@ save_zamba = partial(
 def save_with_experts(path: Path, family: str, **given: Any) -> Path:
     """A family of the same name with experts: 6 of 32, and 3 a token."""
     sizes = {"num_local_experts": 6}
-    if family in ("lfm2_moe", "qwen2_moe", "qwen3_moe", "qwen3_next"):
+    if family in ("lfm2_moe", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text"):
         sizes = {"num_experts": 6, "moe_intermediate_size": 32}
-    own = _DELTANET if family == "qwen3_next" else {}
+    own = _DELTANET if family in ("qwen3_next", "qwen3_5_moe_text") else {}
     values = _PADDED | own | sizes | dict(num_hidden_layers=3, num_experts_per_tok=3)
     return save(family, values, path, **given)
+
+
+def save_qwen3_5_moe(path: Path, stacked: bool, **given: Any) -> Path:
+    """The third block attends; `stacked`: experts lie in two tensors a block, as in some files."""
+    kinds = ["linear_attention", "linear_attention", "full_attention"]
+    given = {"layer_types": kinds, "shared_expert_intermediate_size": 24} | given
+    save_with_experts(path, "qwen3_5_moe_text", **given)
+    if not stacked:
+        return path
+    tensors = load_file(path / "model.safetensors")
+    for gate in [name for name in tensors if name.endswith("mlp.gate.weight")]:
+        theirs = gate.removesuffix("gate.weight") + "experts"
+        names = ("gate_proj", "up_proj", "down_proj")
+        each = [
+            torch.stack([tensors.pop(f"{theirs}.{e}.{name}.weight") for e in range(6)])
+            for name in names
+        ]
+        tensors |= {
+            f"{theirs}.gate_up_proj": torch.cat(each[:2], 1),
+            f"{theirs}.down_proj": each[2],
+        }
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path

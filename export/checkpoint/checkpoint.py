@@ -77,6 +77,7 @@ class Checkpoint:
         self._layout = layout
         self._weights = weights
         self._stored = _stored_names(layout, weights)
+        layout.find(self._stored)
         _check_headers(path, layout, weights, self._stored)
         self._check_tied_heads()
         self.tokenizer_files = _tokenizer_files(path)

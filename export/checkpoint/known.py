@@ -167,8 +167,6 @@ UNREAD: dict[str, str] = {
     "phimoe": "Phi-3.5 MoE",
     "qwen2_5_vl": "Qwen2.5-VL",
     "qwen2_vl": "Qwen2-VL",
-    "qwen3_5_moe": "Qwen3.5 MoE",
-    "qwen3_5_moe_text": "Qwen3.5 MoE",
     "qwen3_vl": "Qwen3-VL",
     "qwen3_vl_moe": "Qwen3-VL MoE",
     "recurrent_gemma": "RecurrentGemma",

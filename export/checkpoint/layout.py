@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,7 @@ class Layout:
         tied_heads: source names that, when there, must equal the embedding.
         ignored: says of a source name that it is a known leftover (buffers that are recomputed).
         rename: maps a stored name to the name used in `pieces`, for families with two spellings.
+        otherwise: canonical name → its place in another published form, where that is there.
     """
 
     config: ModelConfig
@@ -109,6 +110,7 @@ class Layout:
     tied_heads: tuple[str, ...] = ()
     ignored: Callable[[str], bool] = lambda name: False
     rename: Callable[[str], str] = str
+    otherwise: dict[str, TensorPlace] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shapes = tensor_shapes(self.config)
@@ -150,13 +152,22 @@ class Layout:
             self.pieces[name] = TensorPlace(source, stored, shape, start, each, sum(rows))
             start += each
 
-    def place_stacked(self, names: tuple[str, ...], source: str) -> None:
-        """Stacks of matrices, which the source has as one stack of each joined below another."""
+    def find(self, stored: Container[str]) -> None:
+        """Take the places in another form of those tensors that are `stored` so."""
+        for name, place in self.otherwise.items():
+            if place.source in stored:
+                self.pieces[name] = place
+
+    def place_stacked(self, names: tuple[str, ...], source: str, otherwise: bool = False) -> None:
+        """Stacks of matrices, which the source has as one stack of each joined below another;
+        `otherwise`: or may have, instead of what is placed.
+        """
         shapes = [self._shapes[name] for name in names]
         total = (shapes[0][0], sum(shape[1] for shape in shapes), shapes[0][2])
         start = 0
         for name, shape in zip(names, shapes, strict=True):
-            self.pieces[name] = TensorPlace(source, total, shape, start, shape[1], total[1])
+            place = TensorPlace(source, total, shape, start, shape[1], total[1])
+            (self.otherwise if otherwise else self.pieces)[name] = place
             start += shape[1]
 
     def place_each(self, name: str, sources: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ Norms are of 1 + weight, but for the gated one. Layers that draft (`mtp`) are le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edge.config import AttentionConfig, GatedDeltaNetConfig, MlpConfig, ModelConfig
@@ -49,13 +49,19 @@ Place = Callable[[Layout, str, str, GatedDeltaNetConfig], None]
 
 
 def read(fields: Fields) -> Layout:
+    text = of_the_text(fields, OWN)
+    mlp = text.build(MlpConfig, d_intermediate=text.integer("intermediate_size", 12288))
+    return read_blocks(text, NAME, lambda block: [mlp], place_apart)
+
+
+def of_the_text(fields: Fields, own: Iterable[str]) -> Fields:
+    """What is said of the text's model, whose fields are `own`, alone or in a larger one."""
     text = fields if fields.values.get("text_config") is None else _section(fields)
-    known_only(text, OWN | _LEFT)
+    known_only(text, {*own, *_LEFT})
     if text is not fields:
         fields.unknown += [f"{text.prefix}{name}" for name in text.unknown]
     text.demand("hidden_act", "silu", UNSUPPORTED)
-    mlp = text.build(MlpConfig, d_intermediate=text.integer("intermediate_size", 12288))
-    return read_blocks(text, NAME, lambda block: [mlp], _place_apart)
+    return text
 
 
 def _section(fields: Fields) -> Fields:
@@ -145,7 +151,7 @@ def _place(config: ModelConfig, place: Place) -> Layout:
     return layout
 
 
-def _place_apart(layout: Layout, ours: str, mixer: str, _: GatedDeltaNetConfig) -> None:
+def place_apart(layout: Layout, ours: str, mixer: str, _: GatedDeltaNetConfig) -> None:
     joined = tuple(f"{ours}.{name}.weight" for name in _PROJECTIONS)
     layout.place_rows(joined, f"{mixer}.in_proj_qkv.weight")
     for name in "zab":
@@ -160,14 +166,14 @@ def _is_not_of_the_text(name: str) -> bool:
     return name.startswith(("model.visual.", "mtp.", "model.mtp."))
 
 
-def _claims(fields: Fields) -> bool:
-    return any(
-        is_transformers(fields, *each)
-        for each in (
-            ("qwen3_5_text", "Qwen3_5ForCausalLM"),
-            ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
-        )
-    )
+def family(name: str, classes: str, read: Callable[[Fields], Layout]) -> Family:
+    """A family whose files are of the text's model or of a larger one; `classes` begin so."""
+
+    def claims(fields: Fields) -> bool:
+        alone = is_transformers(fields, f"{name}_text", f"{classes}ForCausalLM")
+        return alone or is_transformers(fields, name, f"{classes}ForConditionalGeneration")
+
+    return Family(name, f"model_type {name} or {name}_text", claims, read)
 
 
-FAMILY = Family(NAME, "model_type qwen3_5 or qwen3_5_text", _claims, read)
+FAMILY = family(NAME, "Qwen3_5", read)
