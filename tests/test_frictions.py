@@ -286,6 +286,15 @@ def test_serve_looks_for_the_model_before_it_says_where_it_is(
     assert "API key" not in result.output + capsys.readouterr().err
 
 
+def test_a_misspelt_conversation_is_asked_about(chat: Chat) -> None:
+    do(chat, "/save robot")
+    do(chat, "/fork before")
+    for line, meant in (("/load robto", "robot"), ("/rm robt", "robot"), ("/load befor", "before")):
+        with pytest.raises(InputError, match="no conversation is called") as caught:
+            do(chat, line)
+        assert f"do you mean {meant}? /list names them" in str(caught.value)
+
+
 def test_a_misspelt_drafter_is_asked_about_before_anything_is_loaded() -> None:
     said = CliRunner().invoke(app, ["run", "nope", "--draft", "ngrm", "-p", "hello"]).exception
     assert "ngrm" in str(said) and "do you mean ngram?" in str(said)

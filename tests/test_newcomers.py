@@ -214,6 +214,7 @@ def test_a_file_that_export_refuses_is_no_mistake_in_usage(tmp_path: Path) -> No
         ("/undo 2", "'2' means nothing here (/undo alone)"),
         ("/load nothing", "no conversation is called 'nothing' (/list names them)"),
         ("/rm", "/rm NAME"),
+        ("/set temprature 1", "unknown parameter 'temprature' (do you mean temperature?)"),
         ("/stats maybe", "'maybe' is neither on nor off"),
         ('/set stop "a', "has a quote that does not end"),
         ("/set temperature=-1", "must be from 0 to 100"),

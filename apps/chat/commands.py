@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -135,7 +135,7 @@ def _load(this: Chat, argument: str) -> str:
         return f"returned to {argument}: {this.length()}; {this.copied()}"
     path = files.named("/load", argument)
     if path.parent == files.conversations() and not path.exists():
-        raise _unknown("/load", argument)
+        raise _unknown(this, "/load", argument)
     spared = this.session.load(path, replay=True)
     if not spared and any(one.role == "assistant" for one in this.session.messages):
         return (f"took over {this.length()}: the saved state does not fit this model, so they are "
@@ -143,10 +143,19 @@ def _load(this: Chat, argument: str) -> str:
     return f"resumed {this.length()} ({spared} tokens restored from the saved state)"
 
 
-def _unknown(command: str, name: str) -> InputError:
+def _unknown(this: Chat, command: str, name: str) -> InputError:
+    names = [*this.forks, *(each for each, _, _ in files.saved())]
+    asked = _meant(name, names)
     return InputError(
-        f"no conversation is called {name!r:.40}", field=command, remedy="/list names them"
-    )
+        f"no conversation is called {name!r:.40}", field=command,
+        remedy=f"{asked} /list names them" if asked else "/list names them",
+    )  # fmt: skip
+
+
+def _meant(name: str, known: Collection[str]) -> str | None:
+    """A question for who misspelt a name."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"do you mean {near[0]}?" if near else None
 
 
 def _rm(this: Chat, argument: str) -> str:
@@ -155,7 +164,7 @@ def _rm(this: Chat, argument: str) -> str:
     if not argument:
         raise InputError("needs a name", field="/rm", remedy="/rm NAME")
     if not files.remove(argument):
-        raise _unknown("/rm", argument)
+        raise _unknown(this, "/rm", argument)
     return f"removed {argument}"
 
 
@@ -184,8 +193,9 @@ def _set(this: Chat, argument: str) -> str:
         return _parameters(this)
     if name not in SETTABLE:
         raise InputError(
-            f"unknown parameter {name!r:.40}", field="/set", remedy=f"choose {', '.join(SETTABLE)}"
-        )
+            f"unknown parameter {name!r:.40}", field="/set",
+            remedy=_meant(name, SETTABLE) or f"choose {', '.join(SETTABLE)}",
+        )  # fmt: skip
     changed = this.sampling | {name: _value(name, value.strip())}
     make_params(this.session.model.defaults, changed)
     this.sampling.update(changed)
@@ -310,8 +320,8 @@ def command(word: str, argument: str) -> Run:
     """What a command does. Raises InputError: there is none, or it takes no argument."""
     word = ALIASES.get(word.lower(), word.lower())
     if word not in COMMANDS:
-        near = difflib.get_close_matches(word, COMMANDS, 1)
-        remedy = f"do you mean {near[0]}? /help lists them" if near else "/help lists them"
+        asked = _meant(word, COMMANDS)
+        remedy = f"{asked} /help lists them" if asked else "/help lists them"
         raise InputError(f"unknown command {word}", remedy=remedy)
     if argument and " " not in COMMANDS[word].usage and word not in _IGNORE:
         raise InputError(f"{argument!r:.40} means nothing here", field=word, remedy=f"{word} alone")

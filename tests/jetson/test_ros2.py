@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from edge.errors import BundleError, EngineError, StateError
+from edge.errors import BundleError, EngineError, InputError, StateError
 from edge.plugins.cpu import library
 from tests.jetson import boards
 
@@ -309,11 +309,36 @@ def test_the_packages_are_complete() -> None:
         assert root.findtext("name") == package and root.findtext("license") == "Apache-2.0"
     depends = {e.text for e in ElementTree.parse(PACKAGE / "package.xml").getroot().iter("depend")}
     assert {"rclpy", "diagnostic_msgs", "edge_chat_msgs"} <= depends
+    named = {e.text for e in ElementTree.parse(PACKAGE / "package.xml").getroot() if e.text}
+    for file in PACKAGE.rglob("*.py"):  # what is imported is named; setup.py is for the build
+        if file.name != "setup.py":
+            assert _imported(file) - named <= {"edge", "edge_chat", "pytest"}, file
     setup = (PACKAGE / "setup.py").read_text()
     for path in PACKAGE.rglob("*"):
         if path.is_file() and path.parent.name in ("config", "launch", "resource"):
             assert str(path.relative_to(PACKAGE)) in setup
     assert "def main()" in (PACKAGE / "edge_chat/node.py").read_text()
+
+
+def _imported(file: Path) -> set[str]:
+    """Packages that a file imports, beside the standard library's."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(), feature_version=(3, 10))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return {name.partition(".")[0] for name in found} - sys.stdlib_module_names
+
+
+def test_parameters_may_be_whole_numbers_and_all_faults_are_told_at_once() -> None:
+    values = {each.name: each.default for each in fields(NodeSettings)}
+    made = NodeSettings.of({**values, "deadline_s": 30, "temperature": 1, "diagnostics_s": 2})
+    assert made.deadline_s == 30.0 and type(made.temperature) is float
+    wrong = {"bundle": 3, "top_k": 1.5, "min_p": "low", "diagnostics_s": 0.0, "threads": True}
+    with pytest.raises(InputError) as caught:
+        NodeSettings.of({**values, **wrong})
+    assert all(f"{name}: must be " in str(caught.value) for name in wrong)
 
 
 def test_the_configuration_has_the_settings_at_their_defaults() -> None:

@@ -19,6 +19,7 @@ import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from edge_chat_msgs.action import Generate
 from edge_chat_msgs.srv import Reset, StateFile
+from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
@@ -45,7 +46,10 @@ class ChatNode(LifecycleNode):
         super().__init__("edge_chat")
         self._talker = Talker()
         for each in fields(NodeSettings):
-            self.declare_parameter(each.name, each.default)
+            # of any type: ROS would end the process where a file has 30 for 30.0
+            self.declare_parameter(
+                each.name, each.default, ParameterDescriptor(dynamic_typing=True)
+            )
         group = ReentrantCallbackGroup()
         self._actions = ActionServer(
             self,
@@ -60,14 +64,19 @@ class ChatNode(LifecycleNode):
         self.create_service(StateFile, "~/save", self._save, callback_group=group)
         self.create_service(StateFile, "~/load", self._load, callback_group=group)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        period = float(self.get_parameter("diagnostics_s").value)
-        self.create_timer(period, self._diagnose, callback_group=group)
+        period = self.get_parameter("diagnostics_s").value
+        usable = type(period) in (int, float) and period > 0  # else configuring refuses it
+        self.create_timer(
+            float(period) if usable else NodeSettings.diagnostics_s,
+            self._diagnose,
+            callback_group=group,
+        )
 
     # -- lifecycle -------------------------------------------------------------------------------
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         values = {each.name: self.get_parameter(each.name).value for each in fields(NodeSettings)}
-        return self._transition(lambda: self._talker.configure(NodeSettings(**values)))
+        return self._transition(lambda: self._talker.configure(NodeSettings.of(values)))
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         return self._transition(self._talker.activate)

@@ -9,14 +9,14 @@ for a token, and a GPU's context has one thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import edge
-from edge.errors import EdgeError, EngineError
+from edge.errors import EdgeError, EngineError, Faults, InputError
 from edge.runtime.memory import available_bytes
 
 State = Literal["unconfigured", "inactive", "active"]
@@ -24,6 +24,7 @@ OnPiece = Callable[[str], object]
 
 _SCARCE = 256 << 20  # bytes that are left when the diagnostics begin to warn
 _NAN = float("nan")
+_IN_WORDS = {str: "a text", int: "a whole number", float: "a number"}
 
 
 class Refused(Exception):
@@ -48,6 +49,24 @@ class NodeSettings:
     deadline_s: float = 30.0
     warmup_tokens: int = 8
     diagnostics_s: float = 1.0
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> NodeSettings:
+        """The settings of a node's parameters. A number without a fraction is one, too: YAML reads
+        `deadline_s: 30` as an integer. Raises InputError: all that are of another type.
+        """
+        faults, found = Faults(), dict(values)
+        for each in fields(cls):
+            value, kind = found[each.name], type(each.default)
+            if kind is float and type(value) is int:
+                found[each.name] = float(value)
+            elif type(value) is not kind:
+                said = f"must be {_IN_WORDS[kind]}, not {value!r:.40}"
+                faults.add(each.name, said, "set the node's parameter")
+            elif each.name == "diagnostics_s" and value <= 0:
+                faults.add(each.name, f"must be above 0, not {value}", "set the node's parameter")
+        faults.refuse(InputError)
+        return cls(**found)
 
 
 @dataclass(frozen=True)

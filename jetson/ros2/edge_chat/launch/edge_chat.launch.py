@@ -1,7 +1,7 @@
 """The node, taken through its lifecycle by hand or by a manager:
 
-ros2 launch edge_chat edge_chat.launch.py config:=my.yaml
-ros2 lifecycle set /edge_chat configure && ros2 lifecycle set /edge_chat activate
+ros2 launch edge_chat edge_chat.launch.py config:=my.yaml namespace:=robot1
+ros2 lifecycle set /robot1/edge_chat configure && ros2 lifecycle set /robot1/edge_chat activate
 """
 
 from pathlib import Path
@@ -18,11 +18,12 @@ def generate_launch_description() -> LaunchDescription:
     return LaunchDescription(
         [
             DeclareLaunchArgument("config", default_value=str(config)),
+            DeclareLaunchArgument("namespace", default_value=""),
             LifecycleNode(
                 package="edge_chat",
                 executable="node",
                 name="edge_chat",
-                namespace="",
+                namespace=LaunchConfiguration("namespace"),
                 output="screen",
                 parameters=[LaunchConfiguration("config")],
             ),
