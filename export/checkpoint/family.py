@@ -18,13 +18,11 @@ from edge.config import (
     RopeScaling,
     RouterConfig,
 )
-from edge.export.checkpoint.fields import MAX_DIM, Fields, show
+from edge.export.checkpoint.fields import MAX_DIM, UNSUPPORTED, Fields, show
 from edge.export.checkpoint.known import BOOKKEEPING, CHANGING
 from edge.export.checkpoint.layout import Layout
 from edge.mixers.base import MixerConfig
 
-UNSUPPORTED = "this variant cannot be exported"
-MAX_BLOCKS = 2048
 MAX_MAGNITUDE = 1000.0
 WINDOW = 4096  # of attention that slides, by default
 SLIDING = "sliding_attention"
@@ -188,7 +186,7 @@ def layer_types(fields: Fields, count: int, kinds: Mapping[str, str], default: s
 
 def sliding_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
     """`layer_types` of a model some of whose blocks look back a window only; absent, by number."""
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    blocks = fields.blocks()
     if fields.values.get("layer_types") is not None:
         kinds = {kind: kind for kind in ("full_attention", SLIDING)}
         return layer_types(fields, blocks, kinds, "full_attention")
@@ -209,7 +207,7 @@ def windows(
 
 def same_windows(fields: Fields, context: int) -> list[int | None]:
     """`windows` of a model all of whose blocks slide where `sliding_window` is said."""
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    blocks = fields.blocks()
     return windows(fields, [SLIDING] * blocks, context) if "sliding_window" in fields else []
 
 
@@ -225,6 +223,13 @@ def used_windows(
     slides = slides or (lambda block, first: block >= first)
     kinds = sliding_kinds(fields, lambda block: slides(block, first))
     return windows(fields, kinds, context)
+
+
+def head_size(fields: Fields, heads: int = 32) -> int:
+    """`head_dim`, or `hidden_size / num_attention_heads`; `heads` where they are not said."""
+    if "head_dim" in fields:
+        return fields.integer("head_dim")
+    return head_dim(fields, fields.integer("num_attention_heads", heads))
 
 
 def head_dim(fields: Fields, heads: int) -> int:

@@ -19,7 +19,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 MAX_DIM = 1 << 31
 _LEAST, _MOST = 1.17549436e-38, 3.4028234e38  # of fp32, without what is less than normal
+MAX_BLOCKS = 2048
 RESAVE = "save the checkpoint again, or correct the file by hand"
+UNSUPPORTED = "this variant cannot be exported"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -143,6 +145,10 @@ class Fields:
         self.refuse(name, f"is {value}, not between 0 and 1")
         return default
 
+    def blocks(self, default: int | None = None) -> int:
+        """How many blocks a Transformer or a hybrid has."""
+        return self.integer("num_hidden_layers", default, high=MAX_BLOCKS)
+
     def taps(self, name: str) -> int:
         """The width of a short convolution: 2 to 16, absent means 4."""
         return self.integer(name, 4, low=2, high=16)
@@ -205,11 +211,12 @@ class Fields:
         self.refuse(name, f"makes a width of {product}, outside 1 to {MAX_DIM}")
         return factor
 
-    def demand(self, name: str, expected: object, remedy: str) -> None:
+    def demand(self, name: str, expected: object) -> None:
         """Refuse any value but `expected`; absent passes."""
         value = self.values.get(name)
         if value is not None and (type(value) is not type(expected) or value != expected):
-            self.refuse(name, f"is {show(value)}; only {show(expected)} is supported", remedy)
+            said = f"is {show(value)}; only {show(expected)} is supported"
+            self.refuse(name, said, UNSUPPORTED)
 
     def known_only(self, known: Iterable[str]) -> None:
         """Refuse a field that is unknown and could change the model."""

@@ -20,8 +20,8 @@ from edge.config import (
     NormConfig,
     RopeConfig,
 )
-from edge.export.checkpoint.family import MAX_BLOCKS, UNSUPPORTED, known_only
-from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.family import known_only
+from edge.export.checkpoint.fields import MAX_BLOCKS, UNSUPPORTED, Fields
 from edge.export.checkpoint.layout import Layout
 
 MLP_MULTIPLE = 128  # GatedMLP(multiple_of=128)
@@ -107,6 +107,35 @@ def mamba1_of(fields: Fields, width: int, names: str, **values: Any) -> Mamba1Co
     return fields.build(Mamba1Config, **given | values)
 
 
+def mamba2_of(
+    fields: Fields, d_inner: int, head_dim: int, names: str, *, groups: int = 1, **values: Any
+) -> Mamba2Config:
+    """Mamba-2 of `d_inner` channels in heads of `head_dim` by five fields, `names` in this order:
+    states, taps, groups (absent, there are `groups`), and whether convolution and projections have
+    biases; `values` are set instead or beside them.
+    """
+    d_state, d_conv, n_groups, conv_bias, proj_bias = names.split()
+    given: dict[str, Any] = {
+        "d_inner": d_inner,
+        "d_ssm": d_inner,
+        "head_dim": head_dim,
+        "d_state": fields.integer(d_state, 128),
+        "d_conv": fields.taps(d_conv),
+        "n_groups": fields.integer(n_groups, groups),
+        "conv_bias": fields.boolean(conv_bias, True),
+        "proj_bias": fields.boolean(proj_bias, False),
+        "dt_limit": fields.limits("time_step_limit"),
+    }
+    return fields.build(Mamba2Config, **given | values)
+
+
+def heads_of(fields: Fields, name: str, heads: int, head_dim: int, d_inner: int) -> None:
+    """Refuse `heads`, said by the field `name`, which do not make the channels."""
+    if heads * head_dim != d_inner:
+        message = f"{heads} heads of {head_dim} do not make {d_inner} channels"
+        fields.inconsistent(name, message)
+
+
 def rank_of(fields: Fields, width: int, name: str) -> int:
     """The rank of dt: a sixteenth of the width where it is "auto" or absent."""
     automatic = fields.values.get(name) in (None, "auto")
@@ -119,19 +148,15 @@ def _mamba2(ssm: Fields, d_model: int) -> Mamba2Config:
         {"d_state", "d_conv", "expand", "headdim", "d_ssm", "ngroups", "rmsnorm", "dt_limit"}
         | {"norm_before_gate", "D_has_hdim", "bias", "conv_bias"} | _INERT | _INERT_2
     )  # fmt: skip
-    ssm.demand("norm_before_gate", False, UNSUPPORTED)
-    ssm.demand("D_has_hdim", False, UNSUPPORTED)
+    ssm.demand("norm_before_gate", False)
+    ssm.demand("D_has_hdim", False)
     d_inner = ssm.scaled("expand", d_model, 2)
-    return ssm.build(
-        Mamba2Config,
-        d_inner=d_inner,
+    return mamba2_of(
+        ssm,
+        d_inner,
+        ssm.integer("headdim", 64),
+        "d_state d_conv ngroups conv_bias bias",
         d_ssm=ssm.integer("d_ssm", d_inner),
-        d_state=ssm.integer("d_state", 128),
-        d_conv=ssm.taps("d_conv"),
-        head_dim=ssm.integer("headdim", 64),
-        n_groups=ssm.integer("ngroups", 1),
-        conv_bias=ssm.boolean("conv_bias", True),
-        proj_bias=ssm.boolean("bias", False),
         gated_norm=ssm.boolean("rmsnorm", True),
         dt_limit=ssm.limits("dt_limit"),
     )
@@ -148,8 +173,8 @@ def _attention(fields: Fields, d_model: int) -> AttentionConfig:
     # Its default is False: a language model that forgot it would look ahead.
     if not attn.boolean("causal", False):
         attn.refuse("causal", "is not true", "only causal attention is supported")
-    attn.demand("mlp_dim", 0, UNSUPPORTED)
-    attn.demand("rotary_emb_interleaved", False, UNSUPPORTED)
+    attn.demand("mlp_dim", 0)
+    attn.demand("rotary_emb_interleaved", False)
     if "softmax_scale" in attn:
         attn.refuse("softmax_scale", "is set", "only 1/sqrt(head_dim), its default, is supported")
     heads = attn.integer("num_heads")

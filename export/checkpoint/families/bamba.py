@@ -14,17 +14,10 @@ from edge.config import (
     MlpConfig,
     ModelConfig,
 )
-from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    UNSUPPORTED,
-    Family,
-    attention,
-    known_only,
-    rope,
-    whole,
-)
+from edge.export.checkpoint.family import Family, attention, known_only, rope, whole
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
+from edge.export.checkpoint.state_spaces import heads_of, mamba2_of
 
 NAME = "bamba"
 MAMBA = {
@@ -40,15 +33,16 @@ _OWN = MAMBA | {
     "partial_rotary_factor",
     "z_loss_coefficient",
 }
+_MAMBA2 = "mamba_d_state mamba_d_conv mamba_n_groups mamba_conv_bias mamba_proj_bias"
 MLP = ("pre_ff_layernorm", "feed_forward")
 ROTATED = 0.5  # the class sets partial_rotary_factor whenever rope_parameters does not
 
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    blocks = fields.blocks()
     attends = set(fields.indices("attn_layer_indices", blocks))
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    fields.demand("hidden_act", "silu")
     mamba, attn = mamba2(fields), _attention(fields)
     mlp = fields.build(
         MlpConfig,
@@ -76,22 +70,9 @@ def mamba2(fields: Fields, width: str = "mamba_expand", **values: Any) -> Mamba2
     heads = fields.integer("mamba_n_heads", 128)
     automatic = fields.values.get("mamba_d_head") in (None, "auto")
     head_dim = max(1, d_inner // heads) if automatic else fields.integer("mamba_d_head")
-    if heads * head_dim != d_inner:
-        message = f"{heads} heads of {head_dim} do not make {d_inner} channels"
-        fields.inconsistent("mamba_n_heads", message)
-    given: dict[str, Any] = {"proj_bias": fields.boolean("mamba_proj_bias", False), **values}
-    return fields.build(
-        Mamba2Config,
-        d_inner=d_inner,
-        d_ssm=d_inner,
-        d_state=fields.integer("mamba_d_state", 256),
-        d_conv=fields.taps("mamba_d_conv"),
-        head_dim=head_dim,
-        n_groups=fields.integer("mamba_n_groups", 1),
-        conv_bias=fields.boolean("mamba_conv_bias", True),
-        dt_limit=fields.limits("time_step_limit"),
-        **given,
-    )
+    heads_of(fields, "mamba_n_heads", heads, head_dim, d_inner)
+    values["d_state"] = fields.integer("mamba_d_state", 256)
+    return mamba2_of(fields, d_inner, head_dim, _MAMBA2, **values)
 
 
 def _attention(fields: Fields) -> AttentionConfig:

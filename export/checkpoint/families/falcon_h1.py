@@ -11,16 +11,7 @@ from itertools import accumulate, pairwise
 
 from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
 from edge.export.checkpoint.families import bamba
-from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    UNSUPPORTED,
-    Family,
-    attention,
-    head_dim,
-    known_only,
-    rope,
-    whole,
-)
+from edge.export.checkpoint.family import Family, attention, head_size, known_only, rope, whole
 from edge.export.checkpoint.fields import Fields, show
 from edge.export.checkpoint.layout import Layout
 
@@ -38,9 +29,9 @@ _OWN = bamba.MAMBA | {
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
-    fields.demand("mamba_use_mlp", True, UNSUPPORTED)
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    fields.demand("hidden_act", "silu")
+    fields.demand("mamba_use_mlp", True)
+    blocks = fields.blocks()
     biases = {n: fields.boolean(n, False) for n in ("mamba_proj_bias", "projectors_bias")}
     mamba = bamba.mamba2(
         fields,
@@ -85,8 +76,7 @@ def _list(fields: Fields, name: str, count: int) -> list[float]:
 
 
 def _attention(fields: Fields) -> AttentionConfig:
-    heads = fields.integer("num_attention_heads", 32)
-    size = fields.integer("head_dim") if "head_dim" in fields else head_dim(fields, heads)
+    size = head_size(fields)
     bias = fields.boolean("attention_bias", False)
     turned = rope(fields, size)
     return attention(fields, kv_heads=8, size=size, bias=bias, rope=turned, parallel=True)

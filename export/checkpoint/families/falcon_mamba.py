@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from edge.export.checkpoint import state_spaces
 from edge.export.checkpoint.families import mamba
-from edge.export.checkpoint.family import (
-    UNSUPPORTED,
-    Family,
-    known_only,
-    whole,
-)
+from edge.export.checkpoint.family import Family, known_only, whole
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -24,7 +19,7 @@ _OWN = mamba.OWN | {"mixer_rms_eps", "use_falcon_mambapy"}
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
     width = fields.integer("hidden_size")
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    fields.demand("hidden_act", "silu")
     # falcon-mamba-7b's config says expand 16, and the width that it has
     stated = (
         {"d_inner": fields.integer("intermediate_size")} if "intermediate_size" in fields else {}

@@ -10,8 +10,8 @@ from typing import Any
 
 from edge.config import AttentionConfig, MlpConfig
 from edge.export.checkpoint.families import llama
-from edge.export.checkpoint.family import UNSUPPORTED, Family, known_only, positions
-from edge.export.checkpoint.fields import Fields, show
+from edge.export.checkpoint.family import Family, known_only, positions
+from edge.export.checkpoint.fields import UNSUPPORTED, Fields, show
 from edge.export.checkpoint.layout import Layout
 
 NAME = "gemma"
@@ -51,7 +51,7 @@ def scale_scores(fields: Fields, layout: Layout, module: str) -> None:
 
 def read_blocks(fields: Fields, family: str, norms: Any = "before", **values: Any) -> Layout:
     """The model, for Gemma and its kin; `values` as in `llama.read_blocks`."""
-    fields.demand("use_bidirectional_attention", False, UNSUPPORTED)
+    fields.demand("use_bidirectional_attention", False)
     mlp = fields.build(
         MlpConfig,
         d_intermediate=fields.integer("intermediate_size"),

@@ -8,15 +8,8 @@ a head next to each other.
 from __future__ import annotations
 
 from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig
-from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    UNSUPPORTED,
-    Family,
-    head_dim,
-    known_only,
-    rope,
-)
-from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.family import Family, head_dim, known_only, rope
+from edge.export.checkpoint.fields import UNSUPPORTED, Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "gpt_neox"
@@ -35,7 +28,7 @@ _BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    blocks = fields.blocks()
     attention = _attention(fields)
     config = fields.model(
         family=NAME,

@@ -18,8 +18,6 @@ from edge.config import (
 )
 from edge.export.checkpoint.families import bamba, granite
 from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    UNSUPPORTED,
     Family,
     attention,
     experts,
@@ -29,7 +27,7 @@ from edge.export.checkpoint.family import (
     rope,
     whole,
 )
-from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.fields import UNSUPPORTED, Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "granitemoehybrid"
@@ -46,9 +44,9 @@ _KINDS = {
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
-    fields.demand("normalization_function", "rmsnorm", UNSUPPORTED)
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    fields.demand("hidden_act", "silu")
+    fields.demand("normalization_function", "rmsnorm")
+    blocks = fields.blocks()
     kinds = layer_types(fields, blocks, _KINDS, "mamba")
     turned = fields.values.get("position_embedding_type")
     if turned not in (None, "rope", "nope"):

@@ -7,7 +7,7 @@ such MLP, and then the model is one of `granitemoe`.
 from __future__ import annotations
 
 from edge.export.checkpoint.families import granitemoe, granitemoehybrid
-from edge.export.checkpoint.family import MAX_BLOCKS, UNSUPPORTED, Family, known_only
+from edge.export.checkpoint.family import Family, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -19,8 +19,8 @@ def read(fields: Fields) -> Layout:
         del fields.values["shared_intermediate_size"]
         return granitemoe.read(fields)
     known_only(fields, granitemoe.OWN | {"shared_intermediate_size"})
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    fields.demand("hidden_act", "silu")
+    blocks = fields.blocks()
     return granitemoehybrid.read_blocks(fields, NAME, [True] * blocks, turned=True)
 
 

@@ -11,15 +11,7 @@ from typing import Any
 
 from edge.config import MlpConfig
 from edge.export.checkpoint.families import bamba
-from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    UNSUPPORTED,
-    Family,
-    attention,
-    experts,
-    known_only,
-    whole,
-)
+from edge.export.checkpoint.family import Family, attention, experts, known_only, whole
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 from edge.export.checkpoint.state_spaces import mamba1_of
@@ -37,9 +29,9 @@ _NORMS = {"dt_norm": "dt_layernorm", "B_norm": "b_layernorm", "C_norm": "c_layer
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
-    fields.demand("mamba_inner_layernorms", True, UNSUPPORTED)
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    fields.demand("hidden_act", "silu")
+    fields.demand("mamba_inner_layernorms", True)
+    blocks = fields.blocks()
     attends = _every(fields, "attn", blocks, (8, 4))
     eps = fields.epsilon("rms_norm_eps", 1e-6)
     mamba = mamba1_of(fields, fields.integer("hidden_size"), MAMBA, inner_eps=eps)

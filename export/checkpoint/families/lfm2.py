@@ -10,15 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig, ShortConvConfig
-from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    Family,
-    attention,
-    head_dim,
-    known_only,
-    layer_types,
-    rope,
-)
+from edge.export.checkpoint.family import Family, attention, head_dim, known_only, layer_types, rope
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 from edge.mixers.base import MixerConfig, Norms
@@ -49,7 +41,7 @@ def read(fields: Fields) -> Layout:
 
 def read_blocks(fields: Fields, family: str, feed: Callable[[int], MixerConfig]) -> Layout:
     """The model, for LFM2 and its kin; `feed` is what follows a block's first mixer."""
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    blocks = fields.blocks()
     if "layer_types" in fields:
         kinds = layer_types(fields, blocks, _KINDS, "conv")
     else:

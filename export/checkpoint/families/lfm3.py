@@ -14,9 +14,7 @@ from typing import Any
 from edge.config import AttentionConfig, MlpConfig, RopeConfig, RopeScaling
 from edge.export.checkpoint.families import lfm2
 from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
     SLIDING,
-    UNSUPPORTED,
     Family,
     attention,
     for_kind,
@@ -27,7 +25,7 @@ from edge.export.checkpoint.family import (
     whole,
     windows,
 )
-from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.fields import UNSUPPORTED, Fields
 from edge.export.checkpoint.layout import Layout
 from edge.mixers.base import MixerConfig, Norms
 
@@ -72,7 +70,7 @@ def read(fields: Fields) -> Layout:
 
 def _kinds(fields: Fields) -> list[str]:
     """What each block begins with. Absent: of every four a window, all, and two convolutions."""
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    blocks = fields.blocks()
     if fields.values.get("layer_types") is not None:
         return layer_types(fields, blocks, {kind: kind for kind in _KINDS}, "conv")
     turns = {0: SLIDING, 2: FULL}

@@ -11,19 +11,17 @@ from typing import Any
 
 from edge.config import MlpConfig, ModelConfig, RopeConfig
 from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
     ROPES,
-    UNSUPPORTED,
     Family,
     attention,
-    head_dim,
+    head_size,
     known_only,
     positions,
     rope,
     rope_magnitude,
     whole,
 )
-from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.fields import UNSUPPORTED, Fields
 from edge.export.checkpoint.layout import Layout
 from edge.mixers.base import MixerConfig, Norms
 
@@ -77,10 +75,8 @@ def read_blocks(
         logits_softcap: bound that logits approach.
         attending: further fields of attention; of `norms` an MLP that is not given has the same.
     """
-    heads = fields.integer("num_attention_heads", 32)
-    own = "head_dim" in fields or size is not None
-    size = fields.integer("head_dim", size) if own else head_dim(fields, heads)
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    size = head_size(fields) if "head_dim" in fields or size is None else size
+    blocks = fields.blocks()
     turned = turned or [fields] * blocks
     windows = windows or [None] * blocks
     said = {id(each): each for each in turned if each is not None}
@@ -107,7 +103,7 @@ def read_blocks(
 
 def _mlps(fields: Fields, norms: Norms) -> Callable[[int], Sequence[MixerConfig]]:
     """Llama's own MLP behind every attention."""
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    fields.demand("hidden_act", "silu")
     mlp = fields.build(
         MlpConfig,
         d_intermediate=fields.integer("intermediate_size"),

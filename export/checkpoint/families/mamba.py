@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from edge.export.checkpoint import state_spaces
 from edge.export.checkpoint.family import (
-    UNSUPPORTED,
     Family,
     is_state_spaces,
     is_transformers,
@@ -38,7 +37,7 @@ def read(fields: Fields) -> Layout:
     if is_state_spaces(fields):
         return state_spaces.read(fields, NAME)
     known_only(fields, OWN)
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    fields.demand("hidden_act", "silu")
     mixer = state_spaces.mamba1_of(fields, fields.integer("hidden_size"), MIXER)
     layers = [mixer] * fields.integer("num_hidden_layers", high=4096)
     config = whole(fields, NAME, layers, norm="layer_norm_epsilon", tied=True)

@@ -7,10 +7,8 @@ config has, is not read there either: the norm is behind the gate.
 
 from __future__ import annotations
 
-from edge.config import Mamba2Config
 from edge.export.checkpoint import state_spaces
 from edge.export.checkpoint.family import (
-    UNSUPPORTED,
     Family,
     is_state_spaces,
     is_transformers,
@@ -27,6 +25,8 @@ _OWN = state_spaces.FIELDS | {
     "use_bias", "use_conv_bias",
 }  # fmt: skip
 
+MIXER = "state_size conv_kernel n_groups use_conv_bias use_bias"
+
 
 def claims(fields: Fields) -> bool:
     if is_transformers(fields, "mamba2", "Mamba2ForCausalLM"):
@@ -42,22 +42,9 @@ def read(fields: Fields) -> Layout:
     d_inner = fields.scaled("expand", width, 2)
     head_dim = fields.integer("head_dim", 64)
     heads = fields.integer("num_heads", max(1, d_inner // head_dim))
-    if heads * head_dim != d_inner:
-        message = f"{heads} heads of {head_dim} do not make {d_inner} channels"
-        fields.inconsistent("num_heads", message)
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
-    mixer = fields.build(
-        Mamba2Config,
-        d_inner=d_inner,
-        d_ssm=d_inner,
-        d_state=fields.integer("state_size", 128),
-        d_conv=fields.taps("conv_kernel"),
-        head_dim=head_dim,
-        n_groups=fields.integer("n_groups", 8),
-        conv_bias=fields.boolean("use_conv_bias", True),
-        proj_bias=fields.boolean("use_bias", False),
-        dt_limit=fields.limits("time_step_limit"),
-    )
+    state_spaces.heads_of(fields, "num_heads", heads, head_dim, d_inner)
+    fields.demand("hidden_act", "silu")
+    mixer = state_spaces.mamba2_of(fields, d_inner, head_dim, MIXER, groups=8)
     layers = [mixer] * fields.integer("num_hidden_layers", high=4096)
     config = whole(fields, NAME, layers, norm="layer_norm_epsilon")
     return state_spaces.place_transformers(config)

@@ -18,8 +18,8 @@ from dataclasses import replace
 
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
 from edge.export.checkpoint import families
-from edge.export.checkpoint.family import UNSUPPORTED, Family
-from edge.export.checkpoint.fields import Fields, read_json
+from edge.export.checkpoint.family import Family
+from edge.export.checkpoint.fields import UNSUPPORTED, Fields, read_json
 from edge.export.checkpoint.layout import Block, Layout, SourceTensor, TensorPlace
 from edge.mixers.base import MixerConfig
 
@@ -75,16 +75,16 @@ def _mamba2(ssm: Fields, heads: AttentionConfig) -> Make:
     _expect(ssm, "d_state", heads.head_dim, ssm.integer("d_state", 128))
     _expect(ssm, "d_conv", D_CONV, ssm.integer("d_conv", D_CONV))
     for name in ("D_has_hdim", "repeat_kv_before_conv", "bias", "norm_before_gate"):
-        ssm.demand(name, False, UNSUPPORTED)
+        ssm.demand(name, False)
     for name in ("rmsnorm", "conv_bias"):
-        ssm.demand(name, True, UNSUPPORTED)
+        ssm.demand(name, True)
     return mixer_for
 
 
 def _mamba1(ssm: Fields, heads: AttentionConfig, d_model: int) -> Make:
     for name in ("proj_x_bias", "proj_z_bias", "out_proj_bias"):
-        ssm.demand(name, False, UNSUPPORTED)
-    ssm.demand("repeat_kv_before_conv", True, UNSUPPORTED)
+        ssm.demand(name, False)
+    ssm.demand("repeat_kv_before_conv", True)
     states = ssm.integer("d_state", 16)
     if heads.n_kv_heads * heads.head_dim % states:
         ssm.inconsistent("d_state", f"is {states}, which does not divide d_xb", _REMEDY)

@@ -7,14 +7,7 @@ does never slides: in it the model is Llama's, so that is the context it gets.
 from __future__ import annotations
 
 from edge.export.checkpoint.families import llama
-from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    SLIDING,
-    Family,
-    known_only,
-    positions,
-    windows,
-)
+from edge.export.checkpoint.family import SLIDING, Family, known_only, positions, windows
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -25,7 +18,7 @@ _OWN = {"head_dim", "sliding_window"}
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
     context = positions(fields, 1 << 17)
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    blocks = fields.blocks()
     sliding = windows(fields, [SLIDING] * blocks, context)
     return llama.read_blocks(fields, NAME, kv_heads=8, context=context, windows=sliding)
 

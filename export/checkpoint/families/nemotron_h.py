@@ -11,18 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
-from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    UNSUPPORTED,
-    Family,
-    attention,
-    experts,
-    known_only,
-    layer_types,
-    whole,
-)
-from edge.export.checkpoint.fields import Fields, show
+from edge.export.checkpoint.family import Family, attention, experts, known_only, layer_types, whole
+from edge.export.checkpoint.fields import MAX_BLOCKS, Fields, show
 from edge.export.checkpoint.layout import Layout
+from edge.export.checkpoint.state_spaces import mamba2_of
 
 NAME = "nemotron_h"
 _OWN = {
@@ -52,9 +44,9 @@ _KINDS = {
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN | _OF_EXPERTS)
-    fields.demand("mamba_hidden_act", "silu", UNSUPPORTED)
-    fields.demand("mlp_hidden_act", "relu2", UNSUPPORTED)
-    fields.demand("attention_bias", False, UNSUPPORTED)
+    fields.demand("mamba_hidden_act", "silu")
+    fields.demand("mlp_hidden_act", "relu2")
+    fields.demand("attention_bias", False)
     kinds = _kinds(fields)
     made: dict[str, list[Any]] = {
         "mamba": [_mamba(fields)],
@@ -102,7 +94,7 @@ def _experts(fields: Fields) -> list[Any]:
     """Those, and the MLP beside them."""
     latent = fields.integer("moe_latent_size") if "moe_latent_size" in fields else None
     if latent is not None:
-        fields.demand("mlp_bias", False, UNSUPPORTED)
+        fields.demand("mlp_bias", False)
     mixed = experts(
         fields,
         fields.integer("n_routed_experts", 8),
@@ -121,18 +113,8 @@ def _experts(fields: Fields) -> list[Any]:
 
 def _mamba(fields: Fields) -> Mamba2Config:
     heads, size = fields.integer("mamba_num_heads", 128), fields.integer("mamba_head_dim", 64)
-    return fields.build(
-        Mamba2Config,
-        d_inner=heads * size,
-        d_ssm=heads * size,
-        d_state=fields.integer("ssm_state_size", 128),
-        d_conv=fields.taps("conv_kernel"),
-        head_dim=size,
-        n_groups=fields.integer("n_groups", 8),
-        conv_bias=fields.boolean("use_conv_bias", True),
-        proj_bias=fields.boolean("use_bias", False),
-        dt_limit=fields.limits("time_step_limit"),
-    )
+    names = "ssm_state_size conv_kernel n_groups use_conv_bias use_bias"
+    return mamba2_of(fields, heads * size, size, names, groups=8)
 
 
 def _attention(fields: Fields) -> AttentionConfig:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from edge.config import AttentionConfig, MlpConfig, ModelConfig, RopeConfig
 from edge.export.checkpoint.families import llama, qwen3_5
 from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    UNSUPPORTED,
     Family,
     attention,
     head_dim,
@@ -38,8 +36,8 @@ _RENAMED = {"z_proj": "g_proj", "out_proj": "o_proj", "gated_norm": "o_norm"}
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN | _LEFT)
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
-    blocks = fields.integer("num_hidden_layers", 32, high=MAX_BLOCKS)
+    fields.demand("hidden_act", "silu")
+    blocks = fields.blocks(32)
     kinds = ["attention" if block % 4 == 3 else "deltanet" for block in range(blocks)]
     if "layer_types" in fields:
         kinds = layer_types(fields, blocks, qwen3_5.KINDS, "deltanet")

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from edge.config import MlpConfig
 from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    UNSUPPORTED,
     Family,
     attention,
-    head_dim,
+    head_size,
     known_only,
     positions,
     rope,
@@ -39,19 +37,18 @@ _LEFT = {"full_attn_mod", "interpolate_factor"}
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN | _LEFT)
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    fields.demand("hidden_act", "silu")
     for name in ("rope_scaling", "rope_parameters"):
         scaling = fields.values.get(name)
         if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) in _OLD:
             fields.values[name] = scaling | {"rope_type": "longrope"}
     context = positions(fields, 4096)
-    heads = fields.integer("num_attention_heads", 32)
-    size = fields.integer("head_dim") if "head_dim" in fields else head_dim(fields, heads)
+    size = head_size(fields)
     share = fields.number("partial_rotary_factor", 1.0)
     rotation = rope(fields, size, share=share, kinds=("default", "longrope"))
     attending = attention(fields, size=size, rope=rotation)
     mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size"))
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    blocks = fields.blocks()
     sliding = same_windows(fields, context) or [None] * blocks
     layers = [
         layer
@@ -68,7 +65,7 @@ def read(fields: Fields) -> Layout:
             mixer=f"{source}.self_attn",
             joined={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
         )
-        for which, count in (("q", heads), ("k", attending.n_kv_heads)):
+        for which, count in (("q", attending.n_heads), ("k", attending.n_kv_heads)):
             for head in range(count):
                 turned = slice(head * size, head * size + rotation.dim)
                 layout.multiply(f"{ours}.{which}_proj", magnitude, turned)

@@ -13,8 +13,6 @@ from typing import Any
 
 from edge.config import AttentionConfig, GatedDeltaNetConfig, MlpConfig, ModelConfig
 from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    UNSUPPORTED,
     Family,
     attention,
     is_transformers,
@@ -43,7 +41,8 @@ _AROUND = {
 }  # fmt: skip
 KINDS = {"linear_attention": "deltanet", "full_attention": "attention"}
 _PLANES = ("mrope_interleaved", "mrope_section")
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_PROJECTIONS: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+_RENAMED = {"router": "gate"} | {f"{name}_proj": f"in_proj_{name}" for name in "zab"}
 
 Place = Callable[[Layout, str, str, GatedDeltaNetConfig], None]
 
@@ -51,7 +50,7 @@ Place = Callable[[Layout, str, str, GatedDeltaNetConfig], None]
 def read(fields: Fields) -> Layout:
     text = of_the_text(fields, OWN)
     mlp = text.build(MlpConfig, d_intermediate=text.integer("intermediate_size", 12288))
-    return read_blocks(text, NAME, lambda block: [mlp], place_apart)
+    return read_blocks(text, NAME, lambda block: [mlp])
 
 
 def of_the_text(fields: Fields, own: Iterable[str]) -> Fields:
@@ -60,7 +59,7 @@ def of_the_text(fields: Fields, own: Iterable[str]) -> Fields:
     known_only(text, {*own, *_LEFT})
     if text is not fields:
         fields.unknown += [f"{text.prefix}{name}" for name in text.unknown]
-    text.demand("hidden_act", "silu", UNSUPPORTED)
+    text.demand("hidden_act", "silu")
     return text
 
 
@@ -77,19 +76,20 @@ def read_blocks(
     fields: Fields,
     family: str,
     feed: Callable[[int], Sequence[MixerConfig]],
-    place: Place,
+    place: Place | None = None,
     kv_heads: int = 4,
 ) -> Layout:
-    """The model, for Qwen3.5 and its kin; `feed` is what follows a block's first mixer, and `place`
-    says where the projections of DeltaNet lie: (layout, the layer, its mixer in the source).
+    """The model, for Qwen3.5 and its kin; `feed` is what follows a block's first mixer. `place`
+    puts the projections of DeltaNet where they lie, if not as Qwen3.5 has them: (layout, the layer,
+    its mixer in the source, the mixer).
     """
-    blocks = fields.integer("num_hidden_layers", 32, high=MAX_BLOCKS)
+    blocks = fields.blocks(32)
     if "layer_types" in fields:
         kinds = layer_types(fields, blocks, KINDS, "deltanet")
     else:
         every = fields.integer("full_attention_interval", 4)
         kinds = ["deltanet" if (block + 1) % every else "attention" for block in range(blocks)]
-    fields.demand("attn_output_gate", True, UNSUPPORTED)
+    fields.demand("attn_output_gate", True)
     size = fields.integer("head_dim", 256)
     turned = dict(fields.values)
     for name in ("rope_parameters", "rope_scaling"):
@@ -130,7 +130,7 @@ def deltanet(fields: Fields, **values: Any) -> GatedDeltaNetConfig:
     )
 
 
-def _place(config: ModelConfig, place: Place) -> Layout:
+def _place(config: ModelConfig, place: Place | None) -> Layout:
     layout = Layout(config, ignored=_is_not_of_the_text, rename=_of_the_text)
     block = -1
     for index, layer in enumerate(config.layers):
@@ -139,23 +139,19 @@ def _place(config: ModelConfig, place: Place) -> Layout:
         source, ours = f"model.layers.{block}", f"layers.{index}"
         mixer = f"{source}.{'self_attn' if layer.attends else 'linear_attn' if first else 'mlp'}"
         norm = "input_layernorm" if first else "post_attention_layernorm"
-        layout.place_layer(index, norm=f"{source}.{norm}", mixer=mixer, rename={"router": "gate"})
+        joined = {"in_proj_qkv": _PROJECTIONS} if layer.kind == "gated_deltanet" else None
+        layout.place_layer(
+            index, norm=f"{source}.{norm}", mixer=mixer, rename=_RENAMED, joined=joined
+        )
         if isinstance(layer, AttentionConfig):
             for kind in layout.kinds(f"{ours}.q_proj"):
                 both = tuple(f"{ours}.{name}.{kind}" for name in ("q_proj", "gate_proj"))
                 layout.place_heads(both, f"{mixer}.q_proj.{kind}", layer.head_dim)
-        elif isinstance(layer, GatedDeltaNetConfig):
+        elif place is not None and isinstance(layer, GatedDeltaNetConfig):
             place(layout, ours, mixer, layer)
     layout.place_ends("model.norm")
     layout.add_to_norms(1.0, but="gated_norm.weight")
     return layout
-
-
-def place_apart(layout: Layout, ours: str, mixer: str, _: GatedDeltaNetConfig) -> None:
-    joined = tuple(f"{ours}.{name}.weight" for name in _PROJECTIONS)
-    layout.place_rows(joined, f"{mixer}.in_proj_qkv.weight")
-    for name in "zab":
-        layout.place(f"{ours}.{name}_proj.weight", f"{mixer}.in_proj_{name}.weight")
 
 
 def _of_the_text(name: str) -> str:

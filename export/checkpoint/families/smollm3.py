@@ -7,13 +7,7 @@ with RoPE and 0 for one without; absent, every `no_rope_layer_interval`-th block
 from __future__ import annotations
 
 from edge.export.checkpoint.families import llama
-from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    Family,
-    known_only,
-    positions,
-    used_windows,
-)
+from edge.export.checkpoint.family import Family, known_only, positions, used_windows
 from edge.export.checkpoint.fields import Fields, show
 from edge.export.checkpoint.layout import Layout
 
@@ -42,7 +36,7 @@ def read(fields: Fields) -> Layout:
 
 def _rotates(fields: Fields) -> list[bool]:
     """Whether each block has RoPE."""
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    blocks = fields.blocks()
     interval = fields.integer("no_rope_layer_interval", 4)
     every = [(index + 1) % interval != 0 for index in range(blocks)]
     given = fields.values.get("no_rope_layers")

@@ -10,15 +10,13 @@ it multiplied into its MLP.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from edge.config import AttentionConfig, Mamba1Config, MlpConfig
 from edge.export.checkpoint.families import jamba
 from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    UNSUPPORTED,
     Family,
     is_transformers,
     known_only,
@@ -26,7 +24,7 @@ from edge.export.checkpoint.family import (
     positions,
     whole,
 )
-from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.fields import UNSUPPORTED, Fields
 from edge.export.checkpoint.layout import Block, Layout, SourceTensor, TensorPlace
 from edge.export.checkpoint.state_spaces import mamba1_of, rank_of
 
@@ -37,7 +35,7 @@ _OWN = {
     "mamba_d_state", "mamba_dt_rank", "mamba_expand", "mamba_proj_bias", "n_mamba_heads",
     "use_associative_scan",
 }  # fmt: skip
-_KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
+KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
 
 
 def claims(fields: Fields) -> bool:
@@ -47,7 +45,7 @@ def claims(fields: Fields) -> bool:
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
     for name, expected in (("hidden_act", "gelu"), ("hidden_mamba_act", "silu")):
-        fields.demand(name, expected, UNSUPPORTED)
+        fields.demand(name, expected)
     hybrid = _hybrid(fields)
     mlp = fields.build(
         MlpConfig, d_intermediate=fields.integer("intermediate_size"), form="geglu", aside=True
@@ -57,14 +55,19 @@ def read(fields: Fields) -> Layout:
     for is_hybrid in hybrid:
         layers += [attention, mlp, mamba] if is_hybrid else [mamba]
     config = whole(fields, NAME, layers, tied=True, context=positions(fields, 4096))
-    return _place(Layout(config), hybrid, mamba)
+    layout = Layout(config)
+    shared = f"model.layers.{hybrid.index(True)}.shared_transf" if True in hybrid else ""
+    places = place_blocks(layout, hybrid, lambda layer, _: _place_shared(layout, layer, shared))
+    for layer, source in places:
+        _place_heads(layout, f"layers.{layer}", source, mamba)
+    return layout
 
 
 def _hybrid(fields: Fields) -> list[bool]:
     """Which blocks use the shared one."""
-    count = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    count = fields.blocks()
     if "layer_types" in fields or "layers_block_type" in fields:
-        return [kind == "hybrid" for kind in layer_types(fields, count, _KINDS, "mamba")]
+        return [kind == "hybrid" for kind in layer_types(fields, count, KINDS, "mamba")]
     period, offset = (
         fields.integer("attn_layer_period", 6), fields.integer("attn_layer_offset", 4, low=0)
     )  # fmt: skip
@@ -97,23 +100,29 @@ def _attention(fields: Fields) -> AttentionConfig:
     )
 
 
-def _place(layout: Layout, hybrid: list[bool], mamba: Mamba1Config) -> Layout:
-    width = layout.config.d_model
-    shared = f"model.layers.{hybrid.index(True)}.shared_transf" if True in hybrid else ""
-    layer = 0
+def place_blocks(
+    layout: Layout, hybrid: list[bool], place_shared: Callable[[int, int], None]
+) -> list[tuple[int, str]]:
+    """Place blocks of Mamba, some of which use a shared block before it, and the ends.
+
+    `place_shared` gets the layer of attention, whose MLP is the layer behind it, and how many uses
+    came before. Returns every Mamba's layer, and its name in the checkpoint.
+    """
+    width, layer, mixers = layout.config.d_model, 0, []
     for block, is_hybrid in enumerate(hybrid):
         source = f"model.layers.{block}"
         if is_hybrid:
-            _place_shared(layout, layer, shared)
-            name = f"layers.{layer + 1}.down_proj.weight"
+            place_shared(layer, sum(hybrid[:block]))
             behind = SourceTensor(f"{source}.linear.weight", (width, width))
-            layout.pieces[name] = replace(layout.pieces[name], behind=behind)
+            for kind in layout.kinds(f"layers.{layer + 1}.down_proj"):
+                name = f"layers.{layer + 1}.down_proj.{kind}"
+                layout.pieces[name] = replace(layout.pieces[name], behind=behind)
             source, layer = f"{source}.mamba_decoder", layer + 2
+        mixers.append((layer, f"{source}.mamba"))
         layout.place_layer(layer, norm=f"{source}.input_layernorm", mixer=f"{source}.mamba")
-        _place_heads(layout, f"layers.{layer}", f"{source}.mamba", mamba)
         layer += 1
     layout.place_ends("model.final_layernorm")
-    return layout
+    return mixers
 
 
 def _place_shared(layout: Layout, layer: int, source: str) -> None:

@@ -13,15 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig, NormConfig
-from edge.export.checkpoint.family import (
-    MAX_BLOCKS,
-    UNSUPPORTED,
-    Family,
-    known_only,
-    layer_types,
-    rope,
-)
-from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.families import zamba
+from edge.export.checkpoint.family import Family, known_only, layer_types, rope
+from edge.export.checkpoint.fields import UNSUPPORTED, Fields
 from edge.export.checkpoint.layout import Layout, SourceTensor
 
 NAME = "zamba2"
@@ -34,7 +28,6 @@ _OWN = {
     "use_mem_eff_path", "use_mem_rope", "use_shared_attention_adapter",
 }  # fmt: skip
 _FORK = "use_shared_block_lora"  # Zyphra's fork of transformers, with other fields and tensors
-_KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
 
 
 def read(fields: Fields) -> Layout:
@@ -46,9 +39,9 @@ def read(fields: Fields) -> Layout:
         ("hidden_act", "gelu"), ("rms_norm_eps", EPS), ("use_long_context", False),
         ("tie_word_embeddings", True),  # or its class ties no blocks either
     ):  # fmt: skip
-        fields.demand(name, expected, UNSUPPORTED)
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
-    kinds = layer_types(fields, blocks, _KINDS, "mamba")
+        fields.demand(name, expected)
+    blocks = fields.blocks()
+    kinds = layer_types(fields, blocks, zamba.KINDS, "mamba")
     if "layers_block_type" not in fields:
         fields.refuse("layers_block_type", "is missing")
     bias = fields.boolean("add_bias_linear", False)
@@ -123,21 +116,12 @@ def _place(
 ) -> Layout:
     layout = Layout(config)
     hybrids = [block for block, is_hybrid in enumerate(hybrid) if is_hybrid]
-    layer = 0
-    for block, is_hybrid in enumerate(hybrid):
-        source = f"model.layers.{block}"
-        if is_hybrid:
-            use = hybrids.index(block)
-            first = f"model.layers.{hybrids[use % shared]}.shared_transformer"
-            _place_shared(layout, layer, first, use, rank, adapted)
-            linear = SourceTensor(f"{source}.linear.weight", (config.d_model, config.d_model))
-            for kind in layout.kinds(f"layers.{layer + 1}.down_proj"):
-                name = f"layers.{layer + 1}.down_proj.{kind}"
-                layout.pieces[name] = replace(layout.pieces[name], behind=linear)
-            source, layer = f"{source}.mamba_decoder", layer + 2
-        layout.place_layer(layer, norm=f"{source}.input_layernorm", mixer=f"{source}.mamba")
-        layer += 1
-    layout.place_ends("model.final_layernorm")
+
+    def place_shared(layer: int, use: int) -> None:
+        first = f"model.layers.{hybrids[use % shared]}.shared_transformer"
+        _place_shared(layout, layer, first, use, rank, adapted)
+
+    zamba.place_blocks(layout, hybrid, place_shared)
     return layout
 
 
