@@ -141,10 +141,14 @@ class Network(nn.Module):
         normed: Tensor = self.norm_f(x)
         return normed, NetworkState(after, state.position + tokens.shape[1])
 
+    @property
+    def head_weight(self) -> Tensor:
+        """The head's matrix [V, D], which is the embedding's where they are tied."""
+        return (self.lm_head or self.embedding).weight
+
     def head(self, hidden: Tensor) -> Tensor:
         """Final hidden [..., D] → logits [..., V]."""
-        head = self.embedding if self.lm_head is None else self.lm_head
-        logits, cap = F.linear(hidden, head.weight), self.config.logits_softcap
+        logits, cap = F.linear(hidden, self.head_weight), self.config.logits_softcap
         return logits if cap is None else soft_cap(logits, cap)
 
     def canonical_tensors(self) -> dict[str, Tensor]:

@@ -215,8 +215,7 @@ def measure(
         mask = torch.from_numpy(rows.mask[start : start + batch]).to(device)[:, 1:]
         with torch.autocast(device.type, torch.bfloat16, enabled=dtype != torch.float32):
             hidden, _ = network.hidden(ids[:, :-1])
-        weight = (network.lm_head or network.embedding).weight
-        nats += float(head_loss(hidden[mask], weight, ids[:, 1:][mask], dtype))
+        nats += float(head_loss(hidden[mask], network.head_weight, ids[:, 1:][mask], dtype))
         tokens += int(mask.sum())
     return Figures(nats, tokens, size)
 

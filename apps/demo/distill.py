@@ -148,7 +148,7 @@ class TeacherLessons:
         """`width`: most ids of a conversation; `batch`: rows of a step."""
         self.pad, self.batch, self.seed, self.shares = codec.pad, batch, seed, taught.shares
         network, fingerprint = load_network(taught.teacher)
-        self.head = (network.lm_head or network.embedding).weight
+        self.head = network.head_weight
         every: list[Talk] = []
         found: list[Hidden] = []
         for path in taught.talks:

@@ -87,7 +87,7 @@ def learn(network: Network, batch: Batch, bf16: bool, lessons: TeacherLessons | 
     with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
         hidden, _ = network.hidden(batch.ids[:, :-1])
     wanted = batch.mask[:, 1:]
-    weight = (network.lm_head or network.embedding).weight
+    weight = network.head_weight
     dtype = torch.bfloat16 if bf16 else torch.float32
     said, targets = hidden[wanted], batch.ids[:, 1:][wanted]
     if lessons is None:

@@ -49,10 +49,9 @@ def begin(drafter: Network, teacher: Network, hidden: Tensor) -> None:
     `hidden` [n, D], and its sizes in the norm; the rest is random.
     """
     initialise(drafter)
-    head = (teacher.lm_head or teacher.embedding).weight
     hidden = hidden.float()
     axes = torch.linalg.eigh(hidden.T @ hidden)[1][:, -drafter.config.d_model :].flip(1)
-    drafter.embedding.weight.copy_(head @ axes)
+    drafter.embedding.weight.copy_(teacher.head_weight @ axes)
     drafter.norm_f.weight.copy_((hidden @ axes).square().mean(0).sqrt())
 
 

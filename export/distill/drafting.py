@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from edge.export.distill.drafter import begin, drafter_shape, write_drafter
 from edge.export.distill.long_run import LongRun, Stage, Summary, Values
@@ -61,13 +61,7 @@ class DrafterTraining(LongRun[DrafterOptions]):
 
     def enter(self, stage: Stage) -> Optimizer:
         self.network.embedding.requires_grad_(self.options.train_ends)
-        matrices = [m.weight for m in self.network.layers.modules() if isinstance(m, nn.Linear)]
-        known = {id(p) for p in matrices}
-        rest = [p for p in self.network.parameters() if p.requires_grad and id(p) not in known]
-        factor = self.options.rate
-        return Optimizer(
-            matrices, rest, Rates(RATES.muon * factor, RATES.adam * factor, RATES.decay)
-        )
+        return Optimizer.of(self.network, RATES.times(self.options.rate))
 
     def learn(self, stage: Stage, ids: Tensor) -> float:
         bf16 = self.options.uses_bf16

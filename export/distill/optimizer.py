@@ -34,6 +34,10 @@ class Rates:
     adam: float = ADAM_LR
     decay: float = MUON_DECAY
 
+    def times(self, factor: float) -> Rates:
+        """Both rates multiplied; the decay stays."""
+        return Rates(self.muon * factor, self.adam * factor, self.decay)
+
 
 def initialise(network: Network) -> None:
     """Small embedding (it is also the head), Linear N(0, 0.5/fan_in), outputs scaled by depth."""
@@ -62,11 +66,13 @@ class Optimizer:
         self.adam = torch.optim.AdamW(rest, lr=self.rates.adam, betas=(0.9, 0.95), weight_decay=0.0)
 
     @classmethod
-    def of(cls, network: Network) -> Optimizer:
-        """For all of a network."""
-        matrices = [m.weight for m in network.layers.modules() if isinstance(m, nn.Linear)]
-        chosen = {id(p) for p in matrices}
-        return cls(matrices, [p for p in network.parameters() if id(p) not in chosen])
+    def of(cls, network: Network, rates: Rates | None = None) -> Optimizer:
+        """For all of a network that requires gradients."""
+        linear = [m for m in network.layers.modules() if isinstance(m, nn.Linear)]
+        learns = [p for p in network.parameters() if p.requires_grad]
+        inside = {id(p) for m in linear for p in m.parameters() if p.dim() == 2}
+        matrices = [p for p in learns if id(p) in inside]
+        return cls(matrices, [p for p in learns if id(p) not in inside], rates)
 
     def step(self, factor: float) -> float:
         """One update at `factor` of the full learning rates; returns the gradient's norm."""

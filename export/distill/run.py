@@ -124,9 +124,7 @@ class Distillation(LongRun[DistillOptions]):
             if self.options.train_all:
                 parts = [self.student.network]
         matrices, rest = self.student.learns(parts)
-        factor = self.options.rate
-        rates = Rates(rates.muon * factor, rates.adam * factor, rates.decay)
-        return Optimizer(matrices, rest, rates)
+        return Optimizer(matrices, rest, rates.times(self.options.rate))
 
     def learn(self, stage: Stage, ids: Tensor) -> float:
         bf16 = self.options.uses_bf16

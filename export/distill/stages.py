@@ -52,10 +52,9 @@ def learn(
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
         hidden = hidden_of(network, ids[:, :-1], recompute).flatten(0, 1)
     dtype = torch.bfloat16 if bf16 else torch.float32
-    ours, theirs = (network.lm_head or network.embedding), (teacher.lm_head or teacher.embedding)
-    loss = taught_loss(
-        hidden, ours.weight, taught, theirs.weight, shares, dtype, targets=targets
-    ) / len(targets)
+    heads = network.head_weight, teacher.head_weight
+    loss = taught_loss(hidden, heads[0], taught, heads[1], shares, dtype, targets=targets)
+    loss = loss / len(targets)
     torch.autograd.backward(loss)
     return float(loss.detach())
 

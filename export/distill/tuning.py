@@ -12,7 +12,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from edge.errors import ExportError
 from edge.export.calibration.texts import TextReader
@@ -76,13 +76,7 @@ class Tuning(LongRun[Tuned]):
         }
         for parameter in self.network.parameters():
             parameter.requires_grad_(id(parameter) not in fixed)
-        inside = [m for m in self.network.layers.modules() if isinstance(m, nn.Linear)]
-        matrices = [p for m in inside for p in m.parameters() if p.dim() == 2]
-        known = {id(p) for p in matrices} | fixed
-        rest = [p for p in self.network.parameters() if id(p) not in known]
-        factor = self.options.rate
-        rates = self.rates
-        return Optimizer(matrices, rest, Rates(rates.muon * factor, rates.adam * factor, 0.0))
+        return Optimizer.of(self.network, self.rates.times(self.options.rate))
 
     def leave(self, stage: Stage) -> None:
         self.measure()
@@ -105,10 +99,9 @@ class Tuning(LongRun[Tuned]):
         """log p of the answer of each row [B, T], ids as `conversations` has them; in nats."""
         ids, said = plain(rows), rows[:, 1:] >= 0
         hidden = self.hidden(network, ids)
-        head = (network.lm_head or network.embedding).weight
         dtype = torch.bfloat16 if self.options.uses_bf16 else torch.float32
         return torch.stack([
-            -head_loss(h[own], head, i[own], dtype)
+            -head_loss(h[own], network.head_weight, i[own], dtype)
             for h, i, own in zip(hidden, ids[:, 1:], said, strict=True)
         ])  # fmt: skip
 
@@ -131,13 +124,13 @@ class FineTuning(Tuning[TuneOptions]):
         hidden = self.hidden(self.network, plain_ids)[said]
         with torch.no_grad():
             taught = self.hidden(self.teacher, plain_ids)[said] if label < 1 else None
-        ours = (self.network.lm_head or self.network.embedding).weight
-        theirs = (self.teacher.lm_head or self.teacher.embedding).weight
+        ours = self.network.head_weight
         targets, dtype = ids[:, 1:][said], torch.bfloat16 if bf16 else torch.float32
         if taught is None:
             loss = head_loss(hidden, ours, targets, dtype)
         else:
             shares = Shares(1 - label, 0.0, 0.0, label)
+            theirs = self.teacher.head_weight
             loss = taught_loss(hidden, ours, taught, theirs, shares, dtype, targets=targets)
         loss = loss / len(targets)
         torch.autograd.backward(loss)
