@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,33 +18,34 @@ def _form(name: str, metavar: str, says: str) -> Any:
     return typer.Option(name, metavar=metavar, help=says, rich_help_panel=_PANEL)
 
 
-JsonSchema = Annotated[
-    str | None, _form("--json-schema", "FILE", "JSON of this schema; {…} instead of a file too.")
-]
-Regex = Annotated[str | None, _form("--regex", "EXPRESSION", "Text that matches this.")]
-GrammarFile = Annotated[str | None, _form("--grammar", "FILE", "Text of this Lark grammar.")]
-Choices = Annotated[
-    list[str] | None,
-    _form("--choices", "A,B,…", "One of these. Repeat the option for texts with commas."),
-]
+@dataclass(frozen=True, kw_only=True)
+class FormOptions:
+    """A group of options: the form that an answer has to have."""
 
+    json_schema: Annotated[
+        str | None,
+        _form("--json-schema", "FILE", "JSON of this schema; {…} instead of a file too."),
+    ] = None
+    regex: Annotated[str | None, _form("--regex", "EXPRESSION", "Text that matches this.")] = None
+    grammar: Annotated[str | None, _form("--grammar", "FILE", "Text of this Lark grammar.")] = None
+    choices: Annotated[
+        list[str] | None,
+        _form("--choices", "A,B,…", "One of these. Repeat the option for texts with commas."),
+    ] = None
 
-def read_constraint(
-    json_schema: str | None, regex: str | None, grammar: str | None, choices: Sequence[str] | None
-) -> dict[str, Any]:
-    """The options by the names of `SamplingParams`. Raises InputError: a file cannot be read."""
-    if json_schema is not None and not json_schema.lstrip().startswith("{"):
-        json_schema = _content("--json-schema", json_schema)
-    if grammar is not None:
-        grammar = _content("--grammar", grammar)
-    if choices and len(choices) == 1:
-        choices = [choice.strip() for choice in choices[0].split(",")]
-    return {
-        "json_schema": json_schema,
-        "regex": regex,
-        "grammar": grammar,
-        "choices": tuple(choices) if choices else None,
-    }
+    def read(self) -> dict[str, Any]:
+        """By the names of `SamplingParams`. Raises InputError for a file that cannot be read."""
+        schema, choices = self.json_schema, self.choices
+        if schema is not None and not schema.lstrip().startswith("{"):
+            schema = _content("--json-schema", schema)
+        if choices and len(choices) == 1:
+            choices = [choice.strip() for choice in choices[0].split(",")]
+        return {
+            "json_schema": schema,
+            "regex": self.regex,
+            "grammar": None if self.grammar is None else _content("--grammar", self.grammar),
+            "choices": tuple(choices) if choices else None,
+        }
 
 
 def _content(option: str, name: str) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from edge.apps import exporter
-from edge.apps.learning import Label, Learning, grouped, learns, picture_of, report
+from edge.apps.learning import Label, Learning, learns, picture_of, report
+from edge.apps.programs import grouped
 from edge.errors import InputError
 
 

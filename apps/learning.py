@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -87,35 +85,6 @@ class Learning:
         told = [lines[0], f"  learned     {learned}", *lines[1:-1],
                 f"  curve       {summary.run / 'curve.csv'}", lines[-1]]  # fmt: skip
         say(json.dumps(summary.to_dict(), indent=1) if self.as_json else "\n".join(told))
-
-
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for every field of a parameter that is a dataclass."""
-    groups: dict[str, type] = {}
-    options: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        kind, empty = parameter.annotation, parameter.empty
-        if not is_dataclass(kind):
-            options.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
-            continue
-        assert isinstance(kind, type)
-        groups[parameter.name], hints = kind, get_type_hints(kind, include_extras=True)
-        options += [
-            inspect.Parameter(
-                field.name, parameter.KEYWORD_ONLY, annotation=hints[field.name],
-                default=getattr(kind, field.name, empty),
-            )
-            for field in fields(kind)
-        ]  # fmt: skip
-
-    @functools.wraps(command)
-    def called(**given: Any) -> None:
-        for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        command(**given)
-
-    called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    return called
 
 
 def report(line: str) -> None:

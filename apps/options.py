@@ -42,29 +42,38 @@ Engine = Annotated[str, running(help=f"{CHOICES}.", callback=known_engine)]
 Provider = Annotated[str | None, running(help=ort_providers.HELP)]
 THREADS_HELP = "CPU threads. [default: one per core; one for small models]"
 Threads = Annotated[int | None, running(min=1, metavar="N", help=THREADS_HELP)]
-Spin = Annotated[
-    bool, running("--spin", help="Keep idle threads awake; for a machine that does nothing else.")
-]
-Draft = Annotated[str, running(help="Who drafts: another bundle, ngram, or none.")]
-DraftTokens = Annotated[
-    int | None, running(metavar="N", help="Length of every draft, in tokens, as a chain.")
-]
-DraftTree = Annotated[
-    str | None,
-    running(
-        metavar="N,N,…|ucb",
-        help="Children at each depth of every draft: 3,2,2,1,1; ucb chooses one of three trees.",
-    ),
-]
-DraftAuto = Annotated[
-    bool, running("--draft-auto", help="Choose the shape of drafts by trying. [default]")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """A group of options: how models are run."""
+
+    engine: Engine = "auto"
+    provider: Provider = None
+    threads: Threads = None
+    spin: Annotated[
+        bool,
+        running("--spin", help="Keep idle threads awake; for a machine that does nothing else."),
+    ] = False
+
+    def load(self, bundle: str | Path) -> Model:
+        """Load a bundle, with a bar where that takes a while."""
+        from edge.apps.progress import load
+
+        return load(bundle, **vars(self))
+
+    def load_drafter(self, draft: str | None) -> Model | Literal["ngram"] | None:
+        """The model that drafts, "ngram", which is none, or None for no drafter."""
+        if draft is None or draft == "none":
+            return None
+        return "ngram" if draft == "ngram" else self.load(draft)
+
+
 ACCEPT_METAVAR = "exact|top-N"
 ACCEPT_HELP = (
     "Which drafted tokens are accepted: exact changes no answer; top-3 is lossy and accepts those "
     "among the target's 3 likeliest."
 )
-Accept = Annotated[str, running(metavar=ACCEPT_METAVAR, help=ACCEPT_HELP)]
 
 
 @dataclass(frozen=True)
@@ -106,51 +115,55 @@ def all_there(bundles: Sequence[str], files: Sequence[Path] = ()) -> None:
     faults.refuse(kind)
 
 
-def load_drafter(
-    draft: str | None, engine: str, threads: int | None, spin: bool, provider: str | None = None
-) -> Model | Literal["ngram"] | None:
-    """The model that drafts: another bundle. "ngram" is not one, and "none" means no drafter."""
-    from edge.apps.progress import load
+@dataclass(frozen=True, kw_only=True)
+class DraftingOptions:
+    """A group of options: who drafts, and how."""
 
-    if draft is None or draft == "none":
-        return None
-    if draft == "ngram":
-        return "ngram"
-    return load(draft, engine=engine, threads=threads, spin=spin, provider=provider)
+    draft: Annotated[str, running(help="Who drafts: another bundle, ngram, or none.")] = "none"
+    draft_tokens: Annotated[
+        int | None, running(metavar="N", help="Length of every draft, in tokens, as a chain.")
+    ] = None
+    draft_tree: Annotated[
+        str | None,
+        running(
+            metavar="N,N,…|ucb",
+            help="Children at each depth of every draft: 3,2,2,1,1; ucb chooses one of three "
+            "trees.",
+        ),
+    ] = None
+    draft_auto: Annotated[
+        bool, running("--draft-auto", help="Choose the shape of drafts by trying. [default]")
+    ] = False
+    accept: Annotated[str, running(metavar="exact|top-N", help=ACCEPT_HELP)] = "exact"
 
+    def read(self, others: Mapping[str, Any] | None = None) -> DraftOptions:
+        """The options together; nothing is loaded yet.
 
-def read_drafting(
-    draft: str | None,
-    tokens: int | None,
-    tree: str | None,
-    auto: bool,
-    accept: str,
-    others: Mapping[str, Any] | None = None,
-) -> DraftOptions:
-    """The options together; nothing is loaded yet.
+        `others`: further options, with their values, that mean nothing without a drafter.
+        Raises InputError; BundleError: there is no such drafter.
+        """
+        from edge.runtime.speculate.accept import rule_of
 
-    `others`: further options, with their values, that mean nothing without a drafter.
-    Raises InputError; BundleError: there is no such drafter.
-    """
-    from edge.runtime.speculate.accept import rule_of
+        draft, tokens = self.draft, self.draft_tokens
+        shape = read_shape(tokens, self.draft_tree, self.draft_auto)
+        rule = rule_of(self.accept, "--accept").name
+        if draft == "":
+            raise InputError("is empty", field="--draft", remedy="give a bundle, ngram, or none")
+        if draft != "none":
+            if draft != "ngram":
+                from edge.runtime.model import resolve
 
-    shape, rule = read_shape(tokens, tree, auto), rule_of(accept, "--accept").name
-    if draft == "":
-        raise InputError("is empty", field="--draft", remedy="give a bundle, ngram, or none")
-    if draft is not None and draft != "none":
-        if draft != "ngram":
-            from edge.runtime.model import resolve
-
-            resolve(draft, words=("ngram", "none"))
-        return DraftOptions(draft, tokens, shape, rule)
-    given = {"--draft-tokens": tokens, "--draft-tree": tree, "--draft-auto": auto or None,
-             "--accept": None if rule == "exact" else rule, **(others or {})}  # fmt: skip
-    for option, value in given.items():
-        if value is not None:
-            raise InputError(
-                "needs --draft", field=option, remedy="add --draft ngram, or --draft BUNDLE"
-            )
-    return DraftOptions(None)
+                resolve(draft, words=("ngram", "none"))
+            return DraftOptions(draft, tokens, shape, rule)
+        given = {"--draft-tokens": tokens, "--draft-tree": self.draft_tree,
+                 "--draft-auto": self.draft_auto or None,
+                 "--accept": None if rule == "exact" else rule, **(others or {})}  # fmt: skip
+        for option, value in given.items():
+            if value is not None:
+                raise InputError(
+                    "needs --draft", field=option, remedy="add --draft ngram, or --draft BUNDLE"
+                )
+        return DraftOptions(None)
 
 
 def read_shape(

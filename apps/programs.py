@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
 
 import typer
 import typer.core
@@ -47,3 +50,32 @@ class Program(typer.Typer):
         self, name: str | None = None, **attributes: Any
     ) -> Callable[[CommandFunctionType], CommandFunctionType]:
         return super().command(name, cls=GroupedHelp, context_settings=HELP, **attributes)
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for every field of a parameter that is a dataclass."""
+    groups: dict[str, type] = {}
+    options: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind, empty = parameter.annotation, parameter.empty
+        if not is_dataclass(kind):
+            options.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+            continue
+        assert isinstance(kind, type)
+        groups[parameter.name], hints = kind, get_type_hints(kind, include_extras=True)
+        options += [
+            inspect.Parameter(
+                field.name, parameter.KEYWORD_ONLY, annotation=hints[field.name],
+                default=getattr(kind, field.name, empty),
+            )
+            for field in fields(kind)
+        ]  # fmt: skip
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return called

@@ -311,9 +311,9 @@ def test_serve_says_what_a_list_came_to() -> None:
 
 
 def test_drafters_run_on_the_targets_provider(ort: StandIn) -> None:
-    from edge.apps.options import load_drafter
+    from edge.apps.options import RunOptions
 
-    drafter = load_drafter("demo-draft", "ort", 1, False, "cuda")
+    drafter = RunOptions(engine="ort", provider="cuda", threads=1).load_drafter("demo-draft")
     assert isinstance(drafter, edge.Model) and drafter.engine.provider == "cuda"
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.apps import constraints, interrupts, options
+from edge.apps import interrupts, options
 from edge.apps.chat.context import POLICIES
+from edge.apps.constraints import FormOptions
 from edge.apps.exits import INTERRUPTED, leave
-from edge.apps.programs import Program
+from edge.apps.programs import Program, grouped
 from edge.apps.terminal import say
 from edge.errors import InputError
 
@@ -33,39 +35,33 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.command()
-def chat(
-    bundle: options.BundleName = "demo",
-    engine: options.Engine = "auto",
-    provider: options.Provider = None,
-    draft: options.Draft = "none",
-    draft_tokens: options.DraftTokens = None,
-    draft_tree: options.DraftTree = None,
-    draft_auto: options.DraftAuto = False,
-    accept: options.Accept = "exact",
-    prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="Answer this and leave.")
-    ] = None,
-    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With -p or a pipe: print one JSON object.")
-    ] = False,
-    max_tokens: Annotated[int | None, _sampling(help="Most tokens of an answer.")] = None,
-    temperature: Annotated[float | None, _sampling(help="0 is greedy.")] = None,
-    top_k: Annotated[int | None, _sampling(help="Keep the k likeliest; 0 is off.")] = None,
-    top_p: Annotated[float | None, _sampling(help="Keep this much probability.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """A group of options: how tokens are chosen."""
+
+    max_tokens: Annotated[int | None, _sampling(help="Most tokens of an answer.")] = None
+    temperature: Annotated[float | None, _sampling(help="0 is greedy.")] = None
+    top_k: Annotated[int | None, _sampling(help="Keep the k likeliest; 0 is off.")] = None
+    top_p: Annotated[float | None, _sampling(help="Keep this much probability.")] = None
     min_p: Annotated[
         float | None, _sampling(help="Drop tokens less likely than this share of the best.")
-    ] = None,
-    repetition_penalty: Annotated[float | None, _sampling(help="1 is off.")] = None,
-    seed: Annotated[int | None, _sampling(help="Make answers repeatable.")] = None,
+    ] = None
+    repetition_penalty: Annotated[float | None, _sampling(help="1 is off.")] = None
+    seed: Annotated[int | None, _sampling(help="Make answers repeatable.")] = None
     stop: Annotated[
         list[str] | None, _sampling(help="End answers at this text; may be repeated.")
-    ] = None,
-    json_schema: constraints.JsonSchema = None,
-    regex: constraints.Regex = None,
-    grammar: constraints.GrammarFile = None,
-    choices: constraints.Choices = None,
+    ] = None
+
+    def read(self) -> dict[str, Any]:
+        """What each answer is sampled by; the seed is the conversation's."""
+        given = vars(self) | {"stop": tuple(self.stop) if self.stop else None}
+        return {name: value for name, value in given.items() if name != "seed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """A group of options: how much a conversation keeps."""
+
     context: Annotated[
         int | None,
         _memory(
@@ -73,19 +69,41 @@ def chat(
             metavar="N",
             help="Tokens the KV caches hold. [default: the trained context, at most 4096]",
         ),
-    ] = None,
+    ] = None
     context_policy: Annotated[
         str, _memory(metavar="drop|stop", help="When it is full: drop the oldest turns, or stop.")
-    ] = "drop",
+    ] = "drop"
     undo_levels: Annotated[
         int | None, _memory(min=0, metavar="N", help="Turns that /undo can take back. [default: 4]")
-    ] = None,
+    ] = None
     window: Annotated[
         int | None,
         _memory(min=1, metavar="N", help="Tokens of a run that can be taken back. [default: 8]"),
+    ] = None
+
+    def sizes(self) -> dict[str, int]:
+        """Those of a session that were given."""
+        sizes = {"capacity": self.context, "undo_levels": self.undo_levels, "window": self.window}
+        return {name: value for name, value in sizes.items() if value is not None}
+
+
+@app.command()
+@grouped
+def chat(
+    bundle: options.BundleName = "demo",
+    *,
+    run: options.RunOptions,
+    drafts: options.DraftingOptions,
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", help="Answer this and leave.")
     ] = None,
-    threads: Annotated[int | None, options.running(help=options.THREADS_HELP)] = None,
-    spin: options.Spin = False,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With -p or a pipe: print one JSON object.")
+    ] = False,
+    sampled: SamplingOptions,
+    form: FormOptions,
+    memory: MemoryOptions,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -94,33 +112,21 @@ def chat(
     standard output, everything else to standard error."""
     # numpy's own threads have nothing to do here, and starting them takes a seventh of the start
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    sampling: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "stop": tuple(stop) if stop else None,
-        **constraints.read_constraint(json_schema, regex, grammar, choices),
-    }
-    if context_policy not in POLICIES:
-        raise typer.BadParameter(f"--context-policy is drop or stop, not {context_policy!r}")
-    sizes = {"capacity": context, "undo_levels": undo_levels, "window": window}
-    params = _check(sampling | {"seed": seed}, threads)
-    drafting = options.read_drafting(draft, draft_tokens, draft_tree, draft_auto, accept)
+    sampling = sampled.read() | form.read()
+    if memory.context_policy not in POLICIES:
+        raise typer.BadParameter(f"--context-policy is drop or stop, not {memory.context_policy!r}")
+    params = _check(sampling | {"seed": sampled.seed})
+    drafting = drafts.read()
     # imported late, so that --help and refusals come at once
     from edge.apps.chat import conversation
-    from edge.apps.progress import load
     from edge.runtime.constrain.mask import open_mask
     from edge.runtime.engines import check_provider
 
-    check_provider(engine, provider)
+    check_provider(run.engine, run.provider)
     once = conversation.given_prompt(prompt)
     if as_json and once is None:
         raise InputError("is for one answer", field="--json", remedy="give -p, or a pipe")
-    model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
-    drafter = options.load_drafter(drafting.draft, engine, threads, spin, provider)
+    model, drafter = run.load(bundle), run.load_drafter(drafting.draft)
     with options.named_as_options():  # a grammar is compiled for the model's vocabulary
         open_mask(model.tokenizer, params.constraint, continued=model.template is None)
     gain = None
@@ -134,9 +140,9 @@ def chat(
         say(note, file=sys.stderr)
     with options.named_as_options():
         session = model.session(
-            **{name: value for name, value in sizes.items() if value is not None},
+            **memory.sizes(),
             system=system if model.template else None,
-            seed=seed,
+            seed=sampled.seed,
             draft=drafter,
             draft_tokens=drafting.tokens,
             draft_tree=drafting.tree,
@@ -148,18 +154,16 @@ def chat(
     if once is not None:
         interrupted = conversation.answer_once(session, once, sampling, gain, as_json)
     else:
-        drops = context_policy == "drop"
+        drops = memory.context_policy == "drop"
         interrupted = conversation.converse(session, bundle, sampling, gain, drops)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def _check(sampling: dict[str, Any], threads: int | None) -> SamplingParams:
+def _check(sampling: dict[str, Any]) -> SamplingParams:
     """Refuse what can be refused before anything is loaded, naming options."""
     from edge.runtime.parameters import make_params
 
-    if threads is not None and threads < 1:
-        raise InputError(f"must be at least 1, not {threads}", field="--threads")
     with options.named_as_options():
         return make_params({}, sampling)
 

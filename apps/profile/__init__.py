@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge.apps import options
+from edge.apps.programs import grouped
 from edge.apps.terminal import say
 from edge.errors import InputError
 
@@ -24,8 +25,10 @@ _lengths_option = partial(typer.Option, rich_help_panel="What is measured")
 _output_option = partial(typer.Option, rich_help_panel="Output")
 
 
+@grouped
 def profile(
     bundle: options.BundleName,
+    *,
     prompt: Annotated[str | None, _lengths_option(
         "-p", "--prompt-tokens", metavar="N,…", help="Lengths of prompts. [default: 512]")] = None,
     generated: Annotated[int, _lengths_option(
@@ -42,19 +45,12 @@ def profile(
         metavar="OTHER", help="Another bundle, or another engine for this one, in turn.")] = None,
     breakdown: Annotated[bool, _lengths_option(
         help="Where the time goes, and the bandwidth it is compared with.")] = True,
-    draft: options.Draft = "none",
-    draft_tokens: options.DraftTokens = None,
-    draft_tree: options.DraftTree = None,
-    draft_auto: options.DraftAuto = False,
-    accept: options.Accept = "exact",
+    drafting: options.DraftingOptions,
     draft_prompts: Annotated[Path | None, _lengths_option(
         metavar="FILE", help="Prompts for --draft, one a line, or JSON lines. "
         "[default: four of our own]")
     ] = None,
-    engine: options.Engine = "auto",
-    provider: options.Provider = None,
-    threads: options.Threads = None,
-    spin: options.Spin = False,
+    running: options.RunOptions,
     temperature: Annotated[float, options.running(min=0, max=100, help="0 is greedy.")] = 0.0,
     as_json: options.AsJson = False,
     as_lines: Annotated[bool, _output_option(
@@ -76,11 +72,9 @@ def profile(
         )
     if html is not None:
         _check_writable(html)
-    drafts = options.read_drafting(
-        draft, draft_tokens, draft_tree, draft_auto, accept, {"--draft-prompts": draft_prompts}
-    )
-    drafting = _drafting(drafts, draft_prompts, against)
-    if drafting and as_lines:
+    asked = drafting.read({"--draft-prompts": draft_prompts})
+    drafted = _drafting(asked, draft_prompts, against)
+    if drafted and as_lines:
         raise InputError("has no line in --jsonl", field="--draft", remedy="--json")
     from edge.apps.profile import report, run
 
@@ -88,10 +82,7 @@ def profile(
     request = run.ProfileRequest(
         bundle=bundle,
         against=against,
-        engine=engine,
-        provider=provider,
-        threads=threads,
-        spin=spin,
+        **vars(running),
         prompts=None if prompt is None else _lengths(prompt, "-p"),
         generated=generated,
         repetitions=repetitions,
@@ -99,7 +90,7 @@ def profile(
         contexts=depths,
         temperature=temperature,
         explain=breakdown,
-        draft=drafting,
+        draft=drafted,
     )
     options.all_there([name for name, _ in request.sides.values()])
     result = run.profile(request, lambda text: say(text, file=sys.stderr))

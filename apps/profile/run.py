@@ -319,9 +319,11 @@ def _drafting(
     """What measures drafting, where that is asked for; its memory is taken before the times."""
     if request.draft is None or side.subject is None:
         return None
-    drafter = options.load_drafter(
-        request.draft.draft, request.engine, request.threads, request.spin, request.provider
-    )
+    running = options.RunOptions(
+        engine=request.engine, provider=request.provider, threads=request.threads,
+        spin=request.spin,
+    )  # fmt: skip
+    drafter = running.load_drafter(request.draft.draft)
     if drafter is None:
         return None
     sampling = {"temperature": request.temperature, "max_tokens": request.generated, "seed": 0}

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge.apps import options, terminal
+from edge.apps.programs import grouped
 from edge.errors import EdgeError, InputError
 from edge.runtime.engines import check_provider
 
 if TYPE_CHECKING:
     from edge.apps.serve.settings import ServerLimits, ServerSettings
 
-MIB = 1 << 20
 KEY_VARIABLE = "EDGE_API_KEY"
 
 _callers = partial(typer.Option, rich_help_panel="Who may call")
@@ -36,8 +36,82 @@ _limits = partial(typer.Option, rich_help_panel="Limits")
 _seconds = partial(_limits, max=1e6, metavar="S")
 
 
+@dataclass(frozen=True, kw_only=True)
+class CallerOptions:
+    """A group of options: who may call."""
+
+    api_key: Annotated[
+        str | None,
+        _callers(
+            help=f"What clients must send; better in {KEY_VARIABLE}, which `ps` does not show. "
+            "Without either one is made and printed."
+        ),
+    ] = None
+    no_key: Annotated[
+        bool, _callers("--no-key", help="Ask for no key; only on a loopback address.")
+    ] = False
+    allow_host: Annotated[
+        list[str] | None,
+        _callers(metavar="NAME", help="Another name of this server; may be repeated."),
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None,
+        _callers(metavar="URL", help="Web pages that may call, https://host; may be repeated."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """A group of options: `ServerLimits` as they are typed."""
+
+    queue: Annotated[int, _limits(min=0, metavar="N", help="Requests that may wait.")] = 16
+    deadline: Annotated[
+        float, _seconds(min=0.1, help="Seconds a request may take, waiting included.")
+    ] = 600
+    max_prompt_tokens: Annotated[
+        int, _limits(min=1, metavar="N", help="Most tokens of a prompt.")
+    ] = 32768
+    max_body_kib: Annotated[
+        int, _limits(min=1, metavar="N", help="Most KiB of a request's body.")
+    ] = 1024
+    receive_timeout: Annotated[
+        float, _seconds(min=0.1, help="Seconds for a whole request to arrive.")
+    ] = 10
+    send_timeout: Annotated[
+        float, _seconds(min=0.1, help="Seconds a client may leave what was sent unread.")
+    ] = 30
+    grace: Annotated[
+        float, _seconds(min=0, help="Seconds running answers get when told to stop.")
+    ] = 10
+    cache_mib: Annotated[
+        int,
+        _limits(min=0, metavar="N", help="MiB of states that later prompts reuse; 0: none."),
+    ] = 128
+
+    def read(self) -> ServerLimits:
+        """Raises BadParameter for nan, which is within every range."""
+        from edge.apps.serve.settings import ServerLimits
+
+        if any(
+            map(math.isnan, (self.deadline, self.receive_timeout, self.send_timeout, self.grace))
+        ):
+            raise typer.BadParameter("nan is not a number of seconds")
+        return ServerLimits(
+            body_bytes=self.max_body_kib << 10,
+            receive_s=self.receive_timeout,
+            send_s=self.send_timeout,
+            waiting=self.queue,
+            deadline_s=self.deadline,
+            prompt_tokens=self.max_prompt_tokens,
+            grace_s=self.grace,
+            cache_bytes=self.cache_mib << 20,
+        )
+
+
+@grouped
 def serve(
     bundle: options.BundleName,
+    *,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: a free one.")] = 8080,
     name: Annotated[
@@ -46,24 +120,7 @@ def serve(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON lines on stdout: listening, then ready.")
     ] = False,
-    api_key: Annotated[
-        str | None,
-        _callers(
-            help=f"What clients must send; better in {KEY_VARIABLE}, which `ps` does not show. "
-            "Without either one is made and printed."
-        ),
-    ] = None,
-    no_key: Annotated[
-        bool, _callers("--no-key", help="Ask for no key; only on a loopback address.")
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        _callers(metavar="NAME", help="Another name of this server; may be repeated."),
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None,
-        _callers(metavar="URL", help="Web pages that may call, https://host; may be repeated."),
-    ] = None,
+    callers: CallerOptions,
     parallel: Annotated[
         int | None,
         options.running(
@@ -75,29 +132,7 @@ def serve(
             "memory is short; else 1]",
         ),
     ] = None,
-    queue: Annotated[int, _limits(min=0, metavar="N", help="Requests that may wait.")] = 16,
-    deadline: Annotated[
-        float, _seconds(min=0.1, help="Seconds a request may take, waiting included.")
-    ] = 600,
-    max_prompt_tokens: Annotated[
-        int, _limits(min=1, metavar="N", help="Most tokens of a prompt.")
-    ] = 32768,
-    max_body_kib: Annotated[
-        int, _limits(min=1, metavar="N", help="Most KiB of a request's body.")
-    ] = 1024,
-    receive_timeout: Annotated[
-        float, _seconds(min=0.1, help="Seconds for a whole request to arrive.")
-    ] = 10,
-    send_timeout: Annotated[
-        float, _seconds(min=0.1, help="Seconds a client may leave what was sent unread.")
-    ] = 30,
-    grace: Annotated[
-        float, _seconds(min=0, help="Seconds running answers get when told to stop.")
-    ] = 10,
-    cache_mib: Annotated[
-        int,
-        _limits(min=0, metavar="N", help="MiB of states that later prompts reuse; 0: none."),
-    ] = 128,
+    limiting: LimitOptions,
     context: Annotated[
         int | None,
         options.running(
@@ -116,15 +151,8 @@ def serve(
     log: Annotated[
         bool, typer.Option("--log", help="Write a line of JSON for each request on stderr.")
     ] = False,
-    draft: options.Draft = "none",
-    draft_tokens: options.DraftTokens = None,
-    draft_tree: options.DraftTree = None,
-    draft_auto: options.DraftAuto = False,
-    accept: options.Accept = "exact",
-    engine: options.Engine = "auto",
-    provider: options.Provider = None,
-    threads: options.Threads = None,
-    spin: options.Spin = False,
+    drafts: options.DraftingOptions,
+    running: options.RunOptions,
 ) -> None:
     """Answer the OpenAI API: /v1/responses, /v1/chat/completions, /v1/completions, /v1/models;
     ollama's /api/chat and /api/generate; /health and /metrics.
@@ -133,37 +161,24 @@ def serve(
 
     SIGTERM or Ctrl-C lets running answers finish; a second one leaves at once.
     """
-    if parallel not in (None, 1) and draft != "none":
+    if parallel not in (None, 1) and drafts.draft != "none":
         raise typer.BadParameter(
             "with a drafter one conversation is answered at a time", param_hint="--parallel"
         )
-    drafting = options.read_drafting(draft, draft_tokens, draft_tree, draft_auto, accept)
-    key, made = _key(api_key, no_key)
-    if any(map(math.isnan, (deadline, receive_timeout, send_timeout, grace))):
-        raise typer.BadParameter("nan is not a number of seconds")  # it is within every range
+    drafting, limits = drafts.read(), limiting.read()
+    key, made = _key(callers.api_key, callers.no_key)
     from edge.bundle import open_bundle
     from edge.runtime.model import resolve
 
     try:
         from edge.apps.serve import run
-        from edge.apps.serve.settings import ServerLimits
     except ModuleNotFoundError as missing:
         raise EdgeError(
             f"serving needs the package {missing.name}",
             remedy="pip install 'mamba-edge[server]'; in a checkout, make test does",
         ) from None
-    limits = ServerLimits(
-        body_bytes=max_body_kib << 10,
-        receive_s=receive_timeout,
-        send_s=send_timeout,
-        waiting=queue,
-        deadline_s=deadline,
-        prompt_tokens=max_prompt_tokens,
-        grace_s=grace,
-        cache_bytes=cache_mib * MIB,
-    )
     # before anybody is told where to connect
-    check_provider(engine, provider)
+    check_provider(running.engine, running.provider)
     folder = resolve(bundle)
     open_bundle(folder).close()
     listening = run.bind(host, port)
@@ -173,7 +188,7 @@ def serve(
             remedy="let clients send a key, or listen on 127.0.0.1",
         )  # fmt: skip
     settings = replace(
-        _settings(folder, key, host, allow_host or [], allow_origin or [], limits),
+        _settings(folder, key, host, callers, limits),
         name=name or Path(bundle).resolve().name, pulled=pulled, log=log,
     )  # fmt: skip
     say = _say_json if as_json else _say
@@ -187,9 +202,7 @@ def serve(
         }
     )
 
-    models = _Models(
-        bundle, engine, provider, threads, spin, drafting, parallel, context, limits.cache_bytes
-    )
+    models = _Models(bundle, running, drafting, parallel, context, limits.cache_bytes)
     raise typer.Exit(run.run(settings, listening, models.first, say, models.pulled))
 
 
@@ -198,10 +211,7 @@ class _Models:
     """Loads what is served: the model that was named, which may have a drafter, and pulled ones."""
 
     bundle: str
-    engine: str
-    provider: str | None
-    threads: int | None
-    spin: bool
+    running: options.RunOptions
     drafting: options.DraftOptions
     parallel: int | None
     context: int | None
@@ -209,11 +219,9 @@ class _Models:
 
     def first(self) -> tuple[Any, Any]:
         """The model that was named, and its slots."""
-        model = self._load(self.bundle)
+        model = self.running.load(self.bundle)
         asked = self.drafting
-        drafter = options.load_drafter(
-            asked.draft, self.engine, self.threads, self.spin, self.provider
-        )
+        drafter = self.running.load_drafter(asked.draft)
         if note := options.self_drafting_note(model, drafter):
             terminal.say(note, file=sys.stderr, flush=True)
         drafts = None
@@ -233,14 +241,7 @@ class _Models:
         found = store.find(name)
         if found is None:
             raise InputError(f"the model {name} is no longer here", field="model")
-        return self._with_slots(self._load(found))
-
-    def _load(self, bundle: str | Path) -> Any:
-        from edge.apps.progress import load
-
-        return load(
-            bundle, engine=self.engine, threads=self.threads, spin=self.spin, provider=self.provider
-        )
+        return self._with_slots(self.running.load(found))
 
     def _with_slots(self, model: Any, drafts: Any = None) -> tuple[Any, Any]:
         from edge.apps.serve.slots import make_slots
@@ -275,11 +276,11 @@ def _key(option: str | None, no_key: bool) -> tuple[str | None, bool]:
 
 
 def _settings(
-    folder: Path, key: str | None, host: str,
-    allow_host: list[str], allow_origin: list[str], limits: ServerLimits,
-) -> ServerSettings:  # fmt: skip
+    folder: Path, key: str | None, host: str, callers: CallerOptions, limits: ServerLimits
+) -> ServerSettings:
     from edge.apps.serve.settings import ServerSettings
 
+    allow_host, allow_origin = callers.allow_host or [], callers.allow_origin or []
     loopback = {"localhost", "127.0.0.1", "::1"}
     for origin in allow_origin:
         if not origin.partition("://")[2] or origin.endswith("/"):

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from edge.apps import exporter
-from edge.apps.learning import Label, Learning, grouped, learns, picture_of, report
+from edge.apps.learning import Label, Learning, learns, picture_of, report
+from edge.apps.programs import grouped
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from edge.apps import exporter
-from edge.apps.learning import Learning, grouped, learns, picture_of, report
+from edge.apps.learning import Learning, learns, picture_of, report
+from edge.apps.programs import grouped
 
 Tuned = Annotated[
     str, typer.Argument(help="Checkpoint that learns: what edge distill made, or any other.")
