@@ -172,9 +172,8 @@ def by_kind(text: str) -> dict[str, str]:
 def describe(summary: ExportSummary) -> str:
     """What was made, in a few lines."""
     manifest = summary.manifest
-    kinds = [layer.kind for layer in manifest.model.layers]
-    layers = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    bundle = sum(entry.size for entry in manifest.files)
+    layers = ", ".join(f"{count} {kind}" for kind, count in manifest.model.kinds.items())
+    bundle = manifest.nbytes
     graph = manifest.entry(DEVICE_GRAPH_FILE)
     lines = [
         f"{summary.path}",

@@ -33,6 +33,18 @@ def needs(doing: str, kind: type[EdgeError] = ExportError, *extras: str) -> None
 
 
 @contextmanager
+def packages_of(extra: str, doing: str, kind: type[EdgeError] = EdgeError) -> Iterator[None]:
+    """Make a package that cannot be imported an error that names the extra which brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise kind(
+            f"{doing} needs the package {missing.name}",
+            remedy=f"pip install 'mamba-edge[{extra}]'; in a checkout, make test does",
+        ) from None
+
+
+@contextmanager
 def options_checked() -> Iterator[None]:
     """Make what is refused of an option's value a mistake in usage. A file that is refused, which
     an option names, is none.

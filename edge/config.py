@@ -18,6 +18,7 @@ Symbols (Mamba, arXiv 2312.00752; Mamba-2, arXiv 2405.21060):
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Union
 
 from pydantic import Field, model_validator
@@ -103,6 +104,11 @@ class ModelConfig(Grown):
     def parallel(self, index: int) -> bool:
         """Whether a layer reads the residual stream as the one before it did."""
         return self.layers[index].is_parallel
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many layers there are of each kind, in the order of the first ones."""
+        return dict(Counter(layer.kind for layer in self.layers))
 
     @property
     def has_attention(self) -> bool:

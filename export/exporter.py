@@ -80,7 +80,7 @@ class ExportSummary:
             "path": str(self.path),
             "parameters": self.parameters,
             "checkpoint_bytes": self.checkpoint_bytes,
-            "bundle_bytes": sum(entry.size for entry in self.manifest.files),
+            "bundle_bytes": self.manifest.nbytes,
             "kernels": {
                 name: {"kernels": count, "bytes": size}
                 for name, (count, size) in sizes(self.manifest).items()
@@ -237,7 +237,7 @@ def _text_choice(
 
 def size_line(manifest: Manifest, count: int) -> str:
     """Recipe, size, and share of `count` fp32 parameters."""
-    size = sum(entry.size for entry in manifest.files)
+    size = manifest.nbytes
     if manifest.quantization.recipe == "fp32":
         return f"fp32: {size / 1e6:.1f} MB"
     share = f"{size / 1e6:.1f} MB, {size / (4 * count):.2f} of fp32"

@@ -58,7 +58,7 @@ def add_targets(
             path=writer.target,
             manifest=written,
             parameters=count,
-            checkpoint_bytes=sum(entry.size for entry in manifest.files),
+            checkpoint_bytes=manifest.nbytes,
             accuracy="what it was: the graph and the weights are the same",
             verdict=f"{size_line(written, count)}; weights as they were",
             unplanned=added.unplanned,

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from edge.apps.exits import leave
-from edge.apps.measure.machine import BUSY, OtherLoad, machine, stamp
+from edge.apps.measure.machine import OtherLoad
 from edge.apps.measure.stopwatch import Say, without_collections
 from edge.apps.measure.table import FigureTable, show, two
 from edge.apps.options import AsJson, read_shape
@@ -80,12 +80,7 @@ def bench(
     ), strict=True))  # fmt: skip
     tried = {way: how for way, how in every.items() if way in chosen}
     rows = [*_real(model, drafter, sets, tried, heats, tokens, rounds, say)]
-    share = others.share()
-    facts = {
-        "date": stamp(),
-        "machine": machine(),
-        "used_by_others": share,
-        "trustworthy": share <= BUSY,
+    facts = others.facts() | {
         "target": target,
         "draft": draft,
         "threads": threads,

@@ -24,7 +24,7 @@ from edge.apps.bench.drafts import spread
 from edge.apps.evaluate.score import RunReader, nats
 from edge.apps.evaluate.windows import TextRun, Windows
 from edge.apps.exits import leave
-from edge.apps.measure.machine import OtherLoad, machine, stamp
+from edge.apps.measure.machine import OtherLoad
 from edge.apps.measure.table import FigureTable, show, two
 from edge.apps.options import AsJson
 from edge.apps.programs import Program
@@ -99,8 +99,7 @@ def bench(
     }
     rows = compare(bytes_, texts, written)
     if as_json:
-        facts = {
-            "date": stamp(), "machine": machine(), "used_by_others": others.share(),
+        facts = others.facts() | {
             "target": target, "draft": draft, "draft_tokens": draft_tokens, "prompts": len(texts),
             "bytes": length, "threads": threads, "rows": [asdict(row) for row in rows],
         }  # fmt: skip

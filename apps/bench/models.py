@@ -246,29 +246,23 @@ def transformers_model(config: ModelConfig) -> Any:
     import torch
     from transformers import MambaConfig, MambaForCausalLM
 
+    from edge.export.checkpoint.state_spaces import place_transformers
+
     theirs = MambaConfig(
         vocab_size=config.vocab_size, hidden_size=config.d_model,
         num_hidden_layers=len(config.layers), time_step_rank=_mamba1(config).dt_rank,
         tie_word_embeddings=True,
     )  # fmt: skip
     model: Any = MambaForCausalLM(theirs)
-    weights = {}
-    for name, tensor in mamba_tensors(config).items():
-        stored = tensor[:, None] if name.endswith("conv1d.weight") else tensor
-        weights[_transformers_name(name)] = torch.tensor(stored)
+    tensors, places = mamba_tensors(config), place_transformers(config).pieces
+    weights = {
+        place.source: torch.tensor(tensors[name]).reshape(place.source_shape)
+        for name, place in places.items()
+    }
     absent, unknown = model.load_state_dict(weights, strict=False)
     assert absent == ["lm_head.weight"] and not unknown  # it is the embedding
     model.tie_weights()
     return model.eval()
-
-
-def _transformers_name(name: str) -> str:
-    if name.startswith("embedding."):
-        return "backbone.embeddings.weight"
-    if not name.startswith("layers.") or name.endswith(".norm.weight"):
-        return f"backbone.{name}"
-    _, index, rest = name.split(".", 2)
-    return f"backbone.layers.{index}.mixer.{rest}"
 
 
 def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:

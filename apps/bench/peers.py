@@ -128,7 +128,7 @@ class EdgePeer:
         if not ort:
             self.note = f"engine {engine}: the launch plan over compiled kernels"
         with open_bundle(path) as bundle:
-            self.weight_bytes = sum(entry.size for entry in bundle.manifest.files)
+            self.weight_bytes = bundle.manifest.nbytes
             provider = "cpu" if ort else None
             self._engine = open_engine(
                 bundle, engine, threads=threads, spin=spin, provider=provider

@@ -19,7 +19,7 @@ from edge.apps.bench.constrained import mask_table, masks
 from edge.apps.bench.models import SHAPES, model_named
 from edge.apps.bench.peers import PEERS, RUN, ModelFolder, Peer, Tokens, TransformersPeer, missing
 from edge.apps.measure.agreement import Agreement, Logits, agreement
-from edge.apps.measure.machine import BUSY, OtherLoad, installed, machine, stamp
+from edge.apps.measure.machine import OtherLoad, installed
 from edge.apps.measure.ort_profile import breakdown
 from edge.apps.measure.run_cost import DECODE, PREFILL, RunKind, ranked
 from edge.apps.measure.stopwatch import PAUSE, Say, in_turn, seconds, silent, without_collections
@@ -80,14 +80,10 @@ def run(
     others = OtherLoad()
     for name, times in timed(peers, reference.long[:PREFILL_TOKENS], rounds, say).items():
         results[name] |= times
-    share = others.share()
+    head = others.facts()
     expected = [*_expected(results)]
-    return {
-        "date": stamp(),
+    return head | {
         "command": command,
-        "machine": machine(),
-        "used_by_others": share,
-        "trustworthy": share <= BUSY,
         "versions": {name: installed(name) for name in PACKAGES},
         "shape": {"name": shape, "parameters": parameters(config)},
         "threads": threads,

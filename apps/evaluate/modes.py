@@ -22,8 +22,9 @@ from edge.apps.evaluate.score import (
 from edge.apps.evaluate.tasks import run_tasks
 from edge.apps.evaluate.texts import total_bytes
 from edge.apps.evaluate.windows import TextSource, reading
+from edge.apps.exporter import packages_of
 from edge.apps.progress import load, stages
-from edge.errors import EdgeError, InputError
+from edge.errors import InputError
 from edge.runtime.model import Model
 
 # ids of a window that the reference ops read, unless told otherwise
@@ -198,10 +199,5 @@ def _pair(request: EvalRequest, against: str, tokens: int) -> tuple[Model, Model
 
 def _reference(option: str) -> Any:
     """The module that needs the reference ops. Raises EdgeError without torch or onnx."""
-    try:
+    with packages_of("export", option):
         return import_module("edge.apps.evaluate.sensitivity")
-    except ModuleNotFoundError as missing:
-        raise EdgeError(
-            f"needs the package {missing.name}", field=option,
-            remedy="pip install 'mamba-edge[export]'",
-        ) from None  # fmt: skip

@@ -112,7 +112,6 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
     from edge.runtime.layout import StateLayout
 
     manifest = bundle.manifest
-    kinds = [layer.kind for layer in manifest.model.layers]
     state = StateLayout.of(manifest.model, capacity=context, dtypes=manifest.state_dtypes)
     slid = state.sliding(window=DEFAULT_WINDOW, chunk=manifest.limits.chunk)
     weights = manifest.entry("weights.bin")
@@ -120,7 +119,7 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
     return {
         "bundle": str(bundle.path),
         "family": manifest.model.family,
-        "layers": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+        "layers": manifest.model.kinds,
         "d_model": manifest.model.d_model,
         "vocab_size": manifest.model.vocab_size,
         "parameters": parameters(manifest.model),

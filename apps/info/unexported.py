@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge.apps.exporter import packages_of
 from edge.apps.info.boards import MemoryBudget
 from edge.apps.units import megabytes
 from edge.bundle import store
@@ -43,13 +44,8 @@ def read(name: str) -> tuple[Layout, list[str]]:
     Raises CheckpointError; PullError where the hub does not have it; InputError without the extra
     `export`.
     """
-    try:
+    with packages_of("export", "reading a config", InputError):
         from edge.export.checkpoint import read_layout
-    except ModuleNotFoundError as missing:
-        raise InputError(
-            f"reading a config needs the package {missing.name}",
-            remedy="pip install 'mamba-edge[export]'; in a checkout, make test does",
-        ) from None
     path = Path(name)
     if path.exists():
         return read_layout(path)
@@ -73,14 +69,13 @@ def collect(
 
     layout, unknown = read(name)
     config = layout.config
-    kinds = [layer.kind for layer in config.layers]
     state = StateLayout.of(config, capacity=context, dtypes=state_dtypes(layout, RECIPES[0]))
     state = state.sliding(window=DEFAULT_WINDOW, chunk=CHUNK)
     return {
         "config": name,
         "family": config.family,
         "unknown_fields": unknown,
-        "layers": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+        "layers": config.kinds,
         "d_model": config.d_model,
         "vocab_size": config.vocab_size,
         "max_context": config.max_context,

@@ -221,6 +221,16 @@ class OtherLoad:
         others = (busy - self._system[0]) - (own - self._own)
         return min(1.0, max(0.0, others / total))
 
+    def facts(self) -> dict[str, Any]:
+        """What a report begins with: when and where it was measured, and among whom."""
+        share = self.share()
+        return {
+            "date": stamp(),
+            "machine": machine(),
+            "used_by_others": share,
+            "trustworthy": share <= BUSY,
+        }
+
 
 def _busy_and_all() -> tuple[float, float]:
     times = psutil.cpu_times()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.parse import quote
 
+from edge.apps.exporter import packages_of
 from edge.apps.models.download import RemoteFile, ask, fetch
 from edge.bundle import Manifest
 from edge.bundle.reader import MAX_MANIFEST
@@ -84,14 +85,9 @@ class HubModel:
 
 def _hub() -> Any:
     """The package. Raises PullError without it."""
-    try:
+    with packages_of("hub", "the hub", PullError):
         import huggingface_hub
         import huggingface_hub.utils
-    except ModuleNotFoundError as missing:
-        raise PullError(
-            f"the hub needs the package {missing.name}",
-            remedy="pip install 'mamba-edge[hub]'; in a checkout, make test does",
-        ) from None
     return huggingface_hub
 
 

@@ -112,15 +112,11 @@ def _row(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "family": manifest.model.family,
-        "bytes": _bytes(manifest),
+        "bytes": manifest.nbytes,
         "recipe": manifest.quantization.recipe,
         "context": manifest.model.max_context,
         "last_used": store.last_used(name),
     }
-
-
-def _bytes(manifest: Manifest) -> int:
-    return sum(entry.size for entry in manifest.files)
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
@@ -152,7 +148,6 @@ def _ago(when: float | None) -> str:
 
 def _facts(name: str, path: Path, manifest: Manifest) -> dict[str, Any]:
     origin, tokenizer = manifest.provenance, manifest.tokenizer
-    kinds = [layer.kind for layer in manifest.model.layers]
     card = manifest.entry("README.md")
     return {
         "name": name,
@@ -161,10 +156,10 @@ def _facts(name: str, path: Path, manifest: Manifest) -> dict[str, Any]:
         "revision": origin.revision,
         "licence": origin.licence,
         "family": origin.family,
-        "layers": ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)),
+        "layers": ", ".join(f"{count} {kind}" for kind, count in manifest.model.kinds.items()),
         "parameters": parameters(manifest.model),
         "recipe": manifest.quantization.recipe,
-        "bytes": _bytes(manifest),
+        "bytes": manifest.nbytes,
         "context": manifest.model.max_context,
         "tokenizer": f"{tokenizer.kind}, {tokenizer.vocab_size} tokens",
         "chat_template": manifest.chat_template is not None,

@@ -85,7 +85,7 @@ def pull(
         facts = {"name": made.name, "path": str(made), "recipe": manifest.quantization.recipe}
         say(json.dumps(facts | manifest.provenance.model_dump(exclude_none=True), indent=1))
         return
-    size = megabytes(sum(entry.size for entry in manifest.files))
+    size = megabytes(manifest.nbytes)
     say(f"{made.name}: {manifest.quantization.recipe}, {size}\ntry it: edge run {made.name}")
 
 
@@ -289,7 +289,7 @@ def _take_bundle(folder: Path, target: Path, quant: str) -> Path:
         manifest = bundle.manifest
         if (recipe := manifest.quantization.recipe) != quant:
             say(f"note: it is a bundle in {recipe}, which it stays", file=sys.stderr)
-        check_room(target, sum(entry.size for entry in manifest.files))
+        check_room(target, manifest.nbytes)
         with BundleWriter(target) as writer:
             for entry in manifest.files:
                 shutil.copyfile(folder / entry.path, writer.path(entry.path))

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.apps import options, terminal
+from edge.apps import exporter, options, terminal
 from edge.apps.programs import grouped
-from edge.errors import EdgeError, InputError
+from edge.errors import InputError
 from edge.runtime.engines import check_provider
 
 if TYPE_CHECKING:
@@ -170,13 +170,8 @@ def serve(
     from edge.bundle import open_bundle
     from edge.runtime.model import resolve
 
-    try:
+    with exporter.packages_of("server", "serving"):
         from edge.apps.serve import run
-    except ModuleNotFoundError as missing:
-        raise EdgeError(
-            f"serving needs the package {missing.name}",
-            remedy="pip install 'mamba-edge[server]'; in a checkout, make test does",
-        ) from None
     # before anybody is told where to connect
     check_provider(running.engine, running.provider)
     folder = resolve(bundle)

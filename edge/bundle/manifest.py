@@ -163,6 +163,11 @@ class Manifest(_ManifestModel):
             raise ValueError("; ".join(faults))
         return self
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files)
+
     def entry(self, path: str) -> FileEntry | None:
         """The entry of a listed file, or None."""
         return next((entry for entry in self.files if entry.path == path), None)
