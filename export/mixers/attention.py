@@ -17,8 +17,8 @@ from edge.export.mixers.base import (
     Scale,
     State,
     Stored,
-    plain_convolution,
 )
+from edge.export.mixers.mamba import convolution
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
@@ -178,15 +178,13 @@ class AttentionExport(MixerExport[AttentionConfig]):
             heads = self.config.n_heads
             whole = (shape[0], heads * self.wide)
             return Stored(name, whole, lambda w: self._unpadded(w.T, 0, heads, self.wide).T)
-        if name == "conv1d.weight":
-            return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
         if module in _NORMS:
             heads, wide = self.parts[_NORMS[module]]
             own = heads if self.config.qk_whole else 1
             return Stored(
                 name, (heads * wide,), lambda w: self._unpadded(w, 0, own, wide) / self._spread()
             )
-        return None
+        return super().stored(name, shape)
 
     def _spread(self) -> np.float32:
         """What the root of a head's mean square shrinks by when zeros fill it up."""
@@ -211,7 +209,7 @@ class AttentionExport(MixerExport[AttentionConfig]):
         heads, kv = c.n_heads, c.n_kv_heads
         qkv = at.linear("qkv_proj", u, "qkv", c.qkv_bias)
         if c.d_conv is not None:
-            qkv = plain_convolution(at, qkv, c.conv_channels, c.d_conv, bias=True)
+            qkv = convolution(at, c, qkv, bias=True, op="CausalConvPlain")
         if c.gates:
             own = (heads + 2 * kv) * wide
             qkv, gate = at.split(qkv, {"qkv_own": own, "gate": self._rows - own})

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -88,6 +87,8 @@ class MixerExport(ABC, Generic[C]):
 
         The inverse of `weight`, and of what `nodes` does to small weights.
         """
+        if name == "conv1d.weight":
+            return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
         return None
 
     def plan(self, planner: LayerPlanner) -> LayerPlan:
@@ -116,23 +117,3 @@ class Conv1d(nn.Module):
         """With SiLU."""
         run = causal_conv1d_training if torch.is_grad_enabled() else causal_conv1d
         return run(x, conv_state, self.weight, self.bias)
-
-
-def plain_convolution(at: LayerGraph, x: str, channels: int, width: int, bias: bool) -> str:
-    """Without SiLU, fp32; binds the layer's conv_state and emits its kept rows."""
-    g, rows = at.g, width - 1
-    state = g.input(at.named("conv_state"), "f32", [rows, "B", channels])
-    weight = g.weight(at.named("conv1d.weight"), lambda w: w.T[:, None, :])
-    offset = at.named("conv1d.bias")
-    if bias:
-        g.weight(offset)
-    else:
-        g.constant(offset, np.zeros(channels, np.float32))
-    taps, kept_taps = at.shared.taps[width]
-    y, states = g.call(
-        "CausalConvPlain",
-        [x, state, taps, kept_taps, weight, offset],
-        [at.named("conv"), at.named("conv_states")],
-    )
-    g.output(states, ["R", rows, "B", channels])
-    return y

@@ -94,13 +94,11 @@ class GatedDeltaNetExport(MixerExport[GatedDeltaNetConfig]):
             start = sum(rows[before] for before in order[: order.index(module)])
             joined = (sum(rows.values()), *shape[1:])
             return Stored("in_proj.weight", joined, lambda w: w[start : start + rows[module]])
-        if name == "conv1d.weight":
-            return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
         if name == "A_log":
             return Stored(name, shape, log_of_rate)
         if name == "gated_norm.weight":
             return Stored(name, (self.config.d_inner,), lambda w: w[: self.config.head_dim])
-        return None
+        return super().stored(name, shape)
 
     def nodes(self, at: LayerGraph, u: ProductInput) -> str:
         c, g = self.config, at.g

@@ -27,12 +27,11 @@ from edge.export.quantize.observers import scale_of as scale_for
 from edge.export.quantize.plan import LayerPlan, Rounding, ScanPlan, Static
 from edge.export.quantize.weights import I8, dequantize_int8, quantize_int8
 from edge.launch import DType
-from edge.mixers.gated_deltanet import GatedDeltaNetConfig
+from edge.mixers.base import MixerConfig
 from edge.mixers.mamba1 import Mamba1Config
 from edge.mixers.mamba2 import Mamba2Config
 
 M = TypeVar("M", Mamba1Config, Mamba2Config)
-Convolved = Mamba1Config | Mamba2Config | GatedDeltaNetConfig
 Change = Callable[[F32], F32]
 Sites = dict[str, Rounding | None]
 
@@ -122,11 +121,9 @@ class MambaExport(MixerExport[M]):
         return self.fused(at, u) if is_fused(at.plan) else self.floating(at, u)
 
     def stored(self, name: str, shape: tuple[int, ...]) -> Stored | None:
-        if name == "conv1d.weight":
-            return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
         if name == "A_log":
             return Stored(name, shape[::-1], lambda a: log_of_rate(a).T)
-        return None
+        return super().stored(name, shape)
 
     def convolution(self, at: LayerGraph, x: str) -> str:
         """`convolution`, with weights that may be rounded."""
@@ -203,16 +200,18 @@ class MambaExport(MixerExport[M]):
 
 def convolution(
     at: LayerGraph,
-    config: Convolved,
+    config: MixerConfig,
     x: str,
     parts: Sequence[int] = (),
     bias: bool = False,
+    op: str = "CausalConv1d",
 ) -> str:
-    """Causal convolution with SiLU; binds the layer's conv_state and emits its kept rows.
-
-    `parts` are as in `constant_int8`.
+    """Causal convolution, by default with SiLU; binds the layer's conv_state and emits its kept
+    rows. `parts` are as in `constant_int8`.
     """
-    g, rows, channels = at.g, config.d_conv - 1, config.conv_channels
+    width, channels = config.conv_width, config.conv_channels
+    assert width is not None
+    g, rows = at.g, width - 1
     state = g.input(at.named("conv_state"), "f32", [rows, "B", channels])
     weight = constant(at, "conv1d.weight", _by_tap, parts)
     offset = at.named("conv1d.bias")
@@ -220,9 +219,9 @@ def convolution(
         constant(at, "conv1d.bias", None, parts)
     else:
         g.constant(offset, np.zeros(channels, np.float32))
-    taps, kept_taps = at.shared.taps[config.d_conv]
+    taps, kept_taps = at.shared.taps[width]
     y, states = g.call(
-        "CausalConv1d",
+        op,
         [x, state, taps, kept_taps, weight, offset],
         [at.named("conv"), at.named("conv_states")],
     )

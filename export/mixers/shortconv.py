@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from edge.export.mixers.base import Conv1d, MixerExport, State, Stored, plain_convolution
+from edge.export.mixers.base import Conv1d, MixerExport, State
+from edge.export.mixers.mamba import convolution
 from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import Matrix
@@ -37,17 +38,12 @@ class ShortConvExport(MixerExport[ShortConvConfig]):
             "out_proj": Matrix(d_model, d_model, "gated"),
         }
 
-    def stored(self, name: str, shape: tuple[int, ...]) -> Stored | None:
-        if name == "conv1d.weight":
-            return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
-        return None
-
     def nodes(self, at: LayerGraph, u: ProductInput) -> str:
         c, g, width = self.config, at.g, self.config.d_model
         joined = at.linear("in_proj", u, "BCx", c.bias)
         before, behind, x = at.split(joined, {"B": width, "C": width, "x": width})
         (x,) = g.call("Multiply", [x, before], [at.named("Bx")])
-        y = plain_convolution(at, x, width, c.d_conv, c.bias)
+        y = convolution(at, c, x, bias=c.bias, op="CausalConvPlain")
         (y,) = g.call("Multiply", [y, behind], [at.named("gated")])
         return at.linear("out_proj", y, "out", c.bias)
 
