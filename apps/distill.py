@@ -8,6 +8,7 @@ import typer
 
 from edge.apps import exporter
 from edge.apps.learning import Label, Learning, learns, picture_of, report
+from edge.apps.options import numbers
 from edge.apps.programs import grouped
 from edge.errors import InputError
 
@@ -80,9 +81,4 @@ def _shares(text: str | None, layers: str) -> tuple[float, ...]:
             "says which blocks lose attention, so --keep-attention has nothing to say",
             field="--layers", remedy="leave one of them out",
         )  # fmt: skip
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"{text!r:.60} is not made of numbers", field="--keep-attention", remedy="such as 0.5"
-        ) from None
+    return numbers(text, float, "--keep-attention", "0.75,0.5")

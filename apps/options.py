@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -18,6 +18,7 @@ from edge.runtime.engines import CHOICES, ENGINES
 if TYPE_CHECKING:
     from edge.runtime.model import Model
 
+Number = TypeVar("Number", int, float)
 _RUNNING = "Running the model"  # the panel of these options in help texts
 
 
@@ -182,12 +183,27 @@ def read_shape(
         )
     if tree is None or tree == "ucb":
         return None if tree is None else "ucb"
+    return numbers(tree, int, "--draft-tree", "3,2,1")
+
+
+def numbers(text: str, kind: type[Number], option: str, such_as: str) -> tuple[Number, ...]:
+    """`128,512` as numbers. Raises InputError."""
     try:
-        return tuple(int(count) for count in tree.split(","))
+        return tuple(kind(part) for part in text.split(","))
     except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
         raise InputError(
-            f"{tree!r:.60} is not a list of numbers", field="--draft-tree", remedy="such as 3,2,1"
+            f"{text!r:.60} is not a list of {what}", field=option, remedy=f"such as {such_as}"
         ) from None
+
+
+def write_text(path: Path, text: str, option: str) -> None:
+    """Write the file that an option names. Raises InputError."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as problem:
+        said = f"cannot be written: {problem.strerror}"
+        raise InputError(said, file=path, field=option) from problem
 
 
 def self_drafting_note(target: Model, draft: Model | Literal["ngram"] | None) -> str | None:

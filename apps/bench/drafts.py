@@ -20,7 +20,7 @@ from edge.apps.exits import leave
 from edge.apps.measure.machine import OtherLoad
 from edge.apps.measure.stopwatch import Say, without_collections
 from edge.apps.measure.table import FigureTable, show, two
-from edge.apps.options import AsJson, read_shape
+from edge.apps.options import AsJson, numbers, read_shape
 from edge.apps.profile.draft_costs import measure as measure_costs
 from edge.apps.profile.drafts import (
     NONE,
@@ -63,7 +63,7 @@ def bench(
 ) -> None:  # fmt: skip
     """Measure drafting by a chain, a tree, the bandit and look-up, in turn with none."""
     shape = read_shape(None, tree, False)
-    heats = _numbers(temperatures)
+    heats = numbers(temperatures, float, "--temperatures", "0,1")
     chosen = WAYS if ways is None else ways.split(",")
     if wrong := [way for way in chosen if way not in WAYS]:
         raise InputError(f"unknown way {wrong[0]!r:.40} (choose {', '.join(WAYS)})", field="--ways")
@@ -93,14 +93,6 @@ def bench(
         print(json.dumps(facts, indent=1, allow_nan=False))
     else:
         show(parts(facts))
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        message = f"{text!r:.40} is not a list of numbers"
-        raise InputError(message, field="--temperatures", remedy="such as 0,1") from None
 
 
 # -- real drafts ----------------------------------------------------------------------------------

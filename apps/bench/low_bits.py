@@ -25,6 +25,7 @@ from edge.apps.evaluate.sensitivity import ALL, Rounder, Site, measure_sites, si
 from edge.apps.evaluate.windows import TextSource, Windows
 from edge.apps.exits import leave
 from edge.apps.measure.table import FigureTable, show
+from edge.apps.options import numbers
 from edge.apps.programs import Program
 from edge.runtime.model import load
 
@@ -43,6 +44,8 @@ def bench(
     bits: Annotated[str, typer.Option(help="Of every activation.")] = "6,4",
 ) -> None:
     """Measure other roundings beside a bundle's own, each against the floating model."""
+    clipped = numbers(percentiles, float, "--percentiles", "99,99.9")
+    counts = numbers(bits, int, "--bits", "6,4")
     this, other = (load(name, threads=1) for name in (bundle, floating))
     (whole,) = (site for site in sites(this, other) if site.name == ALL)
     named = {value: site_name(other.config, value, False) for value in whole.values}
@@ -54,10 +57,10 @@ def bench(
     seen = {value: Seen() for value, name in named.items() if name.endswith(X)}
     if seen:
         measure_sites(other, [Site("x", "activation", dict(seen))], learned)
-    for name, way in ways(map(float, percentiles.split(","))).items() if seen else ():
+    for name, way in ways(clipped).items() if seen else ():
         changed = {value: way(torch.cat(x.parts)) for value, x in seen.items()}
         tried.append(replace(whole, name=f"x {name}", values={**whole.values, **changed}))
-    for count in map(int, bits.split(",")):
+    for count in counts:
         fewer = {
             value: FewerBits(x.scale, x.turn, x.threshold, count)
             for value, x in whole.values.items() if isinstance(x, ValueRounding)

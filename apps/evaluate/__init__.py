@@ -110,7 +110,7 @@ def evaluate(
     elif sensitivity:
         facts = modes.sensitivity(request, against, each_layer)
         if svg is not None:
-            _write(svg, report.draw(facts))
+            options.write_text(svg, report.draw(facts), "--svg")
     else:
         facts = modes.divergence(request, against)
     if as_json:
@@ -131,12 +131,3 @@ def _needs(faults: Faults, option: str, value: object, others: Mapping[str, obje
     for name, other in others.items():
         if other is not None and not value:
             faults.add(name, f"needs {option}")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as problem:
-        raise InputError(
-            f"cannot be written: {problem.strerror}", file=path, field="--svg"
-        ) from None

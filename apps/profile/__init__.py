@@ -129,12 +129,7 @@ def _drafting(
 
 def _lengths(text: str, option: str) -> tuple[int, ...]:
     """`128,512`: in this order, each once. Raises InputError."""
-    try:
-        found = list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        raise InputError(
-            f"{text!r:.60} is not a list of whole numbers", field=option, remedy=f"{option} 128,512"
-        ) from None
+    found = list(dict.fromkeys(options.numbers(text, int, option, f"{option} 128,512")))
     if min(found) < 1 or max(found) > MOST:
         raise InputError(f"lengths are 1 to {MOST}, not {text:.60}", field=option)
     return tuple(found)
@@ -157,9 +152,4 @@ def _write_page(path: Path, facts: dict[str, Any], result: ProfileResult) -> Non
 
     if not plots.available():
         say(page.NO_PICTURES, file=sys.stderr)
-    try:
-        path.write_text(page.render(facts, result), encoding="utf-8")
-    except OSError as problem:
-        raise InputError(
-            f"cannot be written: {problem.strerror}", file=path, field="--html"
-        ) from problem
+    options.write_text(path, page.render(facts, result), "--html")

@@ -21,6 +21,7 @@ from edge.apps.exits import REFUSED, leave
 from edge.apps.measure.machine import installed
 from edge.apps.measure.roofline import device_roof
 from edge.apps.measure.table import ABSENT
+from edge.apps.options import numbers
 from edge.apps.programs import Program
 from edge.bundle import open_bundle
 from edge.config import ModelConfig
@@ -54,7 +55,7 @@ def gpu(
 
     OUT is rewritten after every model, so what was measured is kept if the machine is lost.
     """
-    lengths = tuple(int(part) for part in prompts.split(","))
+    lengths = numbers(prompts, int, "--prompts", "512,1024")
     cases = [(name, quant) for name in models.split(",") for quant in recipes.split(",")]
     with tempfile.TemporaryDirectory(prefix="edge-gpu-") as temporary:
         folder = bundles or Path(temporary)
