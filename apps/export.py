@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edge.apps import exporter, options, progress
+from edge.apps.programs import grouped
 from edge.apps.terminal import say
 from edge.apps.units import kernel_line, megabytes, tensorrt_line
 from edge.bundle.kernels import DEVICE_GRAPH_FILE, sizes
@@ -36,6 +38,63 @@ class EndType(Enum):
     fp16 = "fp16"
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions:
+    """A group of options: how a checkpoint's tensors are kept, and what they are calibrated on."""
+
+    quant: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights alone: fp32, fp16, w8, w4, w4a16. Activations too: w8a8 (Quamba), "
+            "w8a8-o, w4a8; to compare: w8a8-static, -dynamic, -smoothquant, -hadamard, -llm-int8. "
+            "[default: fp16]"
+        ),
+    ] = None
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Other recipes for kinds of layers: attention=fp16,mlp=w4a16."),
+    ] = None
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Text to find scales on: UTF-8, or .jsonl. [default: greetings]"),
+    ] = None
+    calibrate_sequences: Annotated[
+        int | None, typer.Option(min=1, help="How many sequences of it. [default: 128]")
+    ] = None
+    calibrate_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of each. [default: 512]")
+    ] = None
+    percentile: Annotated[
+        float | None,
+        typer.Option(help="Share of the scan's inputs not clipped, in %. [default: by size]"),
+    ] = None
+    ssm_state: Annotated[
+        StateType | None, typer.Option(help="How Mamba layers keep their state. [default: fp32]")
+    ] = None
+    kv_cache: Annotated[
+        CacheType | None,
+        typer.Option(help="How attention keeps keys and values. [default: the recipe's]"),
+    ] = None
+    embedding: Annotated[
+        EndType | None, typer.Option(help="How the embedding is kept. [default: the recipe's]")
+    ] = None
+    head: Annotated[
+        EndType | None, typer.Option(help="How the head is kept. [default: the recipe's]")
+    ] = None
+    groups: Annotated[
+        bool, typer.Option("--groups", help="Scales for groups of Mamba-2's x, B and C.")
+    ] = False
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Tokenizer file or folder, or bytes, when there is none.")
+    ] = None
+
+    def read(self) -> dict[str, Any]:
+        """By the names of `export_checkpoint`. Raises ExportError for layers that name nothing."""
+        given = {n: v.value if isinstance(v, Enum) else v for n, v in vars(self).items()}
+        return given | {"quant": self.quant or "fp16", "layers": by_kind(self.layers or "")}
+
+
+@grouped
 def export(
     checkpoint: Annotated[
         str,
@@ -44,58 +103,15 @@ def export(
             "read; with --target and no --quant any bundle, which keeps its weights."
         ),
     ],
+    *,
     output: Annotated[Path, typer.Option("-o", "--output", help="Bundle folder to write.")],
-    quant: Annotated[
-        str | None,
-        typer.Option(
-            help="Weights alone: fp32, fp16, w8, w4, w4a16. Activations too: w8a8 (Quamba), "
-            "w8a8-o, w4a8; to compare: w8a8-static, -dynamic, -smoothquant, -hadamard, -llm-int8. "
-            "[default: fp16]"
-        ),
-    ] = None,
+    weights: WeightOptions,
     target: Annotated[
         list[str] | None,
         typer.Option(
             help="GPUs to compile kernels for: sm_87,sm_89 or names of boards (orin-nano, …); "
             "the CPU is always one. Needs Triton."
         ),
-    ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(help="Other recipes for kinds of layers: attention=fp16,mlp=w4a16."),
-    ] = None,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(help="Text to find scales on: UTF-8, or .jsonl. [default: greetings]"),
-    ] = None,
-    calibrate_sequences: Annotated[
-        int | None, typer.Option(min=1, help="How many sequences of it. [default: 128]")
-    ] = None,
-    calibrate_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of each. [default: 512]")
-    ] = None,
-    percentile: Annotated[
-        float | None,
-        typer.Option(help="Share of the scan's inputs not clipped, in %. [default: by size]"),
-    ] = None,
-    ssm_state: Annotated[
-        StateType | None, typer.Option(help="How Mamba layers keep their state. [default: fp32]")
-    ] = None,
-    kv_cache: Annotated[
-        CacheType | None,
-        typer.Option(help="How attention keeps keys and values. [default: the recipe's]"),
-    ] = None,
-    embedding: Annotated[
-        EndType | None, typer.Option(help="How the embedding is kept. [default: the recipe's]")
-    ] = None,
-    head: Annotated[
-        EndType | None, typer.Option(help="How the head is kept. [default: the recipe's]")
-    ] = None,
-    groups: Annotated[
-        bool, typer.Option("--groups", help="Scales for groups of Mamba-2's x, B and C.")
-    ] = False,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Tokenizer file or folder, or bytes, when there is none.")
     ] = None,
     strict: Annotated[
         bool,
@@ -111,30 +127,17 @@ def export(
 
     architectures = _architectures(target or [])
     source = resolve(checkpoint)
-    of_weights = (
-        quant, layers, calibrate, calibrate_sequences, calibrate_length, percentile, ssm_state,
-        kv_cache, embedding, head, tokenizer, groups or None,
-    )  # fmt: skip
-    same_weights = bool(target) and all(option is None for option in of_weights)
     exporter.needs("exporting")
     from edge.export.checkpoint.bundle import is_bundle
     from edge.export.exporter import export_checkpoint
     from edge.export.retarget import add_targets
 
     with exporter.options_checked(), progress.stages("reading", 10) as show:
-        if same_weights and is_bundle(source):
+        if target and weights == WeightOptions() and is_bundle(source):
             summary = add_targets(source, output, architectures, progress=show)
         else:
             summary = export_checkpoint(
-                source, output,
-                quant=quant or "fp16", layers=by_kind(layers or ""),
-                calibrate=calibrate, calibrate_sequences=calibrate_sequences,
-                calibrate_length=calibrate_length, percentile=percentile,
-                ssm_state=None if ssm_state is None else ssm_state.value,
-                kv_cache=None if kv_cache is None else kv_cache.value,
-                embedding=None if embedding is None else embedding.value,
-                head=None if head is None else head.value,
-                groups=groups, tokenizer=tokenizer, strict=strict, verify=verify,
+                source, output, **weights.read(), strict=strict, verify=verify,
                 architectures=architectures, progress=show,
             )  # fmt: skip
     for line in (summary.notice or "").splitlines():
