@@ -12,26 +12,31 @@ times our `cpu` engine and llama.cpp in turn.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import pydoc_data.topics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from numpy.typing import NDArray
 
 from edge.apps.bench.peers import EdgePeer, LlamaPeer, Peer, missing
 from edge.apps.bench.run import Facts, timed, times
-from edge.apps.measure.agreement import Agreement, agreement, log_softmax
+from edge.apps.evaluate.score import Comparison, RunReader, Tally, nats
+from edge.apps.evaluate.windows import TextRun, Windows
+from edge.apps.exits import REFUSED, leave
+from edge.apps.measure.agreement import log_softmax
 from edge.apps.measure.machine import OtherLoad
-from edge.apps.measure.table import show
+from edge.apps.measure.table import FigureTable, show
 from edge.apps.models.index import fetch_wheel, unpack
+from edge.apps.options import AsJson
+from edge.apps.programs import Program
 from edge.apps.units import megabytes
 from edge.cpu import usable_cores
 from edge.export.exporter import export_checkpoint
@@ -63,6 +68,7 @@ MOST = {
     "w8": (1.04, 0.03), "w4": (1.02, 0.02), "w4a16": (1.02, 0.02), "w8a8": (1.06, 0.05),
 }  # fmt: skip
 NEAR_TIE = 0.5
+app = Program()
 
 
 @dataclass(frozen=True)
@@ -154,44 +160,30 @@ def make(file: Path, name: str, folder: Path, calibrate: Path) -> Path:
     return out
 
 
-def windows(tokens: Ints) -> Iterator[Ints]:
-    for start in range(0, len(tokens) - WINDOW + 1, WINDOW):
-        yield tokens[start : start + WINDOW]
-
-
+# windows of the text, and the judge's logits of all tokens of each but the last
 Judged = Sequence[tuple[Ints, Logits]]
 
 
 def compare(read: Callable[[Ints], Logits], judged: Judged, name: str, size: int) -> RecipeFigures:
-    """`read` gives the logits of all tokens of a window."""
-    nats, before, count, found = 0.0, 0.0, 0, []
+    """`read` gives the logits of all tokens of a window but the last."""
+    found = Comparison()
     for tokens, wanted in judged:
-        logits = read(tokens)
-        nats += nats_of(logits, tokens)
-        before += nats_of(wanted, tokens)
-        count += len(tokens) - 1
-        found.append(agreement(wanted, logits))
-    perplexity = float(np.exp(nats / count))
-    mean = Agreement(*np.mean([list(asdict(each).values()) for each in found], axis=0))
-    ratio = perplexity / float(np.exp(before / count))
-    return RecipeFigures(name, size, perplexity, ratio, float(mean.kl_nats), float(mean.top1))
+        found.add(tokens[1:], read(tokens), wanted)
+    facts = found.to_dict()
+    kl, top1 = facts["kl_nats_per_token"], facts["top1_agreement"]
+    assert kl is not None and top1 is not None
+    return RecipeFigures(name, size, found.this.perplexity, found.ratio, kl, top1)
 
 
 def compare_bundle(model: Model, judged: Judged, name: str, judge: Judge) -> RecipeFigures:
     """Read the windows, answer the prompts."""
-    state = model.engine.new_state(window=1, capacity=WINDOW)
+    reader, wanted = RunReader(model.engine, Windows(WINDOW, WINDOW)), np.arange(WINDOW) > 0
 
     def read(tokens: Ints) -> Logits:
-        state.clear()
-        parts = (
-            tokens[None, at : at + model.engine.chunk]
-            for at in range(0, WINDOW, model.engine.chunk)
-        )
-        return np.concatenate(
-            [model.engine.run(part, state, rows="all", commit=True)[0].copy() for part in parts]
-        )
+        run = TextRun(tokens, wanted, fresh=True, carried=False, first=True, bytes=0, words=0)
+        return np.concatenate([logits.copy() for _, logits in reader.read(run)])
 
-    size = sum(entry.size for entry in model.manifest.files)
+    size = model.manifest.nbytes
     found = compare(read, judged, name, size)
     same, gap, token_ms = answers(model, judge)
     return replace(found, same=same, gap=gap, token_ms=token_ms)
@@ -201,7 +193,10 @@ def compare_llama(file: Path, judged: Judged, vocab_size: int, threads: int) -> 
     peer = LlamaPeer(file, KIND, vocab_size, threads)
     try:
         return compare(
-            lambda tokens: peer.prefill(tokens, every_row=True), judged, LLAMA, peer.weight_bytes
+            lambda tokens: peer.prefill(tokens, every_row=True)[:-1],
+            judged,
+            LLAMA,
+            peer.weight_bytes,
         )
     finally:
         peer.close()
@@ -221,12 +216,6 @@ def in_turns(
     others = OtherLoad()
     found = timed(peers, tokens, rounds, lambda text: print(text, file=sys.stderr))
     return {"threads": threads, "used_by_others": others.share(), "peers": found}
-
-
-def nats_of(logits: Logits, tokens: Ints) -> float:
-    """-Σ ln p of all tokens but the first."""
-    told = log_softmax(logits[:-1])
-    return -float(told[np.arange(len(tokens) - 1), tokens[1:]].sum())
 
 
 def answers(model: Model, judge: Judge) -> tuple[int, float, float]:
@@ -265,76 +254,71 @@ def check(found: list[RecipeFigures]) -> list[str]:
     return wrong
 
 
-def table(found: list[RecipeFigures], judged: float) -> str:
-    lines = [
-        "| bundle | size | perplexity | of fp32's | KL, nats a token | top-1 | one token, ms |",
-        "|---|---|---|---|---|---|---|",
-        f"| transformers, fp32 | – | {judged:.2f} | 1 | 0 | 100 % | – |",
-    ]
+def table(found: list[RecipeFigures], judged: float) -> FigureTable:
+    rows = [("transformers, fp32", "–", f"{judged:.2f}", "1", "0", "100 %", "–")]
     for each in found:
         shown = "–" if each.token_ms is None else f"{each.token_ms:.1f}"
-        lines.append(
-            f"| `{each.name}` | {megabytes(each.size)} | {each.perplexity:.2f} | {each.ratio:.3f} "
-            f"| {each.kl:.4f} | {each.top1 * 100:.1f} % | {shown} |"
-        )
-    return "\n".join(lines)
+        rows.append((
+            f"`{each.name}`", megabytes(each.size), f"{each.perplexity:.2f}", f"{each.ratio:.3f}",
+            f"{each.kl:.4f}", f"{each.top1 * 100:.1f} %", shown,
+        ))  # fmt: skip
+    head = ("bundle", "size", "perplexity", "of fp32's", "KL, nats a token", "top-1",
+            "one token, ms")  # fmt: skip
+    return FigureTable(head, rows)
 
 
-def main() -> None:
-    """Fetch, export, compare; exit code 1 where 8 bits are not as good as they should be."""
-    options = argparse.ArgumentParser(prog="python -m edge.apps.bench.real")
-    options.add_argument("--folder", type=Path, default=Path("build/real"))
-    options.add_argument("--tokens", type=int, default=2048)
-    options.add_argument("--only", help=f"Bundles and {LLAMA}, as w8,w4.")
-    options.add_argument("--rounds", type=int, default=0, help="Time them in turn, so often.")
-    options.add_argument("--threads", type=int, default=usable_cores())
-    options.add_argument("--json", action="store_true")
-    given = options.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    file = fetch(given.folder)
+@app.command()
+def bench(
+    folder: Annotated[Path, typer.Option(help="What is fetched and made.")] = Path("build/real"),
+    tokens: Annotated[int, typer.Option(min=WINDOW, help="Of the text.")] = 2048,
+    only: Annotated[str | None, typer.Option(help=f"Bundles and {LLAMA}, as w8,w4.")] = None,
+    rounds: Annotated[int, typer.Option(min=0, help="Time them in turn, so often.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="To time with; 0 is one a core.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch, export, compare. Exit code 1: 8 bits are not as good as they should be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file, threads = fetch(folder), threads or usable_cores()
     calibrate, judged_on = texts()
-    (given.folder / "calibrate.txt").write_text(calibrate, "utf-8")
-    names = given.only.split(",") if given.only else [*BUNDLES, LLAMA]
+    (folder / "calibrate.txt").write_text(calibrate, "utf-8")
+    names = only.split(",") if only else [*BUNDLES, LLAMA]
     llama = LLAMA in names and not missing("llama-q4_0")
-    made = {
-        n: make(file, n, given.folder, given.folder / "calibrate.txt") for n in names if n != LLAMA
-    }
-    judge, before, vocab_size = Judge(file), 0.0, 0
+    made = {n: make(file, n, folder, folder / "calibrate.txt") for n in names if n != LLAMA}
+    judge, before = Judge(file), Tally()
     judged: list[tuple[Ints, Logits]] = []
     found: list[RecipeFigures] = []
     for name, path in made.items():
         model = load(path)
         if not judged:
-            ids = np.array(model.tokenizer.encode(judged_on[: 8 * given.tokens]), np.int64)
-            judged = [(w, judge.logits(w)) for w in windows(ids[: given.tokens])]
-            nats = sum(nats_of(logits, tokens) for tokens, logits in judged)
-            before = float(np.exp(nats / (len(judged) * (WINDOW - 1))))
-            vocab_size = model.config.vocab_size
+            ids = np.array(model.tokenizer.encode(judged_on[: 8 * tokens]), np.int64)
+            whole = ids[: min(tokens, len(ids)) // WINDOW * WINDOW].reshape(-1, WINDOW)
+            judged = [(window, judge.logits(window)[:-1]) for window in whole]
+            for window, logits in judged:
+                before.add(nats(logits, window[1:]))
         found.append(compare_bundle(model, judged, name, judge))
         print(found[-1], file=sys.stderr)
+    vocab_size = judge.model.config.vocab_size
     if llama:
-        found.append(compare_llama(file, judged, vocab_size, given.threads))
-    turns = (
-        in_turns(file, made, llama, vocab_size, given.threads, given.rounds) if given.rounds else {}
-    )
+        found.append(compare_llama(file, judged, vocab_size, threads))
+    turns = in_turns(file, made, llama, vocab_size, threads, rounds) if rounds else {}
     wrong = check(found)
     facts = {
         "python": platform.python_version(), "tokens": len(judged) * WINDOW,
-        "perplexity": before, "bundles": [asdict(each) for each in found], "wrong": wrong,
-        "in_turn": turns,
+        "perplexity": before.perplexity, "bundles": [asdict(each) for each in found],
+        "wrong": wrong, "in_turn": turns,
     }  # fmt: skip
-    print(json.dumps(facts, indent=1) if given.json else table(found, before))
-    if turns and not given.json:
-        show(
-            [
-                times(turns["peers"]),
-                f"{turns['used_by_others']:.0%} of the machine in use by others",
-            ]
-        )
+    if as_json:
+        print(json.dumps(facts, indent=1))
+    else:
+        show([table(found, before.perplexity)])
+        if turns:
+            busy = f"{turns['used_by_others']:.0%} of the machine in use by others"
+            show([times(turns["peers"]), busy])
     for each in wrong:
         print(f"error: {each}", file=sys.stderr)
-    sys.exit(1 if wrong else 0)
+    if wrong:
+        raise typer.Exit(REFUSED)
 
 
 if __name__ == "__main__":
-    main()
+    leave(app)
