@@ -225,11 +225,11 @@ def used_windows(
     return windows(fields, kinds, context)
 
 
-def head_size(fields: Fields, heads: int = 32) -> int:
-    """`head_dim`, or `hidden_size / num_attention_heads`; `heads` where they are not said."""
+def head_size(fields: Fields) -> int:
+    """`head_dim`, or `hidden_size / num_attention_heads`."""
     if "head_dim" in fields:
         return fields.integer("head_dim")
-    return head_dim(fields, fields.integer("num_attention_heads", heads))
+    return head_dim(fields, fields.integer("num_attention_heads", 32))
 
 
 def head_dim(fields: Fields, heads: int) -> int:
