@@ -1,4 +1,4 @@
-"""Products of 8- and 4-bit weights by the instructions of this processor, against plain ones.
+"""Products and rotations by the instructions of this processor, against plain ones.
 
 python -m tests.aarch64.products     on every instruction set there is; needs no torch
 """
@@ -11,10 +11,29 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.plugins.cpu.library import CallValue, CpuCall, CpuKernel, instruction_sets, library
+from edge.plugins.cpu.library import (
+    CallValue,
+    CpuCall,
+    CpuKernel,
+    CpuReader,
+    instruction_sets,
+    library,
+)
 
 # K of 384 is one block of every size; 29 rows are of the kernel for many
 BLOCKS, ROWS, OUTPUTS, COLUMNS = (16, 32, 64, 128), (1, 3, 17, 29), (33, 48), 384
+# of rotations: what is left of slow is of order 3 or 1, or nothing is made by doubling
+ROTATIONS = ((24, 64), (8, 32), (5, 12))
+
+
+def call(kernel: CpuKernel, arrays: list[NDArray], rows: int) -> None:
+    """Run a kernel of these arrays and a number of rows."""
+    values = (CallValue * (len(arrays) + 1))(*(CallValue(address=a.ctypes.data) for a in arrays))
+    values[len(arrays)] = CallValue(integer=rows)
+    made = CpuCall(kernel.handle, values, (rows, 1, 1))
+    pool = library().edge_cpu_pool(2, 1)
+    library().edge_cpu_run(pool, ctypes.byref(made), 1)
+    library().edge_cpu_pool_free(pool)
 
 
 def product(
@@ -33,12 +52,7 @@ def product(
     lines += [f"constant SHARED {block}", f"constant X_STRIDE {COLUMNS}"]
     kernel = CpuKernel("\n".join(lines), name)
     arrays = [np.ascontiguousarray(each) for each in (x, stored, scales)]
-    values = (CallValue * 5)(*(CallValue(address=each.ctypes.data) for each in (*arrays, y)))
-    values[4] = CallValue(integer=rows)
-    call = CpuCall(kernel.handle, values, (1, 1, 1))
-    pool = library().edge_cpu_pool(2, 1)
-    library().edge_cpu_run(pool, ctypes.byref(call), 1)
-    library().edge_cpu_pool_free(pool)
+    call(kernel, [*arrays, y], rows)
     return y
 
 
@@ -53,6 +67,66 @@ def plain(
     return (sums * step[:, None].astype(np.float64) * scales[None]).sum(-1)
 
 
+def floats(name: str, x: NDArray[np.float32], weight: NDArray) -> NDArray[np.float32]:
+    """x [M, K] times weight [N, K] of floats, which is repacked first."""
+    (rows, columns), outputs = x.shape, len(weight)
+    kind = "fp16" if weight.dtype == np.float16 else "fp32"
+    lines = ["kernel linear.few", "argument x *fp32", f"argument weight *{kind}"]
+    lines += ["argument y *fp32", "argument M i32", f"constant K {columns}"]
+    lines += [f"constant N {outputs}", f"constant X_STRIDE {columns}"]
+    kernel, weight = CpuKernel("\n".join(lines), name), weight.copy()
+    reader = CpuReader(kernel.handle, 1, weight.ctypes.data, weight.nbytes)
+    assert not library().edge_cpu_interleave(ctypes.byref(reader), 1)
+    y = np.zeros((rows, outputs), np.float32)
+    call(kernel, [x, weight, y], rows)
+    return y
+
+
+def rotation(name: str, x: NDArray[np.float32], slow: NDArray, fast: NDArray) -> NDArray:
+    """slow · x · fast of each of x [M, P, Q]."""
+    rows, p, q = x.shape
+    lines = ["kernel hadamard.hadamard"]
+    lines += [f"argument {each} *fp32" for each in ("x", "slow", "fast", "y")]
+    lines += ["constant scale ", "constant SCALES 0", f"constant P {p}", f"constant Q {q}"]
+    kernel, y = CpuKernel("\n".join([*lines, f"constant X_STRIDE {p * q}"]), name), np.zeros_like(x)
+    call(kernel, [x, slow, fast, y], rows)
+    return y
+
+
+def doubled(order: int) -> NDArray[np.float32]:
+    """[[1, 1], [1, -1]] doubled as often as it goes into `order`, around random numbers."""
+    sign, power = np.ones((1, 1)), order & -order
+    while len(sign) < power:
+        sign = np.kron([[1, 1], [1, -1]], sign)
+    left = np.random.default_rng(order).uniform(-1, 1, (order // power, order // power))
+    return np.kron(left, sign).astype(np.float32)
+
+
+def check(case: str, found: NDArray, wanted: NDArray) -> None:
+    worst = np.abs(found - wanted).max() / np.abs(wanted).max()
+    if not worst < 1e-5:
+        raise AssertionError(f"{case}: differs by {worst:.2g} of the largest")
+
+
+def check_floats(name: str, random: np.random.Generator) -> None:
+    for kind, rows, outputs, columns in itertools.product(
+        (np.float32, np.float16), ROWS, OUTPUTS, (37, 48)
+    ):
+        x = random.uniform(-1, 1, (rows, columns)).astype(kind).astype(np.float32)
+        weight = random.uniform(-1, 1, (outputs, columns)).astype(kind)
+        wanted = x.astype(np.float64) @ weight.astype(np.float64).T
+        check(f"{name}: {weight.dtype}, {rows} rows", floats(name, x, weight), wanted)
+
+
+def check_rotations(name: str, random: np.random.Generator) -> None:
+    for (p, q), altered in itertools.product(ROTATIONS, (False, True)):
+        x = random.uniform(-1, 1, (3, p, q)).astype(np.float32)
+        slow, fast = doubled(p), doubled(q)
+        fast[-1, 0] += altered
+        wanted = slow.astype(np.float64) @ x @ fast.astype(np.float64)
+        check(f"{name}: rotated by {p} x {q}", rotation(name, x, slow, fast), wanted)
+
+
 def main() -> None:
     random = np.random.default_rng(0)
     for name in instruction_sets():
@@ -62,11 +136,11 @@ def main() -> None:
             w = random.integers(-top, top, (outputs, COLUMNS))
             scales = random.uniform(0.001, 0.01, (outputs, COLUMNS // block)).astype(np.float32)
             found, wanted = product(name, bits, block, x, w, scales), plain(block, x, w, scales)
-            worst = np.abs(found - wanted).max() / np.abs(wanted).max()
-            if not worst < 1e-5:
-                case = f"{name}: {bits} bits, blocks of {block}, {rows} rows, {outputs} outputs"
-                raise AssertionError(f"{case}: differs by {worst:.2g} of the largest")
-    print("ok: products of 8 and 4 bits on", ", ".join(instruction_sets()))
+            case = f"{name}: {bits} bits, blocks of {block}, {rows} rows, {outputs} outputs"
+            check(case, found, wanted)
+        check_floats(name, random)
+        check_rotations(name, random)
+    print("ok: products and rotations on", ", ".join(instruction_sets()))
 
 
 if __name__ == "__main__":
