@@ -226,8 +226,12 @@ def named_as_options() -> Iterator[None]:
         if field is None or field.startswith("-"):  # it names what the user gave
             raise
         raise InputError(
-            # of further faults the message names the parameters
-            re.sub(r"; ([\w.]+): ", lambda name: f"; {_option(name[1])}: ", problem.message),
+            # of further faults, and of what excludes it, the message names the parameters
+            re.sub(
+                r"(; |cannot be given together with )([a-z][\w.]*)(?=: |$)",
+                lambda name: name[1] + _option(name[2]),
+                problem.message,
+            ),
             file=problem.file,
             field=_option(field),
             remedy=problem.remedy and re.sub(r"\bdraft_(\w+)", r"--draft-\1", problem.remedy),

@@ -58,7 +58,7 @@ def test_options_of_edge_chat(tmp_path: Path) -> None:
         (["--json-schema", "nowhere.json"], "--json-schema: cannot be read: No such file"),
         (["--json-schema", '{"type": "thing"}'], "--json-schema: Invalid type: thing"),
         (["--regex", "[a"], "--regex: "),
-        (["--regex", "a", "--choices", "a,b"], "--regex: cannot be given together with choices"),
+        (["--regex", "a", "--choices", "a,b"], "--regex: cannot be given together with --choices"),
     ],
 )
 def test_refusals_of_edge_chat_name_the_option(options: list[str], said: str) -> None:

@@ -295,6 +295,23 @@ def test_a_misspelt_conversation_is_asked_about(chat: Chat) -> None:
         assert f"do you mean {meant}? /list names them" in str(caught.value)
 
 
+def test_what_excludes_an_option_is_named_as_one() -> None:
+    asked = ["run", "demo", "-p", "x", "--choices", "a,b", "--regex", "x"]
+    said = str(CliRunner().invoke(app, asked).exception)
+    assert said.startswith("--regex: cannot be given together with --choices"), said
+
+
+def test_a_misspelt_recipe_is_asked_about(tmp_path: Path) -> None:
+    asked = ["export", "demo-fp16", "-o", str(tmp_path / "out"), "--quant", "w8a9"]
+    assert "did you mean 'w8a8'?" in str(CliRunner().invoke(app, asked).exception)
+
+
+def test_what_the_first_page_installs_runs_its_examples() -> None:
+    lines = (Path(__file__).parent.parent / "README.md").read_text().splitlines()
+    extras = next(line for line in lines if "pip install" in line).partition(".[")[2].split("]")[0]
+    assert {"export", "hub", "server", "constrain"} <= set(extras.split(","))
+
+
 def test_a_misspelt_drafter_is_asked_about_before_anything_is_loaded() -> None:
     said = CliRunner().invoke(app, ["run", "nope", "--draft", "ngrm", "-p", "hello"]).exception
     assert "ngrm" in str(said) and "do you mean ngram?" in str(said)

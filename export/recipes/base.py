@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Literal
 
 from edge import mixers
@@ -54,10 +55,12 @@ def recipe(name: str, field: str = "quant") -> Recipe:
     """The recipe called `name`. Raises ExportError naming those there are."""
     found = _RECIPES.get(name)
     if found is None:
+        near = get_close_matches(name, list(names()), 1)
+        asked = f"did you mean {near[0]!r}? " if near else ""
         raise ExportError(
             f"no quantization recipe is called {name!r}",
             field=field,
-            remedy=f"choose one of: {', '.join(names())}",
+            remedy=f"{asked}choose one of: {', '.join(names())}",
         )
     return found
 
