@@ -37,6 +37,7 @@ from tests.gguf_files import write_gguf
 from tests.tiny_teachers import network_of, train_teacher, until, write_words
 from tests.transformers_checkpoints import (
     save_bamba,
+    save_gemma2,
     save_llama,
     save_mistral,
     save_qwen2,
@@ -210,21 +211,41 @@ def test_recomputing_changes_no_gradient(teacher: Path) -> None:
     assert all(torch.equal(one, two) for one, two in zip(found[0][1], found[1][1], strict=True))
 
 
-def test_the_loss_is_equation_2() -> None:
+@pytest.mark.parametrize("caps", [(None, None), (1.5, None), (2.0, 1.2)])
+def test_the_loss_is_equation_2(caps: tuple[float | None, float | None]) -> None:
     """α·CE of the text + β·KL(teacher ‖ student), and its gradients, by autograd."""
     generator = torch.Generator().manual_seed(0)
     hidden, head, taught = (torch.randn(*s, generator=generator) for s in ((9, 5), (7, 5), (9, 4)))
     teacher, targets = torch.randn(7, 4, generator=generator), torch.arange(9) % 7
     mine, plain = (h.clone().requires_grad_() for h in (hidden, hidden))
     shares = Shares(divergence=0.25, overlap=0.0, choice=0.0, label=0.75)
-    found = taught_loss(mine, head, taught, teacher, shares, slice_rows=4, targets=targets)
-    log_q = F.log_softmax(plain @ head.T, -1)
-    log_p = F.log_softmax(taught @ teacher.T, -1)
+    found = taught_loss(
+        mine, head, taught, teacher, shares, slice_rows=4, targets=targets, softcaps=caps
+    )
+    ours, theirs = (
+        logits if cap is None else cap * torch.tanh(logits / cap)
+        for logits, cap in zip((plain @ head.T, taught @ teacher.T), caps, strict=True)
+    )
+    log_q, log_p = F.log_softmax(ours, -1), F.log_softmax(theirs, -1)
     divergence = F.kl_div(log_q, log_p, reduction="sum", log_target=True)
     wanted = 0.75 * F.nll_loss(log_q, targets, reduction="sum") + 0.25 * divergence
     torch.testing.assert_close(found, wanted)
     torch.autograd.backward([found, wanted])
     torch.testing.assert_close(mine.grad, plain.grad)
+
+
+def test_a_teacher_with_bounded_logits_is_learned_as_it_speaks(tmp_path: Path) -> None:
+    """Gemma 2's loss of the text is what its own logits say."""
+    teacher = network_of(save_gemma2(tmp_path, final_logit_softcapping=2.0))
+    ids = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
+    student = network_of(tmp_path).requires_grad_(True)
+    taught, label = stages.taught_hidden(teacher, ids, bf16=False), Shares(0.0, 0.0, 0.0, 1.0)
+    found = stages.learn(teacher, student, ids, taught, label, bf16=False, recompute=False)
+    logits = teacher(ids[:, :-1])[0]
+    wanted = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    assert found == pytest.approx(float(wanted), rel=1e-5)
+    same = stages.learn(teacher, student, ids, taught, Shares(1.0, 0.0, 0.0, 0.0), False, False)
+    assert same == pytest.approx(0.0, abs=1e-5)
 
 
 @pytest.mark.parametrize(("blocks", "kept", "left"), [

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edge.plugins.soft_cap.reference import soft_cap
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -42,6 +44,7 @@ class _HeadLoss(torch.autograd.Function):
         weight: Tensor,
         slice_rows: int,
         dtype: torch.dtype,
+        softcap: float | None,
         judge: Callable[[slice, Tensor], tuple[Tensor, Tensor]],
     ) -> Tensor:
         """`judge(rows, logits)`: their loss, and its gradient with respect to the logits."""
@@ -53,8 +56,11 @@ class _HeadLoss(torch.autograd.Function):
         for start in range(0, hidden.shape[0], slice_rows):
             rows = slice(start, start + slice_rows)
             h = hidden[rows].to(dtype)
-            loss, d_logits = judge(rows, (h @ w.T).float())
+            logits = capped((h @ w.T).float(), softcap)
+            loss, d_logits = judge(rows, logits)
             total += loss
+            if softcap is not None:
+                d_logits = d_logits * (1 - (logits / softcap).square())
             d = d_logits.to(dtype)
             d_hidden[rows] = d @ w
             if d_weight is not None:
@@ -68,7 +74,7 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
         return (
-            d_hidden * grads[0], None if d_weight is None else d_weight * grads[0], *[None] * 3,
+            d_hidden * grads[0], None if d_weight is None else d_weight * grads[0], *[None] * 4,
         )  # fmt: skip
 
 
@@ -78,11 +84,12 @@ def head_loss(
     targets: Tensor,
     dtype: torch.dtype = torch.float32,
     slice_rows: int = 256,
+    softcap: float | None = None,
 ) -> Tensor:
     """Σ -log softmax(hidden·weightᵀ)[target], in nats.
 
-    hidden [n, D]; weight [V, D]; targets [n] int64. Products in `dtype`, softmax in fp32. Gradients
-    are found in the forward pass.
+    hidden [n, D]; weight [V, D]; targets [n] int64; softcap, a bound that logits approach, None
+    for none. Products in `dtype`, softmax in fp32. Gradients are found in the forward pass.
     """
 
     def judge(rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +98,7 @@ def head_loss(
         loss = -log_q.gather(1, target).sum()
         return loss, log_q.exp_().scatter_add_(1, target, -log_q.new_ones(target.shape))
 
-    total: Tensor = _HeadLoss.apply(hidden, weight, slice_rows, dtype, judge)
+    total: Tensor = _HeadLoss.apply(hidden, weight, slice_rows, dtype, softcap, judge)
     return total
 
 
@@ -104,21 +111,27 @@ def taught_loss(
     dtype: torch.dtype = torch.float32,
     slice_rows: int = 64,
     targets: Tensor | None = None,
+    softcaps: tuple[float | None, float | None] = (None, None),
 ) -> Tensor:
     """Σ of `shares` over the rows, in nats.
 
     hidden [n, D]; weight [V, D]; taught [n, E], the teacher's own hidden, and teacher [V, E], its
-    head, which learn nothing; targets [n] int64, wanted by `shares.label` alone. Otherwise as
-    `head_loss`.
+    head, which learn nothing; targets [n] int64, wanted by `shares.label` alone; softcaps, ours
+    and the teacher's. Otherwise as `head_loss`.
     """
-    t = teacher.to(dtype)
+    t, (own, its) = teacher.to(dtype), softcaps
 
     def judge(rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        theirs = (taught[rows].to(dtype) @ t.T).float()
+        theirs = capped((taught[rows].to(dtype) @ t.T).float(), its)
         return taught_logits(theirs, logits, shares, None if targets is None else targets[rows])
 
-    total: Tensor = _HeadLoss.apply(hidden, weight, slice_rows, dtype, judge)
+    total: Tensor = _HeadLoss.apply(hidden, weight, slice_rows, dtype, own, judge)
     return total
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Logits as Gemma 2 has them (arXiv 2408.00118, section 2), or as they are."""
+    return logits if softcap is None else soft_cap(logits, softcap)
 
 
 def taught_logits(

@@ -52,9 +52,10 @@ def learn(
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
         hidden = hidden_of(network, ids[:, :-1], recompute).flatten(0, 1)
     dtype = torch.bfloat16 if bf16 else torch.float32
-    heads = network.head_weight, teacher.head_weight
-    loss = taught_loss(hidden, heads[0], taught, heads[1], shares, dtype, targets=targets)
-    loss = loss / len(targets)
+    loss = taught_loss(
+        hidden, network.head_weight, taught, teacher.head_weight, shares, dtype, targets=targets,
+        softcaps=(network.config.logits_softcap, teacher.config.logits_softcap),
+    ) / len(targets)  # fmt: skip
     torch.autograd.backward(loss)
     return float(loss.detach())
 

@@ -100,8 +100,9 @@ class Tuning(LongRun[Tuned]):
         ids, said = plain(rows), rows[:, 1:] >= 0
         hidden = self.hidden(network, ids)
         dtype = torch.bfloat16 if self.options.uses_bf16 else torch.float32
+        cap = network.config.logits_softcap
         return torch.stack([
-            -head_loss(h[own], network.head_weight, i[own], dtype)
+            -head_loss(h[own], network.head_weight, i[own], dtype, softcap=cap)
             for h, i, own in zip(hidden, ids[:, 1:], said, strict=True)
         ])  # fmt: skip
 
@@ -126,12 +127,15 @@ class FineTuning(Tuning[TuneOptions]):
             taught = self.hidden(self.teacher, plain_ids)[said] if label < 1 else None
         ours = self.network.head_weight
         targets, dtype = ids[:, 1:][said], torch.bfloat16 if bf16 else torch.float32
+        caps = self.network.config.logits_softcap, self.teacher.config.logits_softcap
         if taught is None:
-            loss = head_loss(hidden, ours, targets, dtype)
+            loss = head_loss(hidden, ours, targets, dtype, softcap=caps[0])
         else:
             shares = Shares(1 - label, 0.0, 0.0, label)
             theirs = self.teacher.head_weight
-            loss = taught_loss(hidden, ours, taught, theirs, shares, dtype, targets=targets)
+            loss = taught_loss(
+                hidden, ours, taught, theirs, shares, dtype, targets=targets, softcaps=caps
+            )
         loss = loss / len(targets)
         torch.autograd.backward(loss)
         return float(loss.detach())
