@@ -31,6 +31,19 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "profile": ("edge.apps.profile", "profile"),
     "doctor": ("edge.apps.doctor", "doctor"),
 }
+# in the list of commands, which cuts off what does not fit into a line of 80 columns
+_SHORT = {
+    "pull": "Fetch a model, and make a bundle of it.",
+    "list": "List the models that were pulled.",
+    "show": "Show what a model is, and where it came from.",
+    "run": "Talk to a bundle: chat by another name.",
+    "export": "Convert a checkpoint into a bundle that the runtime can run.",
+    "info": "Show sizes, provenance and the memory plan.",
+    "serve": "Answer the OpenAI API and ollama's, and a page to chat on.",
+    "build": "Build the engine that --engine tensorrt runs.",
+    "profile": "Measure TTFT, TPOT, tokens/s, memory, and where time goes.",
+    "doctor": "Say what works here, what is absent, and what is broken.",
+}
 
 
 class _Commands(typer.core.TyperGroup):
@@ -49,7 +62,7 @@ class _Commands(typer.core.TyperGroup):
         if isinstance(command, typer.Typer):
             return typer.main.get_command(command)
         alone = Program()
-        alone.command(cmd_name)(command)
+        alone.command(cmd_name, short_help=_SHORT.get(cmd_name))(command)
         return typer.main.get_command(alone)
 
 
