@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from edge.apps.chat import main
-from edge.apps.constraints import read_constraint
+from edge.apps.constraints import FormOptions
 from jetson.ros2.edge_chat.edge_chat.talker import GoalRequest, NodeSettings, Talker
 from tests.programs import called
 from tests.server_process import HELLO, Server, is_error
@@ -46,10 +46,8 @@ def test_options_of_edge_chat(tmp_path: Path) -> None:
         assert code == 0 and re.fullmatch(pattern, out.strip()), (out, err)
     code, out, _ = run(str(bundle("bytes")), *hot, "--choices", "a, b", "--choices", "a, c")
     assert code == 0 and out.strip() in ("a, b", "a, c")
-    assert (
-        read_constraint('{"type": "null"}', None, None, None)["json_schema"] == '{"type": "null"}'
-    )
-    assert read_constraint(None, None, None, ["left, right"])["choices"] == ("left", "right")
+    assert FormOptions(json_schema='{"type": "null"}').read()["json_schema"] == '{"type": "null"}'
+    assert FormOptions(choices=["left, right"]).read()["choices"] == ("left", "right")
 
 
 @pytest.mark.parametrize(
