@@ -22,6 +22,7 @@ from edge.launch import (
 )
 from edge.plugins.tensorrt import OUT
 from edge.runtime.cuda.runs import RunKey, StateRuns
+from edge.runtime.cuda.sliding import SLOTS
 from edge.runtime.layout import NUMPY, Shape, StateLayout
 
 _TYPES = {dtype.name: name for name, dtype in NUMPY.items()}
@@ -30,6 +31,7 @@ _TYPES = {dtype.name: name for name, dtype in NUMPY.items()}
 def symbols(runs: StateRuns, key: RunKey) -> dict[str, int]:
     """The sizes of a run."""
     sizes = dict(runs.sizes(key))
+    del sizes[SLOTS]  # its caches are whole
     tree = runs.plan.programs[key.program].kind == "tree"
     return sizes | {"P": sizes["S"], "A": sizes["T"] if tree else 1}
 
