@@ -61,31 +61,25 @@ template <class F> EDGE_INLINE void times_panel(const float* x, int64_t x_stride
   });
 }
 
-// Of interleaved weights, whose outputs lie side by side, so that no lanes are summed. A row's sums do
-// not depend on how many there are.
+// Of interleaved weights, whose outputs lie side by side, so that no lanes are summed. Products are
+// added in the order of a panel's: a row's bits do not depend on how many there are, and what is
+// rounded to fp16 afterwards is the same in a prompt and in its steps.
 template <int R, class T>
 EDGE_INLINE void add_floats(const T* group, int64_t K, int count, const float* x, int64_t stride,
                             vf* sums) {
-  vf even[R] = {}, odd[R] = {};  // two, so that a sum need not wait for the one before
+  vf acc[R] = {};
+  AddFloats add;
   auto all = [&](auto word) {
-    int64_t k = 0;
-    for (; k + 2 <= K; k += 2) {
-      vf left = word(k), right = word(k + 1);
-      for (int r = 0; r < R; r++) {
-        even[r] += left * x[r * stride + k];
-        odd[r] += right * x[r * stride + k + 1];
-      }
-    }
-    if (vf left; k < K) {
-      left = word(k);
-      for (int r = 0; r < R; r++) even[r] += left * x[r * stride + k];
+    for (int64_t k = 0; k < K; k++) {
+      vf lanes = word(k);
+      for (int r = 0; r < R; r++) acc[r] = add(acc[r], lanes, add.spread(x + r * stride + k));
     }
   };
   if (count == W)
     all([&](int64_t k) { return load(group + k * W); });
   else
     all([&](int64_t k) { return beside(group, k, count); });
-  for (int r = 0; r < R; r++) sums[r] = even[r] + odd[r];
+  for (int r = 0; r < R; r++) sums[r] = acc[r];
 }
 // Few rows: f(m, n, sums, count); `first` and `last` count groups of W outputs.
 template <class T, class F>
