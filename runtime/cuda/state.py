@@ -133,6 +133,22 @@ class DeviceState(State):
         self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int, first: int
     ) -> None:
         self._exclusive.upload(self._transfers(pieces, caches, end, first))
+        self._clear_before(caches, end, first)
+
+    def _clear_before(self, caches: Mapping[str, Array], end: int, first: int) -> None:
+        """Zero the rows before those that came: a whole cache may be given its last rows alone,
+        and a row that no query sees is multiplied all the same, so it has to be finite.
+        """
+        with self._exclusive as device:
+            for name, array in caches.items():
+                assert self.caches is not None
+                batch, heads, capacity, width = self.layout.caches[name]
+                row = self.layout.bytes_of(name, (width,))
+                absent = end - array.shape[2] - self._first(name, first)
+                for index in range(batch * heads if absent > 0 else 0):
+                    at = self.cache_where[name].offset + index * capacity * row
+                    device.fill(self.caches, at, absent * row, 0)
+            device.wait()
 
     def _transfers(
         self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int, first: int

@@ -8,10 +8,12 @@ import functools
 from pathlib import Path
 
 from edge.config import ModelConfig
+from edge.plugins.lowering.plan import lower
 from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.cuda.device import Exclusive
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.launching import PlanExecutor
+from edge.runtime.cuda.sliding import RUN
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.ort import OrtEngine
 from edge.runtime.tensorrt import cache
@@ -64,6 +66,8 @@ def tensorrt_engine(cuda: CudaEngine, graph: Path, kind: Kind) -> TensorRTEngine
     What would be TensorRT is its `loaded.module`.
     """
     plan, built, trees = cuda.plan, built_for(cuda.config), kind == "tensorrt"
+    if RUN in plan.inputs:  # caches that slide, which TensorRT's do not
+        plan = lower(graph.with_name("ort.onnx").read_bytes(), graph.parent.parent)
     device = ort_tensorrt.Stream()
     trt = TensorRT(kind, ort_tensorrt.module(device), (10, 3, 0))
     contexts = EngineContexts(
