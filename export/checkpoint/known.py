@@ -141,7 +141,6 @@ UNREAD: dict[str, str] = {
     "jetmoe": "JetMoE",
     "kimi_linear": "Kimi Linear",
     "lfm2_vl": "LFM2-VL",
-    "lfm3": "LFM3",
     "llama4": "Llama 4",
     "llama4_text": "Llama 4",
     "longcat_flash": "LongCat-Flash",

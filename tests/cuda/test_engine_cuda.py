@@ -234,7 +234,7 @@ def test_an_input_this_version_does_not_make() -> None:
     plan = toy.plan()
     for name, dtype in (("future", "i32"), ("run", "f32"), ("rope0.cos", "f32")):
         buffer = Buffer(dtype=dtype, elements=Size(times=8))
-        with pytest.raises(BundleError, match="does not make") as caught:
+        with pytest.raises(BundleError, match="does not provide") as caught:
             Sources(plan.model_copy(update={"inputs": {**plan.inputs, name: buffer}}))
         assert caught.value.field == f"inputs.{name}"
 

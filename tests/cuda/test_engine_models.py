@@ -72,10 +72,20 @@ def close(found: np.ndarray, expected: np.ndarray, *, rounded: bool) -> None:
     assert np.sqrt(np.mean(error**2)) <= (0.03 if rounded else 1e-5) * largest
 
 
+def last_rows(found: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What both have of a KV cache: of layers that look back on 5 tokens one may keep 4 alone."""
+    counts = found.shape[2], other.shape[2]
+    kept = min(counts)
+    assert kept >= min(4, max(counts))
+    return found[:, :, counts[0] - kept :], other[:, :, counts[1] - kept :]
+
+
 def same_arrays(found: dict, expected: dict, rounded: bool) -> None:  # type: ignore[type-arg]
     assert found.keys() == expected.keys()
     for name, array in found.items():
         other = expected[name]
+        if name.endswith("_cache"):
+            array, other = last_rows(array, other)
         assert array.dtype == other.dtype and array.shape == other.shape, name
         if array.dtype == np.int8:
             apart = np.abs(array.astype(int) - other)

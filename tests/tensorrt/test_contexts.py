@@ -81,7 +81,7 @@ def test_an_engine_that_wants_host_memory(monkeypatch: pytest.MonkeyPatch) -> No
     made = trio("mamba1", "fp32")
     host = ort_tensorrt.TensorLocation.HOST
     monkeypatch.setattr(ort_tensorrt.Engine, "get_tensor_location", lambda *_: host)
-    with pytest.raises(EngineError, match="not of a device graph"):
+    with pytest.raises(EngineError, match="not built from a device graph"):
         tensorrt_engine(made.cuda, made.graph, "tensorrt")
 
 
