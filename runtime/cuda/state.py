@@ -132,23 +132,21 @@ class DeviceState(State):
     def _write(
         self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int, first: int
     ) -> None:
-        self._exclusive.upload(self._transfers(pieces, caches, end, first))
-        self._clear_before(caches, end, first)
-
-    def _clear_before(self, caches: Mapping[str, Array], end: int, first: int) -> None:
-        """Zero the rows before those that came: a whole cache may be given its last rows alone,
-        and a row that no query sees is multiplied all the same, so it has to be finite.
-        """
         with self._exclusive as device:
             for name, array in caches.items():
-                assert self.caches is not None
-                batch, heads, capacity, width = self.layout.caches[name]
-                row = self.layout.bytes_of(name, (width,))
-                absent = end - array.shape[2] - self._first(name, first)
-                for index in range(batch * heads if absent > 0 else 0):
-                    at = self.cache_where[name].offset + index * capacity * row
-                    device.fill(self.caches, at, absent * row, 0)
-            device.wait()
+                self._clear(device, name, end - array.shape[2] - self._first(name, first))
+        self._exclusive.upload(self._transfers(pieces, caches, end, first))
+
+    def _clear(self, device: Device, name: str, rows: int) -> None:
+        """Zero the first rows of a cache, where the last ones alone are copied in: no query sees
+        them, but what is multiplied by 0 has to be finite.
+        """
+        batch, heads, capacity, width = self.layout.caches[name]
+        row = self.layout.bytes_of(name, (width,))
+        for index in range(batch * heads if rows > 0 else 0):
+            assert self.caches is not None
+            at = self.cache_where[name].offset + index * capacity * row
+            device.fill(self.caches, at, rows * row, 0)
 
     def _transfers(
         self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int, first: int
@@ -228,6 +226,7 @@ class DeviceState(State):
             theirs, ours = source.layout.caches[name][2] * row, capacity * row
             own, other = self._first(name, first), source._first(name)
             count = length - max(own, other)
+            self._clear(device, name, length - count - own)
             to += (length - count - own) * row
             start += (length - count - other) * row
             for index in range(batch * heads if count else 0):

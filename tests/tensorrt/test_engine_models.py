@@ -142,6 +142,21 @@ def test_state_files_are_those_of_the_other_engines(tmp_path: Path) -> None:
     other.run(tokens(2, seed=3), rows="all")
 
 
+def test_the_last_rows_alone_are_enough() -> None:
+    """Of an engine whose caches slide, into whole ones that are full of NaN."""
+    made = trio(*CASES["hybrid-w8a8"])
+    theirs = made.cuda.new_state(window=3, capacity=CAPACITY)
+    for seed in range(4):
+        made.cuda.run(tokens(9, seed=seed), theirs, commit=True)
+    ours = made.tensorrt.new_state(window=3, capacity=CAPACITY)
+    assert theirs.layout.slots is not None and ours.layout.slots is None
+    with made.tensorrt.exclusive as device:
+        device.fill(ours.caches, 0, ours.caches.nbytes, 0xFF)
+    ours.restore(theirs.snapshot())
+    found = made.tensorrt.run(tokens(1, seed=9), ours).copy()
+    close(found, made.cuda.run(tokens(1, seed=9), theirs), rounded=made.rounded)
+
+
 # -- any order ------------------------------------------------------------------------------------
 
 
