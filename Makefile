@@ -143,7 +143,7 @@ $(VENV)/bin/python:
 # the package itself is built by what is then there. Another build of ONNX Runtime, which one asks for, is
 # not in the lock
 $(VENV)/.runtime: $(VENV)/bin/python pyproject.toml locks/runtime.txt locks/ort.txt $(NATIVE)
-	@echo "installing the runtime (about a minute)"
+	@echo "installing the runtime and compiling its kernels (two minutes on 2 cores)"
 ifeq ($(LOCKED),)
 	@ort=$(ORT); $(PIP) -c constraints.txt -e ".$${ort:+[$$ort]}"
 else
