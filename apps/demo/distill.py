@@ -17,8 +17,8 @@ import torch
 
 from edge.apps.demo.data import DIALOGUES, Batch, Codec, Piece, read_conversations
 from edge.export.checkpoint import open_checkpoint
+from edge.export.distill.folders import replace_folder
 from edge.export.distill.loss import SHARES, Shares
-from edge.export.distill.optimizer import replace_folder
 from edge.export.network import Network
 
 Hidden = npt.NDArray[np.float16]

@@ -16,7 +16,7 @@ from edge.apps.demo.tokenizer import END, write_tokenizer_files
 from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
 from edge.export.checkpoint import find_layout
 from edge.export.checkpoint.fields import Fields
-from edge.export.distill.optimizer import replace_folder
+from edge.export.distill.folders import replace_folder
 from edge.export.distill.transformers_config import common_fields, mamba2_config
 from edge.export.network import Network
 

@@ -23,7 +23,7 @@ from edge.apps.demo.save import save_model
 from edge.apps.demo.shapes import config_for
 from edge.apps.demo.tokenizer import train_tokenizer
 from edge.config import ModelConfig
-from edge.export.distill import optimizer as resuming
+from edge.export.distill import resuming
 from edge.export.distill.interrupted import stop_requests
 from edge.export.distill.loss import SHARES, Shares, head_loss, taught_loss
 from edge.export.distill.optimizer import Optimizer, initialise, trapezoid
@@ -110,7 +110,9 @@ def train(
     network.to(plan.device)
     optimizer, weights = Optimizer.of(network), dict(network.named_parameters())
     place: dict[str, Any] = {"step": 0, "epoch": 0, "row": 0, "tokens": 0, "seconds": 0.0}
-    place |= resuming.load(out / "resume", weights, optimizer) or {}
+    if (kept := resuming.newest(out / "resume", print)) is not None:
+        kept.load(weights, optimizer)
+        place |= kept.progress
     codec = make_codec(tokenizer)
     lessons = find_lessons(plan, codec)
     training: Epochs = lessons or TrainingData(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edge.export.distill.drafter import begin, drafter_shape, write_drafter
+from edge.export.distill.folders import replace_file
 from edge.export.distill.long_run import LongRun, Stage, Summary, Values
 from edge.export.distill.optimizer import Optimizer, Rates
 from edge.export.distill.options import DrafterOptions
@@ -43,11 +45,6 @@ class DrafterTraining(LongRun[DrafterOptions]):
         self.stages = [Stage("learn", 0.0, 1.0)]
 
     def run(self) -> DrafterSummary:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        width = self.teacher.config.d_model
-        shape = (*self.rows.learned.shape, width)
-        again = self.total > self.rows.tokens
-        self.taught = TaughtRows(self.folder / "taught", shape) if again else None
         return DrafterSummary(**vars(super().run()), parameters=parameters(self.network.config))
 
     def kept(self) -> dict[str, Tensor]:
@@ -60,6 +57,10 @@ class DrafterTraining(LongRun[DrafterOptions]):
         self.measure()
 
     def enter(self, stage: Stage) -> Optimizer:
+        rows, length = self.rows.learned.shape
+        shape = (rows, length - 1, self.teacher.config.d_model)
+        again = self.total > self.rows.tokens
+        self.taught = TaughtRows(self.folder / "taught", shape) if again else None
         self.network.embedding.requires_grad_(self.options.train_ends)
         return Optimizer.of(self.network, RATES.times(self.options.rate))
 
@@ -84,6 +85,11 @@ class DrafterTraining(LongRun[DrafterOptions]):
     def leave(self, stage: Stage) -> None:
         self.measure()
 
+    def _keep(self) -> None:
+        if self.taught is not None:
+            self.taught.keep()
+        super()._keep()
+
     def write(self, folder: Path, card: Values) -> None:
         write_drafter(self.network, self.checkpoint, folder, card)
 
@@ -94,11 +100,21 @@ class TaughtRows:
     """
 
     def __init__(self, folder: Path, shape: tuple[int, int, int]) -> None:
-        """`shape`: rows, tokens of a row, width. What an earlier run found is there."""
+        """`shape`: rows, tokens of a row but one, width. What an earlier run kept is there.
+
+        Raises OSError: no room on the disk, of which all is taken now: of a mapped file without
+        room the process would die.
+        """
         folder.mkdir(exist_ok=True)
-        rows, length, width = shape
-        self._hidden = _mapped(folder / "hidden.f16", np.float16, (rows, length - 1, width))
-        self._known = _mapped(folder / "known.bool", np.bool_, (rows,))
+        hidden, self._file = folder / "hidden.f16", folder / "known.bool"
+        size = 2 * math.prod(shape)
+        if _size(hidden) == size and _size(self._file) == shape[0]:
+            self._known = np.fromfile(self._file, np.bool_)
+        else:
+            self._file.unlink(missing_ok=True)
+            _reserve(hidden, size)
+            self._known = np.zeros(shape[0], np.bool_)
+        self._hidden = np.memmap(hidden, np.float16, "r+", shape=shape)
 
     def has(self, places: NDArray[np.int64]) -> bool:
         return bool(self._known[places].all())
@@ -111,6 +127,20 @@ class TaughtRows:
         self._hidden[places] = hidden
         self._known[places] = True
 
+    def keep(self) -> None:
+        """Say on the disk which rows are there, once they are."""
+        self._hidden.flush()
+        replace_file(self._file, self._known.tobytes())
 
-def _mapped(file: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
-    return np.memmap(file, dtype, "r+" if file.exists() else "w+", shape=shape)
+
+def _size(file: Path) -> int | None:
+    return file.stat().st_size if file.is_file() else None
+
+
+def _reserve(file: Path, size: int) -> None:
+    try:
+        with file.open("wb") as stream:
+            os.posix_fallocate(stream.fileno(), 0, size)
+    except OSError as problem:
+        file.unlink(missing_ok=True)
+        raise OSError(problem.errno, problem.strerror, str(file)) from None

@@ -13,6 +13,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,12 +26,13 @@ from torch import Tensor
 from edge.errors import ExportError
 from edge.export.calibration.texts import TextReader, checkpoint_reader
 from edge.export.checkpoint import open_checkpoint
-from edge.export.distill import optimizer as resuming
+from edge.export.distill import resuming
 from edge.export.distill.curve import write_curve
+from edge.export.distill.folders import alone, replace_file
 from edge.export.distill.interrupted import stop_requests
 from edge.export.distill.judge import FIGURES, Judge
 from edge.export.distill.optimizer import Optimizer, trapezoid
-from edge.export.distill.options import LearningOptions, check_same
+from edge.export.distill.options import LearningOptions, begun_with, check_same
 from edge.export.distill.rows import TokenRows, read_rows
 from edge.export.distill.save import source_layout
 from edge.export.network import Network
@@ -99,6 +101,10 @@ class LongRun(ABC, Generic[Options]):
         InputError, and ExportError: too little text, something else at `out`.
         """
         self.options, self.out, self.report, self.drawn = options, out, report, drawn
+        if out.name in ("", ".."):
+            raise ExportError(
+                "is no name of a folder to make", file=out, remedy="choose another -o"
+            )
         self.folder = out.with_name(f"{out.name}.run")
         self.checkpoint = checkpoint = open_checkpoint(teacher)
         source_layout(checkpoint)
@@ -186,17 +192,10 @@ class LongRun(ABC, Generic[Options]):
         ExportError for what cannot be written or continued; SystemExit after a request to stop.
         """
         try:
-            self._begin()
-            self.clock = time.monotonic() - self.place["seconds"]
-            with stop_requests() as stop:
-                while self.place["stage"] < len(self.stages):
-                    self._run_stage(stop)
-                    self.place |= {"stage": self.place["stage"] + 1, "stage_step": 0}
-                    self.leave(self.stages[self.place["stage"] - 1])
-                    self._keep()
-                    self._write()
-            if not self.stages:
-                self._write()
+            with alone(self.folder):
+                self._begin()
+                self.clock = time.monotonic() - self.place["seconds"]
+                self._run()
         except (OSError, SafetensorError) as problem:
             raise ExportError(
                 f"was not written: {getattr(problem, 'strerror', None) or problem}",
@@ -206,6 +205,18 @@ class LongRun(ABC, Generic[Options]):
         place = self.place
         return Summary(self.out, self.folder, place["tokens"], place["seconds"], self.figures)
 
+    def _run(self) -> None:
+        with stop_requests() as stop:
+            while self.place["stage"] < len(self.stages):
+                self._run_stage(stop)
+                self.place |= {"stage": self.place["stage"] + 1, "stage_step": 0}
+                self.leave(self.stages[self.place["stage"] - 1])
+                self._keep()
+                self._write()
+        # a run before may have ended between what it kept and the product
+        if not self._written():
+            self._write()
+
     def _begin(self) -> None:
         """Make the first weights, or find what a run before left."""
         key = {
@@ -213,16 +224,23 @@ class LongRun(ABC, Generic[Options]):
         }  # fmt: skip
         file = self.folder / "run.json"
         if file.is_file():
-            check_same(json.loads(file.read_text()), key, self.folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(key, indent=1) + "\n")
-        if (found := resuming.progress(self.folder / "resume")) is not None:
-            self.place = found
-            self._enter(found["entered"])
-            resuming.load(self.folder / "resume", self.kept(), self.optimizer)
-            self.report(f"continuing after {found['tokens']} tokens")
-            return
-        self.start()
+            check_same(begun_with(file), key, self.folder)
+        kept = resuming.newest(self.folder / "resume", self.report)
+        if not file.is_file():
+            if kept is not None:
+                raise ExportError(
+                    "is missing, and there is what a run continues from", file=file,
+                    remedy=f"remove {self.folder}, or choose another -o",
+                )  # fmt: skip
+            replace_file(file, json.dumps(key, indent=1).encode() + b"\n")
+        self.continue_from(kept) if kept is not None else self.start()
+
+    def continue_from(self, kept: resuming.Kept) -> None:
+        """Take up a run where it was kept."""
+        self.place = kept.progress
+        self._enter(kept.progress["entered"])
+        kept.load(self.kept(), self.optimizer)
+        self.report(f"continuing after {kept.progress['tokens']} tokens")
 
     def _enter(self, index: int) -> None:
         self.place["entered"] = index
@@ -315,6 +333,17 @@ class LongRun(ABC, Generic[Options]):
         if (picture := self.drawn(self.place["curve"])) is not None:
             (self.folder / "curve.svg").write_text(picture, encoding="utf-8")
         self.write(self.out, self.card(self.figures))
+        replace_file(self.folder / "written.json", json.dumps(self._product()).encode())
+
+    def _written(self) -> bool:
+        """Whether the product is there, as the run is now."""
+        with suppress(OSError, ValueError):
+            found = json.loads((self.folder / "written.json").read_bytes())
+            return found == self._product() and self.out.exists()
+        return False
+
+    def _product(self) -> Values:
+        return {name: self.place[name] for name in ("step", "stage")}
 
     def card(self, figures: dict[str, float]) -> Values:
         """What the model card says of the run."""

@@ -1,4 +1,4 @@
-"""The optimizer, its schedule, and checkpoints from which a run continues.
+"""The optimizer and its schedule.
 
 Muon (Jordan, 2024) for the matrices inside layers, its update scaled to AdamW's size (Moonlight,
 arXiv 2502.16982, section 2.2); AdamW for everything else.
@@ -6,24 +6,18 @@ arXiv 2502.16982, section 2.2); AdamW for everything else.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from edge.export.network import Network
 
 MUON_LR, MUON_DECAY = 6e-3, 0.1
 ADAM_LR = 4e-3
-KEEP = 2  # checkpoints of a run
 
 
 @dataclass(frozen=True)
@@ -101,75 +95,3 @@ def trapezoid(step: int, progress: float, warmup: int = 100, decay: float = 0.3)
     """
     up = min(1.0, (step + 1) / warmup)
     return up * min(1.0, max(0.0, (1.0 - progress) / decay))
-
-
-def fsync_tree(folder: Path) -> None:
-    for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def replace_folder(temporary: Path, final: Path) -> None:
-    """Put a finished folder in place of an older one; the older one is gone only afterwards."""
-    fsync_tree(temporary)
-    old = final.with_name(f".{final.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
-        final.rename(old)
-    temporary.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _complete(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("step-*") if (p / "progress.json").exists())
-
-
-def save(
-    folder: Path, weights: Mapping[str, Tensor], optimizer: Optimizer, progress: dict[str, Any]
-) -> None:
-    """folder/step-N: weights.safetensors, optimizer.pt (tensors and numbers), progress.json."""
-    name = f"step-{progress['step']:08d}"
-    temporary = folder / f".{name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    held = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-    save_file(held, temporary / "weights.safetensors")
-    torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
-    (temporary / "progress.json").write_text(json.dumps(progress, indent=2) + "\n")
-    fsync_tree(temporary)
-    shutil.rmtree(folder / name, ignore_errors=True)
-    temporary.rename(folder / name)
-    for old in _complete(folder)[:-KEEP]:
-        shutil.rmtree(old)
-
-
-def progress(folder: Path) -> dict[str, Any] | None:
-    """What the newest whole checkpoint was saved with; None where there is none."""
-    found = _complete(folder)
-    if not found:
-        return None
-    read: dict[str, Any] = json.loads((found[-1] / "progress.json").read_text())
-    return read
-
-
-def load(
-    folder: Path, weights: Mapping[str, Tensor], optimizer: Optimizer
-) -> dict[str, Any] | None:
-    """Fill `weights` and the optimizer from the newest whole checkpoint, and return its progress;
-    None where there is none.
-    """
-    found = _complete(folder)
-    if not found:
-        return None
-    device = next(iter(weights.values())).device
-    kept = load_file(found[-1] / "weights.safetensors", device=str(device))
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            tensor.copy_(kept[name])
-    optimizer.load_state_dict(
-        torch.load(found[-1] / "optimizer.pt", map_location=device, weights_only=True)
-    )
-    return progress(folder)

@@ -216,6 +216,20 @@ def device_problem(name: str) -> str | None:
     return None
 
 
+def begun_with(file: Path) -> dict[str, Any]:
+    """What a run was begun with. Raises ExportError: the file is damaged."""
+    try:
+        read = json.loads(file.read_bytes())
+        if isinstance(read, dict) and isinstance(read.get("options"), dict):
+            return read
+    except (ValueError, RecursionError):
+        pass
+    raise ExportError(
+        "is damaged: what the run was begun with is lost", file=file,
+        remedy=f"remove {file.parent} to begin again, or choose another -o",
+    )  # fmt: skip
+
+
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     """Raise ExportError with all that differs between the run that was begun and this one."""
     faults = Faults()
@@ -225,7 +239,8 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
             faults.add(name, "is not the one the run was begun with")
     if before.get("text") != json.loads(json.dumps(now["text"])):
         faults.add("text", "is not what the run was begun with")
-    for name, value in now["options"].items():
-        if (old := before.get("options", {}).get(name)) != value:
+    then, asked = before["options"], now["options"]
+    for name in dict.fromkeys((*then, *asked)):  # another kind of run has others
+        if (old := then.get(name)) != (value := asked.get(name)):
             faults.add(name, f"was {old} when the run was begun, and is {value}")
     faults.refuse(ExportError, file=folder, remedy=remedy)

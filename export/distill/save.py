@@ -21,7 +21,7 @@ from edge.export.checkpoint.checkpoint import as_stored
 from edge.export.checkpoint.families import mamba_in_llama
 from edge.export.checkpoint.fields import Fields, read_json
 from edge.export.checkpoint.layout import Layout
-from edge.export.distill.optimizer import replace_folder
+from edge.export.distill.folders import replace_folder
 from edge.export.distill.student import Student
 
 WEIGHTS = "model.safetensors"
@@ -79,14 +79,18 @@ def write_folder(
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    stored = {name: tensor.contiguous() for name, tensor in as_stored(layout, tensors).items()}
-    save_file(stored, temporary / WEIGHTS, metadata={"format": "pt"})
-    for name, values in {"config.json": config, **(others or {})}.items():
-        (temporary / name).write_text(json.dumps(values, indent=2) + "\n")
-    for file in source.tokenizer_files:
-        shutil.copyfile(file, temporary / file.name)
-    (temporary / "README.md").write_text(readme, encoding="utf-8")
-    replace_folder(temporary, folder)
+    try:
+        stored = {name: tensor.contiguous() for name, tensor in as_stored(layout, tensors).items()}
+        save_file(stored, temporary / WEIGHTS, metadata={"format": "pt"})
+        for name, values in {"config.json": config, **(others or {})}.items():
+            (temporary / name).write_text(json.dumps(values, indent=2) + "\n")
+        for file in source.tokenizer_files:
+            shutil.copyfile(file, temporary / file.name)
+        (temporary / "README.md").write_text(readme, encoding="utf-8")
+        replace_folder(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def _mamba_config(student: Student) -> dict[str, object]:

@@ -1,0 +1,74 @@
+"""Folders and files that appear whole, and a folder that one process at a time works in."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edge.errors import ExportError
+
+
+def sync(path: Path) -> None:
+    """Bring a file or a folder's list of names to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Bring a folder and what is in it to the disk."""
+    for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
+        sync(path)
+
+
+def replace_folder(temporary: Path, final: Path) -> None:
+    """Put a finished folder in place of an older one; the older one is gone only afterwards."""
+    sync_tree(temporary)
+    old = final.with_name(f".{final.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    temporary.rename(final)
+    sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def replace_file(file: Path, data: bytes) -> None:
+    """Write a small file, whole or not at all."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(file.parent)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, which is made. Raises ExportError: one is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ExportError(
+                "another process continues this run now", file=folder,
+                remedy="wait until it has ended, or choose another -o",
+            ) from None  # fmt: skip
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)

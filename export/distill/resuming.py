@@ -1,0 +1,157 @@
+"""Checkpoints from which a run continues: its weights, its optimizer, how far it is.
+
+    step-N/         weights.safetensors, optimizer.pt (tensors and numbers), progress.json, and
+                    sums.json: SHA-256 of the other three
+    .step-N.tmp/    being written; what a killed run left of it is removed by the next save
+
+Every byte is checked before a run continues from it. One that is damaged is passed over for the
+one before it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from edge.bundle.files import sha256
+from edge.errors import ExportError
+from edge.export.distill.folders import sync, sync_tree
+from edge.export.distill.optimizer import Optimizer
+
+KEEP = 2  # checkpoints of a run
+WEIGHTS, OPTIMIZER, PROGRESS, SUMS = (
+    "weights.safetensors", "optimizer.pt", "progress.json", "sums.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint, all of it checked.
+
+    Attributes:
+        progress: what it was saved with.
+    """
+
+    folder: Path
+    progress: dict[str, Any]
+
+    def load(self, weights: Mapping[str, Tensor], optimizer: Optimizer) -> None:
+        """Fill `weights` and the optimizer."""
+        device = next(iter(weights.values())).device
+        held = load_file(self.folder / WEIGHTS, device=str(device))
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                tensor.copy_(held[name])
+        state = torch.load(self.folder / OPTIMIZER, map_location=device, weights_only=True)
+        optimizer.load_state_dict(state)
+
+
+def save(
+    folder: Path, weights: Mapping[str, Tensor], optimizer: Optimizer, progress: dict[str, Any]
+) -> None:
+    """Add a checkpoint to `folder`; the one before it stays. Raises OSError and SafetensorError,
+    with those from before in place.
+    """
+    name = f"step-{progress['step']:08d}"
+    temporary = folder / f".{name}.tmp"
+    for left in folder.glob(".step-*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        held = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+        save_file(held, temporary / WEIGHTS)
+        _save_tensors(temporary / OPTIMIZER, optimizer.state_dict())
+        (temporary / PROGRESS).write_text(json.dumps(progress, indent=2) + "\n")
+        sums = {file: _sum(temporary / file) for file in (WEIGHTS, OPTIMIZER, PROGRESS)}
+        (temporary / SUMS).write_text(json.dumps(sums, indent=2) + "\n")
+        sync_tree(temporary)
+        shutil.rmtree(folder / name, ignore_errors=True)
+        temporary.rename(folder / name)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync(folder)
+    found = _checkpoints(folder)
+    # those ahead of this one were damaged, or it would have begun there
+    ahead = [each for each in found if each.name > name]
+    whole = [each for each in found if each.name <= name]
+    for old in [*ahead, *whole[:-KEEP]]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def newest(folder: Path, report: Callable[[str], None]) -> Kept | None:
+    """The newest whole checkpoint; None where there is none at all. `report` hears of those that
+    are damaged. Raises ExportError where all are.
+    """
+    damaged = []
+    for found in reversed(_checkpoints(folder)):
+        try:
+            return Kept(found, _checked(found))
+        except ExportError as problem:
+            damaged.append(problem)
+            report(f"passed over: {problem}")
+    if damaged:
+        raise ExportError(
+            damaged[0].message, file=damaged[0].file,
+            remedy=f"no other is whole; to begin again remove {folder.parent}",
+        )  # fmt: skip
+    return None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def _checked(folder: Path) -> dict[str, Any]:
+    """Its progress. Raises ExportError: a file is missing, or not as it was written."""
+    try:
+        sums = json.loads((folder / SUMS).read_bytes())
+        for name in (WEIGHTS, OPTIMIZER, PROGRESS):
+            if sums[name] != _sum(folder / name):
+                raise ExportError("does not match its SHA-256", file=folder / name)
+        progress: dict[str, Any] = json.loads((folder / PROGRESS).read_bytes())
+    except OSError as problem:
+        raise ExportError(
+            f"cannot be read: {problem.strerror}", file=problem.filename or folder
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise ExportError("is damaged", file=folder / SUMS) from None
+    return progress
+
+
+def _sum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return sha256(stream.fileno(), os.fstat(stream.fileno()).st_size)
+
+
+class _Disk(io.BufferedWriter):
+    """A file for torch.save, which tells of a full disk as if it were a fault of its own."""
+
+    problem: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as problem:
+            self.problem = problem
+            raise
+
+
+def _save_tensors(path: Path, values: dict[str, Any]) -> None:
+    with _Disk(io.FileIO(path, "wb")) as disk:
+        try:
+            torch.save(values, disk)
+        except RuntimeError:
+            if disk.problem is None:
+                raise
+            raise disk.problem from None
