@@ -245,6 +245,29 @@ def test_writer_replaces_a_bundle_but_nothing_else(bundle: Path, tmp_path: Path)
     assert (precious / "thesis.txt").read_text() == "years"
 
 
+@pytest.mark.parametrize(
+    "manifest",
+    ['{"manifest_version": 3}', '{"files": [1], "schema_version": 1, "model": 1}', "[", ""],
+)
+def test_writer_replaces_no_folder_of_another_manifest(manifest: str, tmp_path: Path) -> None:
+    """Extensions of browsers and many other things have a manifest.json."""
+    (tmp_path / "manifest.json").write_text(manifest)
+    (tmp_path / "script.js").write_text("mine")
+    with pytest.raises(ExportError, match="exists and is not a bundle"):
+        BundleWriter(tmp_path)
+
+
+def test_writer_loses_no_file_that_was_put_into_a_bundle(bundle: Path) -> None:
+    (bundle / "talks").mkdir()
+    (bundle / "talks" / "mine.state").write_text("saved there")
+    with pytest.raises(ExportError, match=r"would be lost: talks/mine\.state"):
+        write(bundle)
+    assert (bundle / "talks" / "mine.state").is_file()
+    (bundle / "talks" / "mine.state").unlink()
+    (bundle / "weights.bin").unlink()
+    write(bundle)
+
+
 def test_strict_json_depth_counts_brackets_outside_strings_only() -> None:
     assert loads(b'{"a": "[[[[\\"[[", "b": [1]}', max_depth=2) == {"a": '[[[["[[', "b": [1]}
     with pytest.raises(ValueError, match="nested 3 deep"):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from edge.bundle import open_bundle
-from edge.bundle.reader import MAX_MANIFEST, MAX_OTHER
+from edge.bundle.manifest import MAX_MANIFEST
+from edge.bundle.reader import MAX_OTHER
 from edge.errors import BundleError
 from edge.runtime.model import resolve
 

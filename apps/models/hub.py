@@ -16,7 +16,7 @@ from urllib.parse import quote
 from edge.apps.exporter import packages_of
 from edge.apps.models.download import RemoteFile, ask, fetch
 from edge.bundle import Manifest
-from edge.bundle.reader import MAX_MANIFEST
+from edge.bundle.manifest import MAX_MANIFEST
 from edge.errors import PullError
 
 if TYPE_CHECKING:

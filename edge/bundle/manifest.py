@@ -13,6 +13,7 @@ from edge.config import ModelConfig
 from edge.launch import ARCHITECTURES, Log
 
 SCHEMA_VERSION = 1
+MAX_MANIFEST = 2 << 20  # bytes
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 TokenId = Annotated[int, Field(ge=0, le=1 << 31)]

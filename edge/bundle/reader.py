@@ -11,12 +11,11 @@ from pathlib import Path
 
 from edge.bundle import stamps
 from edge.bundle.files import REMEDY, blocks, open_inside, sha256, some
-from edge.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest
+from edge.bundle.manifest import MAX_MANIFEST, SCHEMA_VERSION, FileEntry, Manifest
 from edge.bundle.strict_json import read_document
 from edge.errors import BundleError, Faults
 from edge.log import Progress
 
-MAX_MANIFEST = 2 << 20
 # of a file that is no weights, whose size the memory of the machine bounds
 MAX_OTHER = 256 << 20
 
@@ -202,7 +201,7 @@ def _check_listing(folder_fd: int, folder: Path, manifest: Manifest) -> None:
         also = f"; {surplus}" if extra else ""
         raise BundleError(f"is missing {some(missing)}{also}", file=folder, remedy=REMEDY)
     if extra:
-        raise BundleError(surplus, file=folder, remedy="remove them, or export the model again")
+        raise BundleError(surplus, file=folder, remedy="move them away")
 
 
 def _walk(folder_fd: int, prefix: str, depth: int = 0) -> Iterator[str]:

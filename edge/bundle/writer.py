@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import os
 import secrets
 import shutil
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from edge import leftovers
-from edge.bundle.files import check_relative, sha256
-from edge.bundle.manifest import FileEntry, Manifest
+from edge.bundle.files import check_relative, sha256, some
+from edge.bundle.manifest import MAX_MANIFEST, FileEntry, Manifest
 from edge.errors import ExportError
 
 
@@ -23,13 +24,13 @@ class BundleWriter:
 
     Use as a context manager: leaving without `finish` removes the temporary folder, and an OSError
     on the way out becomes an ExportError. What a killed writer left is removed by the next one.
-    Raises ExportError when the target exists and is neither empty nor a bundle.
+    Raises ExportError when the target exists and is neither empty nor a bundle alone.
     """
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
         self.target = Path(os.path.abspath(target))
-        _check_replaceable(self.target)
         try:
+            _check_replaceable(self.target)
             self.target.parent.mkdir(parents=True, exist_ok=True)
             prefix = leftovers.prefix(self.target, "exporting")
             leftovers.sweep(self.target.parent, prefix)
@@ -93,18 +94,50 @@ def _create(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _check_replaceable(target: Path) -> None:
-    if os.path.lexists(target) and not _replaceable(target):
+    """Raise ExportError unless nothing is lost where `target` is replaced: it is not there, empty,
+    or a bundle, damaged perhaps, and nothing else.
+    """
+    if not os.path.lexists(target):
+        return
+    listed = None
+    if target.is_dir() and not target.is_symlink():
+        if not any(target.iterdir()):
+            return
+        listed = _listed(target)
+    if listed is None:
         raise ExportError(
             "exists and is not a bundle",
             file=target,
             remedy="choose another output folder, or remove it yourself",
         )
+    if others := sorted(_files_in(target) - listed):
+        raise ExportError(
+            f"is a bundle with other files in it, which would be lost: {some(others)}",
+            file=target,
+            remedy="move them away, or choose another output folder",
+        )
 
 
-def _replaceable(target: Path) -> bool:
-    if target.is_symlink() or not target.is_dir():
-        return False
-    return (target / "manifest.json").is_file() or not any(target.iterdir())
+def _listed(folder: Path) -> set[str] | None:
+    """Files of a bundle, as its manifest says; None where it has none. Many programs keep a
+    manifest.json.
+    """
+    file = folder / "manifest.json"
+    try:
+        if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_MANIFEST:
+            return None
+        said = json.loads(file.read_bytes())
+        if "schema_version" not in said or "model" not in said:
+            return None
+        return {"manifest.json", *(entry["path"] for entry in said["files"])}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _files_in(folder: Path) -> set[str]:
+    """Paths below `folder` of all but folders."""
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(folder).as_posix() for path in paths}
 
 
 def _entry(path: Path, relative: str) -> FileEntry:
