@@ -159,7 +159,7 @@ def export_checkpoint(
     reads, copies = text_files.tokenizer_info(source, source.config, given)
     text = _text_choice(calibrate, calibrate_sequences, calibrate_length)
     with BundleWriter(out) as writer:
-        with prepare(source, mixed, text, given, writer.folder.parent, report) as prepared:
+        with prepare(source, mixed, text, given, writer.folder, report) as prepared:
             built = build_graph(
                 source.config, source, writer.folder, prepared.plan, hessian=prepared.hessian,
                 progress=lambda _, done, total: report("weights", 0.5 + 0.15 * done / total),

@@ -167,6 +167,25 @@ def test_greedy_models_default_to_temperature_zero(tmp_path: Path) -> None:
     assert manifest.generation.temperature == 0.0
 
 
+def test_all_that_an_export_writes_is_in_the_folder_that_the_next_one_clears(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """The model in fp32 too, on which scales are found: a killed export left it for good."""
+    seen: dict[str, set[str]] = {}
+
+    def look(stage: str, share: float) -> None:
+        seen.setdefault(stage, set()).update(path.name for path in tmp_path.iterdir())
+
+    export_checkpoint(
+        checkpoint, tmp_path / "bundle", quant="w8a8", verify=False, progress=look,
+        calibrate_sequences=1, calibrate_length=8,
+    )  # fmt: skip
+    during = seen["calibrating"]
+    assert len(during) == 1 and during.pop().startswith(".bundle.exporting-")
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    assert not list((tmp_path / "bundle").glob(".*"))
+
+
 def test_what_cannot_become_a_bundle_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="choose one of"):
         export_checkpoint(checkpoint, tmp_path / "b", quant="w3")

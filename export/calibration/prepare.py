@@ -65,12 +65,13 @@ def prepare(
     mixed: Mixture,
     given: TextChoice | None,
     tokenizer: Path | None,
-    beside: Path,
+    room: Path,
     report: Progress,
 ) -> Iterator[PreparedPlan]:
     """The plan, calibrated if the recipe needs it, valid inside the context.
 
-    `beside`: the fp32 graph is built in a temporary folder on the disk of this one.
+    `room`: the fp32 graph is built in a temporary folder in this one, of which a killed export
+    leaves nothing.
     """
     config, seen = source.config, mixed.observations()
     gptq = mixed.four_bits and (given is not None or bool(seen))
@@ -84,7 +85,7 @@ def prepare(
         yield PreparedPlan(plan_model(config, mixed, fetch=_fetch(source)))
         return
     text, held_out = _texts(source, given or TextChoice(), tokenizer)
-    with tempfile.TemporaryDirectory(prefix=".fp32.", dir=beside) as name:
+    with tempfile.TemporaryDirectory(prefix=".fp32.", dir=room) as name:
         folder = Path(name)
         build_graph(
             config, source, folder,
