@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 SCHEMA_VERSION = 1
 
@@ -48,6 +48,16 @@ _Constant = bool | int | float | str | None
 
 # faults of a plan that are listed; the others are counted
 _LISTED = 8
+
+
+def _whole(value: object) -> object:
+    if type(value) is not int:
+        raise ValueError("Input should be a valid integer")
+    return value
+
+
+# Before a choice of numbers, where 8.0 equals 8 and true 1.
+WHOLE = BeforeValidator(_whole)
 
 
 class _Strict(BaseModel):
@@ -81,7 +91,7 @@ class Variant(_Strict):
     arguments: tuple[_Name, ...]
     types: tuple[Annotated[str, Field(pattern=r"^(\*?[a-z]+[0-9]*)(:16)?$")], ...]
     constants: dict[str, _Constant]
-    warps: Literal[1, 2, 4, 8, 16] = 4
+    warps: Annotated[Literal[1, 2, 4, 8, 16], WHOLE] = 4
     stages: Annotated[int, Field(ge=1, le=8)] = 2
 
     @property

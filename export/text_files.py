@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from edge.bundle import GenerationDefaults, TokenizerInfo
 from edge.config import ModelConfig
-from edge.errors import EdgeError, ExportError
+from edge.errors import EdgeError, ExportError, Faults
 from edge.export.checkpoint import Checkpoint
 from edge.export.checkpoint.files import MAX_TEMPLATE_BYTES, read_file, read_utf8
 from edge.export.checkpoint.weights import check_pointer
@@ -189,16 +191,22 @@ def chat_template(checkpoint: Checkpoint) -> str | None:
     return template if isinstance(template, str) else None
 
 
+# as generation_config.json calls them
+_WRITTEN_AS = {"max_tokens": "max_new_tokens", "stop": "stop_strings"}
+
+
 def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
     """Sampling defaults in generation_config.json; `do_sample: false` is temperature 0.
 
-    Raises ExportError naming the field when a value is out of range.
+    Raises ExportError naming every field whose value is of another type or out of range.
     """
     if checkpoint.manifest is not None:
         return checkpoint.manifest.generation
     files = {p.name: p for p in checkpoint.tokenizer_files}
     path = files.get("generation_config.json")
     values = _settings(path)
+    stops = values.get("stop_strings")
+    stops = [stops] if isinstance(stops, str) else stops
     named = {
         "temperature": 0.0 if values.get("do_sample") is False else values.get("temperature"),
         "top_k": values.get("top_k"),
@@ -206,12 +214,19 @@ def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
         "min_p": values.get("min_p"),
         "repetition_penalty": values.get("repetition_penalty"),
         "max_tokens": values.get("max_new_tokens"),
-        "stop": tuple(values.get("stop_strings") or ()),
+        "stop": tuple(stops) if isinstance(stops, list) else stops,
     }
     try:
-        return GenerationDefaults.model_validate({k: v for k, v in named.items() if v is not None})
-    except ValueError as problem:
-        raise ExportError(f"has values out of range: {problem}", file=path) from None
+        given = {name: value for name, value in named.items() if value is not None}
+        return GenerationDefaults.model_validate(given, strict=True)
+    except ValidationError as problem:
+        faults = Faults()
+        for fault in problem.errors(include_url=False):
+            name, *inner = map(str, fault["loc"])
+            field = ".".join([_WRITTEN_AS.get(name, name), *inner])
+            faults.add(field, f"is {fault['input']!r:.60}: {fault['msg']}")
+        faults.refuse(ExportError, file=path, remedy="correct it, or remove the field")
+        raise
 
 
 def licence(checkpoint: Checkpoint) -> str | None:

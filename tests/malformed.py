@@ -26,6 +26,7 @@ _WRONG: dict[str, Any] = {
     "list": [[]],
     "object": {"x": {}},
     "true": True,
+    "figures": "8",
     "long text": "A" * 100_000,
     "control text": "a\x00b",
     "above": "../../etc/passwd",

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from edge.bundle import BundleWriter, Manifest, open_bundle, stamps
 from edge.bundle.strict_json import loads
-from edge.config import MlpConfig, ModelConfig
+from edge.config import Mamba2Config, MlpConfig, ModelConfig, RopeConfig
 from edge.errors import BundleError, ExportError
 
 FIELDS: dict[str, Any] = {
@@ -133,7 +134,7 @@ def test_path_that_leaves_the_folder(bundle: Path, path: str) -> None:
     assert problem.field is not None and problem.field.startswith("files.0.path")
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, 10**30, [1]])
+@pytest.mark.parametrize("version", [0, 2, "1", True, 1.0, None, 10**30, [1]])
 def test_unknown_schema_version(bundle: Path, version: object) -> None:
     edit_manifest(bundle, lambda m: m.update(schema_version=version))
     problem = refused(bundle)
@@ -145,6 +146,36 @@ def test_unknown_and_missing_keys_are_named(bundle: Path) -> None:
     assert refused(bundle).field == "model.surprise"
     edit_manifest(bundle, lambda m: (m["model"].pop("surprise"), m["model"].pop("d_model")))
     assert refused(bundle).field == "model.d_model"
+
+
+@pytest.mark.parametrize("spell", [str, float, bool])
+def test_a_number_is_a_number_and_nothing_that_equals_it(
+    bundle: Path, spell: Callable[[int], object]
+) -> None:
+    """The C library refuses the same: tests/test_libedge_hostile.py."""
+    edit_manifest(
+        bundle,
+        lambda m: (
+            m["quantization"].update(bits=spell(8)),
+            m["model"].update(d_model=spell(m["model"]["d_model"])),
+            m["files"][0].update(size=spell(m["files"][0]["size"])),
+            m["limits"].update(chunk=spell(1)),
+        ),
+    )
+    said = str(refused(bundle))
+    fields = "quantization.bits", "model.d_model", "files.0.size", "limits.chunk"
+    assert all(f"{field}: Input should be a valid integer" in said for field in fields), said
+
+
+def test_text_is_an_infinity_where_a_limit_may_be_one_alone() -> None:
+    mamba2 = Mamba2Config(d_inner=8, d_ssm=8, head_dim=4)
+    data = json.loads(mamba2.model_dump_json())
+    assert Mamba2Config.model_validate_json(json.dumps(data), strict=True) == mamba2
+    for limit in (["0", "inf"], [0, "1e9"], [True, "inf"], [0, "nan"]):
+        with pytest.raises(ValidationError, match="dt_limit"):
+            Mamba2Config.model_validate_json(json.dumps(data | {"dt_limit": limit}), strict=True)
+    with pytest.raises(ValidationError, match="theta"):
+        RopeConfig.model_validate_json('{"dim": 4, "theta": "inf"}', strict=True)
 
 
 def test_all_faults_of_a_manifest_are_told_at_once(bundle: Path) -> None:

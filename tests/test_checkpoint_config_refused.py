@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, ExportError
 from edge.export.checkpoint import FAMILIES, open_checkpoint
+from edge.export.text_files import generation_defaults
 from tests.checkpoints import edit_config, refusal, write_json
 from tests.state_spaces_checkpoints import save_mambabyte, save_state_spaces
 from tests.transformers_checkpoints import (
@@ -388,3 +389,16 @@ def test_a_bad_generation_config(path: Path) -> None:
     assert refusal(path).file == str(path / "generation_config.json")
     write_json(path / "generation_config.json", {"eos_token_id": "end"})
     assert refusal(path).field == "eos_token_id"
+
+
+def test_all_bad_defaults_of_a_generation_config(path: Path) -> None:
+    file = path / "generation_config.json"
+    write_json(file, {"top_k": "8", "top_p": 2, "max_new_tokens": True, "stop_strings": 3})
+    with pytest.raises(ExportError) as caught:
+        generation_defaults(open_checkpoint(path))
+    assert caught.value.file == str(file) and caught.value.remedy
+    assert caught.value.field == "top_k"
+    assert all(name in caught.value.message for name in ("top_p", "max_new_tokens", "stop_strings"))
+    write_json(file, {"top_k": 8, "temperature": 1, "stop_strings": "###"})
+    found = generation_defaults(open_checkpoint(path))
+    assert (found.top_k, found.temperature, found.stop) == (8, 1.0, ("###",))

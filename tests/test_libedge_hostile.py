@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -65,6 +66,27 @@ def test_every_field_of_a_manifest(target: Path) -> None:
         manifest.write_bytes(before)
     assert not wrong, "\n".join(wrong)
     assert found["refused"] > 80 and found["refused"] > 3 * found["taken"]
+
+
+def test_a_number_is_a_number_and_nothing_that_equals_it(target: Path) -> None:
+    manifest = target / "manifest.json"
+    before = json.loads(manifest.read_bytes())
+    for value in ("8", 8.0, True, "inf"):
+        data = copy.deepcopy(before)
+        data["quantization"]["bits"] = data["model"]["norm"]["eps"] = value
+        data["limits"]["chunk"] = data["files"][0]["size"] = value
+        manifest.write_text(json.dumps(data))
+        with pytest.raises(EdgeFault) as caught:
+            CBundle(target)
+        said = str(caught.value)
+        fields = "quantization.bits", "limits.chunk", "files.0.size", "model.norm.eps"
+        assert all(field in said for field in fields), said
+        assert caught.value.file.endswith("manifest.json") and judged(target) == "refused"
+    data = copy.deepcopy(before)
+    data["generation"]["temperature"] = "inf"
+    manifest.write_text(json.dumps(data))
+    with pytest.raises(EdgeFault, match="must be a number"):
+        CBundle(target)
 
 
 def test_files_that_are_not_what_they_were(tmp_path: Path) -> None:

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
+from edge.config import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    Mamba1Config,
+    Mamba2Config,
+    MlpConfig,
+    ModelConfig,
+)
 from edge.errors import ExportError
 from edge.export.graph import build_graph
 from edge.export.quantize.observers import Statistics
@@ -209,6 +216,13 @@ def test_odd_layers_are_not_fused() -> None:
         assert scan is not None and not scan.fused
         with pytest.raises(ExportError, match=rf"layers\.0 cannot .* in int8: .*{reason}"):
             plan(only(layer), "w8a8", ssm_state="int8")
+
+
+def test_the_state_of_gated_deltanet_is_fp32() -> None:
+    layer = GatedDeltaNetConfig(n_heads=4, head_dim=16, n_groups=2, d_state=8)
+    for kind in ("fp16", "int8"):
+        with pytest.raises(ExportError, match=f"cannot be {kind}: Gated DeltaNet's is .* fp32"):
+            plan(only(layer), "w8", ssm_state=kind)
 
 
 def test_a_width_without_a_hadamard_matrix_is_rotated_in_blocks_and_recorded() -> None:

@@ -74,7 +74,7 @@ class HubModel:
 
     def _listed(self, manifest: Path) -> set[str]:
         try:
-            listed = Manifest.model_validate_json(manifest.read_bytes()).files
+            listed = Manifest.model_validate_json(manifest.read_bytes(), strict=True).files
         except ValueError:
             raise PullError(
                 "has a manifest.json, but not a bundle's", file=self.repository,

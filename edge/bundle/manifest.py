@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 
 from edge.bundle.files import check_relative, some
 from edge.config import ModelConfig
-from edge.launch import ARCHITECTURES, Log
+from edge.launch import ARCHITECTURES, WHOLE, Log
 
 SCHEMA_VERSION = 1
 MAX_MANIFEST = 2 << 20  # bytes
@@ -44,7 +44,7 @@ class Quantization(_ManifestModel):
     """How weights (and, for some recipes, activations) are stored."""
 
     recipe: Name
-    bits: Literal[4, 8, 16, 32]
+    bits: Annotated[Literal[4, 8, 16, 32], WHOLE]
     block_size: Annotated[int, Field(gt=0, le=4096)] | None = None
     details: dict[str, JsonValue] = {}
 

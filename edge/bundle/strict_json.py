@@ -69,7 +69,8 @@ def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
 def read_document(
     raw: bytes, file: Path, kind: type[Document], known: int, absent: int | None
 ) -> Document:
-    """A JSON document with a schema version, as a pydantic model.
+    """A JSON document with a schema version, as a pydantic model. A value has its type as it
+    stands: neither "8" nor true is a whole number.
 
     `known`: the version that is read; `absent`: the version of a document that does not say it.
     Raises BundleError naming the file, the first field at fault, and all faults.
@@ -79,7 +80,7 @@ def read_document(
     except ValueError as problem:
         raise BundleError(f"is not valid JSON: {problem}", file=file, remedy=REMEDY) from None
     version = data.get("schema_version", absent) if isinstance(data, dict) else None
-    if version != known:
+    if type(version) is not int or version != known:  # true equals 1, and so does 1.0
         raise BundleError(
             f"is {version!r}, this runtime reads version {known}",
             file=file,
@@ -87,7 +88,7 @@ def read_document(
             remedy="export the model again with this version, or update mamba-edge",
         )
     try:
-        return kind.model_validate(data)
+        return kind.model_validate_json(raw, strict=True)
     except ValidationError as problem:
         faults = Faults()
         for error in problem.errors(include_url=False):

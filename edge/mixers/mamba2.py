@@ -5,9 +5,18 @@ from __future__ import annotations
 import math
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_serializer, model_validator
+from pydantic import BeforeValidator, Field, field_serializer, model_validator
 
 from edge.mixers.base import Grown, MixerConfig, Positive, Shapes, linear_shapes, refuse_all
+
+
+def _infinity(bound: object) -> object:
+    """JSON has no infinity: a text stands for it, and for nothing else."""
+    return float(bound) if bound in ("inf", "-inf") else bound
+
+
+# `infinite` is for the C library, which takes these texts where it is said
+_Bound = Annotated[float, BeforeValidator(_infinity), Field(json_schema_extra={"infinite": True})]
 
 
 class Mamba2Config(MixerConfig, Grown):
@@ -32,7 +41,7 @@ class Mamba2Config(MixerConfig, Grown):
     conv_bias: bool = True
     proj_bias: bool = False
     gated_norm: bool = True
-    dt_limit: tuple[float, float] = (0.0, float("inf"))
+    dt_limit: tuple[_Bound, _Bound] = (0.0, math.inf)
     norm_before_gate: bool = False
 
     @model_validator(mode="after")

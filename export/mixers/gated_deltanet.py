@@ -73,7 +73,7 @@ class GatedDeltaNetExport(MixerExport[GatedDeltaNetConfig]):
     def plan(self, planner: LayerPlanner) -> LayerPlan:
         if planner.state != "fp32":
             raise ExportError(
-                f"ssm_state cannot be {planner.state}: Gated DeltaNet's has to stay floating",
+                f"ssm_state cannot be {planner.state}: Gated DeltaNet's is kept in fp32 alone",
                 field=planner.prefix,
                 remedy="--ssm-state fp32",
             )

@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="a line for each kernel")
     asked = parser.parse_args()
     try:
-        plan = LaunchPlan.model_validate_json(asked.plan.read_bytes())
+        plan = LaunchPlan.model_validate_json(asked.plan.read_bytes(), strict=True)
         built = compile_variants(plan.variants, [int(sm) for sm in asked.sm.split(",")])
     except (EdgeError, ValueError, OSError) as problem:
         print(f"error: {problem}", file=sys.stderr)

@@ -52,8 +52,7 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     out = {key: _plain(each) for key, each in value.items() if key not in ("title", "description")}
-    pair = out.get("prefixItems") == [{"type": "number"}] * 2
-    if pair and None in out.get("default", ()):
+    if any("infinite" in each for each in out.get("prefixItems", ())):
         out["default"] = [end if end is not None else "inf" for end in out["default"]]
     return out
 

@@ -168,7 +168,10 @@ def _entry(path: Path) -> EngineEntry:
     """An engine's header. A damaged one has no components, and so is nobody's."""
     try:
         header = sealed.peek(path)
-        components, sizes = header["components"], EngineSizes.model_validate(header["sizes"])
+        components, sizes = (
+            header["components"],
+            EngineSizes.model_validate(header["sizes"], strict=True),
+        )
         if header["what"] != _WHAT or not isinstance(components, dict):
             raise KeyError("what")
     except (Damaged, KeyError, ValidationError):

@@ -87,7 +87,7 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
     usual = profiles.sizes(manifest.model, manifest.limits.chunk)
     flags = ("--rtx",) if plugins is None else ()
     with cache.find(bundle.path, here, usual, *flags) as found:
-        sizes = EngineSizes.model_validate(found.header["sizes"])
+        sizes = EngineSizes.model_validate(found.header["sizes"], strict=True)
         contexts = EngineContexts(
             trt,
             found.body,

@@ -47,8 +47,10 @@ bool matches(std::string_view pattern, std::string_view s) {
   return false;
 }
 
-bool is_number(const Json& value) {
-  return value.is(Json::integer) || value.is(Json::real) || value.infinite();
+// An infinity, which is a text, only where a bound may be one.
+bool is_number(const Json& schema, const Json& value) {
+  return value.is(Json::integer) || value.is(Json::real) ||
+         (value.infinite() && schema.find("infinite"));
 }
 
 std::string below(const std::string& at, const std::string& key) {
@@ -118,7 +120,7 @@ void Schema::check(const Json& schema, const Json& value, const std::string& at,
     if (type != form.first) continue;
     Json::Kind kinds[] = {Json::object,  Json::array,   Json::text, Json::null,
                           Json::boolean, Json::integer, Json::real};
-    bool fits = type == "number" ? is_number(value) : value.is(kinds[&form - forms]);
+    bool fits = type == "number" ? is_number(schema, value) : value.is(kinds[&form - forms]);
     if (!fits) return faults.add(at, std::string("must be ") + form.second);
   }
   if (const Json* only = schema.find("const"))
