@@ -260,7 +260,7 @@ def test_no_memory_for_a_piece() -> None:
     norm = Variant(
         kernel="norm.norm", arguments=("x", "weight", "y"), types=("*fp32",) * 3,
         constants={
-            **dict.fromkeys(("added", "bias", "rows", "total", "B", "scale")), "WIDTH": 1 << 58,
+            **dict.fromkeys(("added", "bias", "rows", "total", "B", "scale")), "WIDTH": 1 << 48,
             "X_STRIDE": 1, "ADDED_STRIDE": 1, "CENTERED": 0, "EPS": 1e-5,
         },
     )  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edge.errors import EngineError
 from edge.plugins.cpu import library
 from edge.plugins.cpu.library import CallValue, CpuCall, CpuKernel, CpuReader
 
@@ -297,6 +298,23 @@ def test_what_others_read_stays(isa: str) -> None:
             assert reader.arrays["weight"].tobytes() == before
     for rows in (1, 17):
         assert product.run(rows).tobytes() == other.run(rows).tobytes()
+
+
+@each_set
+def test_sizes_that_no_memory_has_are_refused(isa: str) -> None:
+    """A plan says how many rows a weight has: products of them that overflow, or less than none."""
+    reader = float_product(isa, "float32", 16, 4)
+    before = reader.arrays["weight"].tobytes()
+    for outputs, columns in ((1 << 48, 1 << 13), (1 << 33, 1 << 31), (-16, -4), (-1, 4), (16, -4)):
+        constants = {"N": outputs, "K": columns, "X_STRIDE": 4}
+        wrong = dataclasses.replace(reader, constants=constants)
+        for reads in ([wrong.reads("weight")], [reader.reads("weight"), wrong.reads("weight")]):
+            array = (CpuReader * len(reads))(*reads)
+            assert library.library().edge_cpu_interleave(array, len(reads)) == 2, constants
+    for size in ((1 << 48) + 1, 1 << 63, 1 << 64, "4x", "-"):
+        with pytest.raises(EngineError, match="K is no size"):
+            dataclasses.replace(reader, constants={"N": 16, "K": size, "X_STRIDE": 4})
+    assert reader.arrays["weight"].tobytes() == before
 
 
 @each_set

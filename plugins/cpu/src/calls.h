@@ -37,8 +37,8 @@ struct EdgeCpuReader {
   int64_t bytes;  // of the whole weight
 };
 // Interleaves, in place, the rows of those weights whose readers all gain by it, and tells these
-// kernels: to be called once, with all readers, before anything is run. 0, or 1 without memory; nothing
-// is changed then.
+// kernels: to be called once, with all readers, before anything is run. 0; or 1 without memory, 2 where
+// a kernel reads a weight as of more bytes than there can be: nothing is changed then.
 EDGE_CPU_API int edge_cpu_interleave(const EdgeCpuReader* readers, int64_t count);
 // Has `kernel` read its weights as `other` does, which reads the same.
 EDGE_CPU_API void edge_cpu_read_alike(void* kernel, const void* other);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <stdexcept>
 #include <vector>
 
 namespace edge_cpu {
@@ -10,6 +11,16 @@ namespace {
 
 constexpr int MOST = 3;  // weights that one kernel gains by
 
+// Bytes of so many rows of words. Throws where no memory has so many: a plan says what is read, and
+// may come from anywhere.
+int64_t bytes_of(int64_t rows, int64_t words, int word) {
+  int64_t in_all = 0;
+  if (rows < 0 || words < 0 || word < 0 || __builtin_mul_overflow(rows, words, &in_all) ||
+      __builtin_mul_overflow(in_all, int64_t(word), &in_all))
+    throw std::length_error("a weight is read as of more bytes than there can be");
+  return in_all;
+}
+
 // A weight, as its readers would have it.
 struct Packing {
   int64_t bytes = 0, width = 0, rows = 0, words = 0;
@@ -17,13 +28,17 @@ struct Packing {
   bool whole = true;  // nothing speaks against it
 
   void agree(const Interleaved& wanted, int64_t of_weight) {
+    bytes_of(wanted.rows, wanted.words, wanted.word);
     bool first = !width, same = words == wanted.words && word == wanted.word;
     whole = whole && of_weight == bytes && (first || (same && width == wanted.width));
     if (wanted.rows) whole = whole && (!rows || rows == wanted.rows);
     if (wanted.rows) rows = wanted.rows;
     width = wanted.width, words = wanted.words, word = wanted.word;
   }
-  bool fits() const { return whole && width && rows && rows * words * word == bytes; }
+  bool fits() const {
+    return whole && width > 0 && rows && bytes_of(rows, words, word) == bytes;
+  }
+  int64_t bytes_of_group() const { return bytes_of(std::min(width, rows), words, word); }
 };
 using Packings = std::map<char*, Packing>;
 // The weights that a kernel gains by, in all its launches.
@@ -93,7 +108,7 @@ void interleave(const EdgeCpuReader* readers, int64_t count) {
   settle(packings, gains);
   int64_t most = 0;
   for (const auto& [weight, how] : packings)
-    if (how.fits()) most = std::max(most, how.width * how.words * how.word);
+    if (how.fits()) most = std::max(most, how.bytes_of_group());
   std::vector<uint32_t> room(static_cast<size_t>(most / 4 + 1));
   for (const auto& [weight, how] : packings)
     if (how.fits()) pack(weight, how, room.data());

@@ -5,7 +5,7 @@
 
 namespace edge_cpu {
 
-// See edge_cpu_interleave. Throws std::bad_alloc, before anything is changed.
+// See edge_cpu_interleave. Throws std::bad_alloc and std::length_error, before anything is changed.
 void interleave(const EdgeCpuReader* readers, int64_t count);
 
 }  // namespace edge_cpu

@@ -64,6 +64,9 @@ uint16_t half_bits(float value) {
 
 // -- variants ---------------------------------------------------------------------------------------
 
+// Of a constant, far beyond what any memory holds: sums and small multiples of it do not overflow.
+constexpr int64_t LARGEST = int64_t(1) << 48;
+
 struct Variant::Told {
   std::string kernel;
   std::map<std::string, std::pair<int, std::string>> arguments;
@@ -147,8 +150,13 @@ Type Variant::type(const char* name) const {
 }
 
 int64_t Variant::integer(const char* name) const {
-  const std::string& value = told_->constant(name);
-  return value.empty() ? 0 : std::stoll(value);
+  const std::string& text = told_->constant(name);
+  if (text.empty()) return 0;
+  int64_t value = 0;
+  auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (fault != std::errc() || end != text.data() + text.size() || value < -LARGEST || value > LARGEST)
+    throw std::runtime_error(std::string(name) + " is no size: " + text.substr(0, 40));
+  return value;
 }
 
 int64_t Variant::integer(const char* name, int64_t otherwise) const {
@@ -271,6 +279,8 @@ int edge_cpu_interleave(const EdgeCpuReader* readers, int64_t count) {
   try {
     interleave(readers, count);
     return 0;
+  } catch (const std::length_error&) {
+    return 2;
   } catch (...) {
     return 1;
   }

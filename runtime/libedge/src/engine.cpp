@@ -253,7 +253,10 @@ void Engine::interleave_weights() {
                            read.elements * item_size(read.type)});
       }
     }
-  if (edge_cpu_interleave(readers.data(), int64_t(readers.size()))) throw std::bad_alloc();
+  int refused = edge_cpu_interleave(readers.data(), int64_t(readers.size()));
+  if (refused == 2)
+    throw Fault{EDGE_ERROR_BUNDLE, "a weight is read as of more bytes than there can be", "", "plan"};
+  if (refused) throw std::bad_alloc();
 }
 
 char* Engine::weight(const PlanWeight& weight) const {
