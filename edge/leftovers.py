@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
 
+_DIGITS = re.compile("[0-9a-f]{8,16}")  # of another name somebody may have made a file
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -51,12 +53,12 @@ def lock(path: Path, fd: int) -> bool:
 
 
 def sweep(folder: Path, prefix: str) -> None:
-    """Remove what begins with `prefix` in `folder` and is not in use. Nothing depends on it, so
-    what cannot be removed stays.
+    """Remove what is called `prefix` and hexadecimal digits in `folder` and is not in use. Nothing
+    depends on it, so what cannot be removed stays.
     """
     with suppress(OSError):
         for name in os.listdir(folder):
-            if name.startswith(prefix):
+            if name.startswith(prefix) and _DIGITS.fullmatch(name, len(prefix)):
                 with suppress(OSError):
                     _remove_unused(folder / name)
 

@@ -3,7 +3,8 @@
     NAME~               what NAME was before the last save
     .NAME.saving-HEX    being written
 
-After `edge.leftovers`, what a killed process left of the second kind is removed by the next save.
+After `edge.leftovers`, what a killed process left of the second kind is removed by the next save
+or load.
 """
 
 from __future__ import annotations
@@ -34,9 +35,8 @@ def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
     the first one lost is lost.
     """
     file = _target(file)
-    prefix = leftovers.prefix(file, "saving")
-    leftovers.sweep(file.parent, prefix)
-    temporary, fd = _create(file.parent, prefix)
+    clear(file)
+    temporary, fd = _create(file.parent, _prefix(file))
     try:
         with open(fd, "wb") as stream:
             for part in parts:
@@ -52,6 +52,16 @@ def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
             os.unlink(temporary)
         raise
     _sync_folder(file.parent)
+
+
+def clear(file: Path) -> None:
+    """Remove what killed processes left of saves to `file`, and nothing that one is writing."""
+    file = Path(os.path.realpath(file))
+    leftovers.sweep(file.parent, _prefix(file))
+
+
+def _prefix(file: Path) -> str:
+    return leftovers.prefix(file, "saving")
 
 
 def _target(file: Path) -> Path:
@@ -78,15 +88,25 @@ def _keep(file: Path) -> None:
 
     Without hard links there is none, and the save continues.
     """
-    passing = file.with_name(f"{leftovers.prefix(file, 'saving')}{secrets.token_hex(8)}")
+    kept = file.with_name(f"{file.name}~")
     with suppress(OSError):
-        os.link(file, passing, follow_symlinks=False)
-        try:
-            os.replace(passing, file.with_name(f"{file.name}~"))
-        finally:
-            # of two names of one file, a rename leaves both
-            with suppress(OSError):
-                os.unlink(passing)
+        while not _renamed(file, kept):
+            pass
+
+
+def _renamed(file: Path, kept: Path) -> bool:
+    """Give `file` the name `kept` too; False where a sweep took the passing name for a leftover."""
+    passing = file.with_name(f"{_prefix(file)}{secrets.token_hex(8)}")
+    os.link(file, passing, follow_symlinks=False)
+    try:
+        os.replace(passing, kept)
+    except FileNotFoundError:
+        return False
+    finally:
+        # of two names of one file, a rename leaves both
+        with suppress(OSError):
+            os.unlink(passing)
+    return True
 
 
 def _sync_folder(path: Path) -> None:

@@ -35,7 +35,7 @@ from safetensors.numpy import save as format_tensors
 from edge.bundle import strict_json
 from edge.errors import Faults, StateError
 from edge.runtime.layout import Identity, Shape, StateLayout
-from edge.runtime.replace import replace
+from edge.runtime.replace import clear, replace
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -138,8 +138,11 @@ def digest(*parts: bytes) -> bytes:
 
 
 def read(path: str | os.PathLike[str], identity: Identity, layout: StateLayout) -> Saved:
-    """Read and check a state file. Raises StateError naming what does not fit; changes nothing."""
+    """Read and check a state file. Raises StateError naming what does not fit; changes nothing.
+    What killed saves of it left is removed.
+    """
     file = Path(path)
+    clear(file)
     rows = layout.cache_shapes(layout.capacity, whole=True)
     caches = sum(layout.bytes_of(name, shape) for name, shape in rows.items())
     header, payload, extra = _read(file, layout.slot_bytes + caches + _PAYLOAD_SLACK)

@@ -21,6 +21,7 @@ import pytest
 
 from edge import leftovers
 from edge.errors import StateError
+from edge.runtime.replace import clear
 from tests.faulty_calls import FaultyCalls, built, in_child
 from tests.test_bundle import write as write_bundle
 from tests.test_faults_disk import calls_of, loaded, names, save, weights_of
@@ -73,10 +74,11 @@ def kill_everywhere(name: str) -> None:
 
             assert in_fork(act) == signal.SIGKILL
             done = at > renamed or (at == renamed and when == FaultyCalls.KILL_AFTER)
-            assert loaded(file) == before + done, (at, calls[at], when)
-            assert loaded(folder / "state~") in (before - 2, before - 1, before)
             left += len(names(folder) - WHOLE)
             assert len(names(folder) - WHOLE) <= 2
+            assert loaded(file) == before + done, (at, calls[at], when)
+            assert names(folder) == WHOLE, "what a load leaves"
+            assert loaded(folder / "state~") in (before - 2, before - 1, before)
             save(file, before + 2)
             assert names(folder) == WHOLE, (at, calls[at], when)
     assert left > 40, "no kill came while something was being written"
@@ -116,11 +118,12 @@ def kill_in(folder: Path, seeds: int) -> int:
         time.sleep(random.Random(seed).uniform(0, 3 * one_save))
         os.kill(child, signal.SIGKILL)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        # no more than the save that was running leaves something
+        assert len(names(folder) - WHOLE) <= 2
         after = loaded(file)
         assert after >= before
         assert loaded(folder / "state~") in (after - 1, after)
-        # no more than the save that was running leaves something
-        assert len(names(folder) - WHOLE) <= 2
+        assert names(folder) == WHOLE
         seen += after > before
     save(file, 0)
     assert names(folder) == WHOLE
@@ -139,14 +142,38 @@ def test_row_36_what_is_being_saved_is_not_taken_for_a_leftover(tmp_path: Path) 
     begun.write_bytes(b"half of it")
     other = tmp_path / f"{leftovers.prefix(tmp_path / 'state2', 'saving')}0123456789abcdef"
     other.write_bytes(b"of another file")
+    mine = tmp_path / f"{leftovers.prefix(file, 'saving')}plans.txt"
+    mine.write_text("no name of ours")
     with begun.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         save(file, 1)
+        loaded(file)
         assert begun.exists()
+    loaded(file)
+    assert not begun.exists() and other.exists() and mine.exists()
+    begun.write_bytes(b"again")
     save(file, 2)
-    assert not begun.exists() and other.exists()
+    assert not begun.exists() and other.exists() and mine.exists()
     with pytest.raises(StateError):
         loaded(other)
+
+
+def test_the_file_before_is_kept_although_another_process_sweeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its passing name is locked by nobody: a load in the moment between takes it away."""
+    file, rename, swept = tmp_path / "state", os.replace, []
+
+    def late(old: Path, new: Path) -> None:
+        if not swept and new.name.endswith("~"):
+            swept.append(old)
+            clear(file)
+        rename(old, new)
+
+    save(file, 1)
+    monkeypatch.setattr(os, "replace", late)
+    save(file, 2)
+    assert swept and loaded(tmp_path / "state~") == 1 and loaded(file) == 2
 
 
 def test_what_was_saved_is_not_remembered(tmp_path: Path) -> None:

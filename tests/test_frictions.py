@@ -143,7 +143,9 @@ def test_conversations_that_were_cut_off_do_not_pile_up(home: Path) -> None:
     for day in range(10, 20):
         (home / f"hangup-202601{day}-000000.edge").write_bytes(b"")
     (home / "other.edge").write_bytes(b"")
+    (home / ".hangup-20260101-000000.edge.saving-0123456789abcdef").write_bytes(b"killed there")
     newest = files.hung_up()
+    assert not list(home.glob(".*"))
     kept = sorted(path.name for path in home.glob("hangup-*"))
     assert kept == [f"hangup-202601{day}-000000.edge" for day in (17, 18, 19)]
     assert newest.name > kept[-1] and (home / "other.edge").exists()

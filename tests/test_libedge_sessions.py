@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import fcntl
 import threading
 import time
 from pathlib import Path
@@ -297,7 +298,16 @@ def test_damaged_and_foreign_files(tmp_path: Path) -> None:
     refused(libedge.STATE, session.load, tmp_path / "none")
     refused(libedge.STATE, session.load, tmp_path)
     assert "regular" in refused(libedge.STATE, session.save, tmp_path).message
-    # a save keeps the one before, follows links and leaves nothing else
+    # a save keeps the one before, follows links and leaves nothing else; neither does a load
+    left = tmp_path / ".state.saving-0123456789abcdef"
+    left.write_bytes(b"of a save that was killed")
+    with left.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        session.load(file)
+        assert left.exists()
+    session.load(file)
+    assert not left.exists()
+    left.write_bytes(b"again")
     (tmp_path / "link").symlink_to(file)
     session.run([4])
     session.save(tmp_path / "link")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edge.errors import InputError
+from edge.runtime.replace import clear
 
 _NAME = re.compile(r"\w(?:[\w -]*[\w-])?")
 KEPT_HANGUPS = 3  # of what was cut off, besides the newest
@@ -64,6 +65,7 @@ def remove(name: str) -> bool:
     path = named("", name)
     path.unlink()
     path.with_name(path.name + "~").unlink(missing_ok=True)
+    clear(path)
     return True
 
 
@@ -74,6 +76,9 @@ def hung_up() -> Path:
         with suppress(OSError):
             path.unlink()
             path.with_name(path.name + "~").unlink(missing_ok=True)
+    # killed while it was saved, under a name that nothing is saved by again
+    for path in conversations().glob(f".hangup-*{_SUFFIX}.saving-*"):
+        clear(path.with_name(path.name[1:].rpartition(".")[0]))
     return ready(conversations() / time.strftime(f"hangup-%Y%m%d-%H%M%S{_SUFFIX}"))
 
 

@@ -29,14 +29,16 @@ class Place {
   explicit Place(const std::string& path) : file_(path) {
     char real[PATH_MAX];
     if (realpath(path.c_str(), real)) file_ = real;  // a link is followed to the file that it names
-    struct stat info;
-    if (!lstat(file_.c_str(), &info) && !S_ISREG(info.st_mode))
-      throw std::string("exists and is not a regular file");
     size_t slash = file_.rfind('/');
     bool here = slash == file_.npos;
     folder_ = here ? "." : file_.substr(0, slash ? slash : 1);
     // a name has at most 255 bytes
     prefix_ = "." + (here ? file_ : file_.substr(slash + 1)).substr(0, 180) + ".saving-";
+  }
+  void check_regular() const {
+    struct stat info;
+    if (!lstat(file_.c_str(), &info) && !S_ISREG(info.st_mode))
+      throw std::string("exists and is not a regular file");
   }
   const std::string& file() const { return file_; }
   const std::string& folder() const { return folder_; }
@@ -54,6 +56,8 @@ class Place {
     DIR* entries = opendir(folder_.c_str());
     while (const dirent* entry = entries ? readdir(entries) : nullptr) {
       if (std::strncmp(entry->d_name, prefix_.c_str(), prefix_.size())) continue;
+      const char* digits = entry->d_name + prefix_.size();  // of another name it is somebody's
+      if (std::strlen(digits) != 16 || std::strspn(digits, "0123456789abcdef") != 16) continue;
       std::string left = folder_ + "/" + entry->d_name;
       Descriptor fd(open(left.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
       if (fd.get() >= 0 && !flock(fd.get(), LOCK_EX | LOCK_NB)) unlink(left.c_str());
@@ -75,23 +79,39 @@ void write_all(int fd, const std::string& part) {
 }
 
 // At any time there is a file before the last; without hard links there is none, and the save goes
-// on.
+// on. A sweep may take the passing name for a leftover: then it is made again.
 void keep(const Place& place) {
-  std::string passing = place.fresh();
-  if (linkat(AT_FDCWD, place.file().c_str(), AT_FDCWD, passing.c_str(), 0)) return;
-  rename(passing.c_str(), (place.file() + "~").c_str());
-  unlink(passing.c_str());  // of two names of one file, a rename leaves both
+  for (bool swept = true; swept;) {
+    std::string passing = place.fresh();
+    if (linkat(AT_FDCWD, place.file().c_str(), AT_FDCWD, passing.c_str(), 0)) return;
+    swept = rename(passing.c_str(), (place.file() + "~").c_str()) && errno == ENOENT;
+    unlink(passing.c_str());  // of two names of one file, a rename leaves both
+  }
+}
+
+// A new file beside the place, which no sweep removes while it is open.
+Descriptor create(const Place& place, std::string& path) {
+  for (;;) {
+    path = place.fresh();
+    Descriptor out(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    check(out.get() >= 0);
+    if (flock(out.get(), LOCK_EX | LOCK_NB)) {
+      if (errno == EWOULDBLOCK) continue;  // a sweep is at it
+      return out;                          // no locks here, and no sweep
+    }
+    struct stat info;
+    if (!lstat(path.c_str(), &info)) return out;  // else it was swept in the moment between
+  }
 }
 
 }  // namespace
 
 void replace_file(const std::string& path, const std::vector<const std::string*>& parts) {
   Place place(path);
+  place.check_regular();
   place.sweep();
-  std::string temporary = place.fresh();
-  Descriptor out(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  check(out.get() >= 0);
-  flock(out.get(), LOCK_EX | LOCK_NB);  // a sweep in the moment between makes the rename fail
+  std::string temporary;
+  Descriptor out = create(place, temporary);
   try {
     for (const std::string* part : parts) write_all(out.get(), *part);
     check(!fsync(out.get()));
@@ -104,5 +124,7 @@ void replace_file(const std::string& path, const std::vector<const std::string*>
   Descriptor folder(open(place.folder().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   check(folder.get() >= 0 && !fsync(folder.get()));
 }
+
+void clear_leftovers(const std::string& path) { Place(path).sweep(); }
 
 }  // namespace edge_lib

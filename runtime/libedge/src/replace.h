@@ -10,4 +10,7 @@ namespace edge_lib {
 // process left of earlier attempts is removed. Throws std::string: why not.
 void replace_file(const std::string& path, const std::vector<const std::string*>& parts);
 
+// Removes what killed processes left of saves to `path`, and nothing that one is writing.
+void clear_leftovers(const std::string& path);
+
 }  // namespace edge_lib

@@ -105,6 +105,7 @@ class StateFile {
   }
 
   void load() {
+    clear_leftovers(path_);
     Descriptor file(open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat info;
     if (file.get() < 0 || fstat(file.get(), &info))
