@@ -222,7 +222,7 @@ def test_the_state_of_gated_deltanet_is_fp32() -> None:
     layer = GatedDeltaNetConfig(n_heads=4, head_dim=16, n_groups=2, d_state=8)
     for kind in ("fp16", "int8"):
         with pytest.raises(ExportError, match=f"cannot be {kind}: Gated DeltaNet's is .* fp32"):
-            plan(only(layer), "w8", ssm_state=kind)
+            plan(only(layer), "w8", Flat(HYBRID), ssm_state=kind)
 
 
 def test_a_width_without_a_hadamard_matrix_is_rotated_in_blocks_and_recorded() -> None:
