@@ -176,6 +176,8 @@ def _read(path: Path) -> tuple[int, dict[str, int]]:
         raise
     except BaseException as problem:  # both libraries raise kinds of their own, a panic too
         raise ExportError(f"cannot be read as a tokenizer: {problem}", file=path) from None
+    if len(set(vocabulary.values())) < len(vocabulary):
+        raise ExportError("gives one id to several pieces", file=path, field="model.vocab")
     return max(vocabulary.values(), default=-1) + 1, vocabulary
 
 
@@ -186,8 +188,8 @@ def chat_template(checkpoint: Checkpoint) -> str | None:
         return read_utf8(files[CHAT_TEMPLATE], MAX_TEMPLATE_BYTES)
     template = _settings(files.get("tokenizer_config.json")).get("chat_template")
     if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
+        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     return template if isinstance(template, str) else None
 
 
@@ -262,8 +264,9 @@ def added_tokens(
     found = {i: (text, True) for text, i in added.items() if isinstance(i, int) and text}
     decoder = settings.get("added_tokens_decoder")
     for key, token in decoder.items() if isinstance(decoder, dict) else ():
-        if isinstance(token, dict) and isinstance(token.get("content"), str) and key.isdecimal():
-            found[int(key)] = (token["content"], token.get("special") is not False)
+        text = token.get("content") if isinstance(token, dict) else None
+        if isinstance(text, str) and key.isdecimal() and len(key) < 12:
+            found[int(key)] = (text, token.get("special") is not False)
     return found
 
 

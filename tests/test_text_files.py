@@ -14,11 +14,11 @@ from edge.bundle import TokenizerInfo
 from edge.errors import CheckpointError, EdgeError, ExportError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import export_checkpoint
-from edge.export.text_files import tokenizer_info
+from edge.export.text_files import chat_template, tokenizer_info
 from edge.text.load import make_tokenizer
 from edge.text.tokenizer import Tokenizer as Ours
 from tests.checkpoints import write_json
-from tests.text_samples import CORPUS, spm_model
+from tests.text_samples import CORPUS, byte_level, spm_model
 from tests.transformers_checkpoints import save_llama
 
 POINTER = (
@@ -154,4 +154,19 @@ def test_a_tokenizer_that_does_not_fit_is_named(folder: Path) -> None:
     with pytest.raises(
         ExportError, match=r"checkpoint/tokenizer\.model: has 451 tokens, the model 400"
     ):
+        read(folder)
+
+
+def test_odd_fields_are_left_out_or_refused(folder: Path) -> None:
+    """Names that are none, an id of five thousand digits, and an id that two pieces have."""
+    token = {"content": "<|x|>", "special": True}
+    templates = [{"name": ["default"], "template": "no"}, {"name": "default", "template": "yes"}]
+    settings = {"chat_template": templates, "added_tokens_decoder": {"9" * 5000: token}}
+    assert add_slow(folder, **settings) == add_slow(folder)
+    assert chat_template(open_checkpoint(folder)) == "yes"
+    (folder / "tokenizer.model").unlink()
+    data = json.loads(byte_level())
+    data["model"]["vocab"]["zzz"] = data["model"]["vocab"]["t"]
+    write_json(folder / "tokenizer.json", data)
+    with pytest.raises(ExportError, match="one id to several"):
         read(folder)

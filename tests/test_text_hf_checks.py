@@ -88,6 +88,8 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "u
         {"normalizer": chain(*[{"type": "NFKC"}] * 40)},
         {"normalizer": replace("", "a")},
         {"normalizer": {"type": "Unheard"}},
+        {"normalizer": {"type": ["NFC"]}},
+        {"pre_tokenizer": {"type": {"ByteLevel": 1}}},
         {"normalizer": charsmap(1 << 31, b"\0" * 2048)},
         {"normalizer": charsmap(0xFFFFFFFC, b"\0" * 2048)},
         {"normalizer": charsmap(1024, b"\0" * 1024 + b"x" * 5000)},

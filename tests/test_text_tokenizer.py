@@ -165,6 +165,9 @@ def test_holes_in_a_vocabulary_are_known() -> None:
     assert tok.vocab_size == 401
     assert 399 in tok.unassigned and 400 not in tok.unassigned
     assert tok.decode([399]) == ""
+    data["model"]["vocab"]["zzz"] = data["model"]["vocab"]["t"]
+    with pytest.raises(TokenizerError, match=r"is '.+' and '.+'"):
+        HfTokenizer(json.dumps(data).encode())
     data["model"]["vocab"]["zzz"] = 1 << 30
     with pytest.raises(TokenizerError, match="ids up to"):
         HfTokenizer(json.dumps(data).encode())

@@ -229,6 +229,13 @@ def _by_id(vocabulary: dict[str, int], file: str) -> list[str | None]:
                 field="model.vocab",
                 remedy=REMEDY,
             )
+        if pieces[token] is not None:  # text would not come back as it went in
+            raise TokenizerError(
+                f"token {token} is {pieces[token]!r:.40} and {piece!r:.40}",
+                file=file,
+                field="model.vocab",
+                remedy=REMEDY,
+            )
         pieces[token] = piece
     return pieces
 

@@ -47,7 +47,7 @@ def growth(config: Step) -> int:
     factor = 1
     for where, step in steps:
         kind = step.get("type")
-        if (where, kind) not in _STEPS:
+        if not isinstance(kind, str) or (where, kind) not in _STEPS:
             raise ValueError(f"{where}: unknown kind {kind!r:.40}")
         try:
             factor *= _STEPS[where, kind](step)
