@@ -87,8 +87,12 @@ def test_threads_change_no_bit(name: str) -> None:
 
 @compiled
 @pytest.mark.parametrize(
-    ("name", "quant"), [("mamba1", "w4"), ("mamba1", "w8a8"), ("all", "w8"), ("all", "w4a8")]
-)
+    ("name", "quant"),
+    [
+        ("mamba1", "w4"), ("mamba1", "w8a8"), ("all", "w8"), ("all", "w4a8"), ("deltanet", "w8"),
+        ("head gate", "w4a8"), ("experts", "w4"),  # the second is of LFM3's layers
+    ],
+)  # fmt: skip
 def test_pieces_change_no_bit(name: str, quant: str) -> None:
     """However many threads claim the smallest pieces that there are."""
     found = []
