@@ -166,6 +166,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "Split", "pattern": {"Regex": "a+"}, "behavior": "Isolated", "invert": False},
     ),
     "WordPiece": ("decoder", {"type": "WordPiece"}),
+    "two pieces of one id": ("vocab", {"zzz": 300}),
 }
 
 
@@ -173,7 +174,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 def test_what_is_not_read_is_named(why: str, tmp_path: Path) -> None:
     data = trained("smollm2")
     key, change = REFUSED[why]
-    data[key] = (data[key] or {}) | change
+    if key == "vocab":
+        data["model"]["vocab"] |= change
+    else:
+        data[key] = (data[key] or {}) | change
     if key == "pre_tokenizer":
         data[key] = change
     found = with_tokenizer(tmp_path, data)

@@ -6,6 +6,7 @@ import http.client
 import json
 import random
 import select
+import signal
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -308,6 +309,24 @@ def test_connections_are_bounded() -> None:
             for connection in many:
                 connection.close()
         assert alive(server)
+        asks_in_a_crowd(server)
+
+
+def asks_in_a_crowd(server: Server) -> None:
+    """Of many that come in one turn of the loop, those that ask are heard before any is refused."""
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        asking = [server.connect() for _ in range(20)]
+        for connection in asking:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        silent = [server.connect() for _ in range(280)]
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    try:
+        assert all(b" 200 " in one.recv(1 << 16)[:20] for one in asking)
+    finally:
+        for connection in (*asking, *silent):
+            connection.close()
 
 
 def test_an_address_that_holds_most_connections_makes_room_among_its_own() -> None:

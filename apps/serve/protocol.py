@@ -18,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from edge.apps.serve.errors import ApiError, encode
 from edge.apps.serve.settings import ServerLimits
 
+HEARD_S = 0.02  # until one that asks as it comes has been heard
 KNOWN = "edge.known"  # in the scope of a request that came with the key
 
 
@@ -35,23 +36,35 @@ class BoundedProtocol(H11Protocol):
         # told of every byte that waits, not of 64 KiB only: see pause_writing
         connection.set_write_buffer_limits(high=0)
         self._quiet_since = self.loop.time()
-        if len(self.connections) > self.limits.connections:
-            self._least_missed()._refuse(
-                ApiError(503, "too many connections", code="overloaded",
-                         headers={"retry-after": "1"})
-            )  # fmt: skip
+        too_many = len(self.connections) - self.limits.connections
+        if too_many > self.limits.connections:
+            self._make_room()
+        elif too_many > 0:
+            # many come in one turn of the loop, and what they ask is read in the next
+            self.loop.call_later(HEARD_S, self._make_room)
         if not self.transport.is_closing():
             self._watch(True)
 
-    def _least_missed(self) -> BoundedProtocol:
+    def _make_room(self) -> None:
+        there = self._there()
+        if len(there) > self.limits.connections:
+            self._least_missed(there)._refuse(
+                ApiError(503, "too many connections", code="overloaded",
+                         headers={"retry-after": "1"})
+            )  # fmt: skip
+
+    def _there(self) -> list[BoundedProtocol]:
+        """The connections that are not being closed."""
+        return [
+            one for one in self.connections
+            if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
+        ]  # fmt: skip
+
+    def _least_missed(self, there: list[BoundedProtocol]) -> BoundedProtocol:
         """Who makes room for one that may ask: of those that hold a connection open and ask nothing
         the quietest, before others those that never came with the key; this one if all are being
         answered. An address that has most of the connections makes room among its own.
         """
-        there = [
-            one for one in self.connections
-            if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
-        ]  # fmt: skip
         address, held = Counter(one._address for one in there).most_common(1)[0]
         if 2 * held > len(there):
             there = [one for one in there if one._address == address]

@@ -103,6 +103,8 @@ class ByteLevel : public Tokenizer {
       if (!id.is(Json::integer) || id.whole() < 0 || id.whole() >= int64_t(count + MAX_HOLES))
         throw "a piece without an id: " + brief(text);
       if (text.size() > MAX_PIECE) throw "a piece of " + std::to_string(text.size()) + " bytes";
+      if (size_t(id.whole()) < pieces_.size() && !pieces_[size_t(id.whole())].empty())
+        throw "two pieces of one id: " + brief(text);
       put(int32_t(id.whole()), text);
       ids_[text] = int32_t(id.whole());
     }
