@@ -105,7 +105,10 @@ def test_pieces_change_no_bit(name: str, quant: str) -> None:
 
 
 @compiled
-@pytest.mark.parametrize(("name", "quant"), [("mamba1", "w4"), ("all", "w8"), ("all", "w8a8")])
+@pytest.mark.parametrize(
+    ("name", "quant"),
+    [("mamba1", "w4"), ("all", "w8"), ("all", "w8a8"), ("experts", "w4")],
+)
 def test_a_run_gives_the_bits_of_steps(name: str, quant: str) -> None:
     """So greedy drafting says what plain decoding says, token for token."""
     ids = np.random.default_rng(0).integers(0, quantized_models.V, (1, 24))

@@ -11,7 +11,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import load_external_data_for_model
 
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
 from edge.export.exporter import check_graph
@@ -161,6 +162,29 @@ def test_every_product_that_was_planned_in_integers_is_one(quant: str, tmp_path:
     for node in model.graph.node:
         if node.op_type == "MatMulIntegerToFloat":
             assert zero[node.input[1]].data_type in (TensorProto.INT8, TensorProto.UINT8)
+
+
+@pytest.mark.parametrize("recipe", ["w4", "w4a16"])
+def test_experts_that_come_in_blocks_of_4_bits_keep_their_numbers(
+    recipe: str, tmp_path: Path
+) -> None:
+    net = network("experts")
+    tensors = {name: each.detach().numpy().copy() for name, each in net.canonical_tensors().items()}
+    for name, each in tensors.items():
+        if each.ndim == 3 and each.shape[2] % 32 == 0:
+            packed, scales, minimums = quantize_minimum(each.reshape(-1, each.shape[2]), 32)
+            tensors[name] = dequantize_blocks(packed, scales, 4, minimums).reshape(each.shape)
+    made = build_graph(net.config, tensors, tmp_path, recipe)
+    model = onnx.load(made.graph, load_external_data=False)
+    load_external_data_for_model(model, str(tmp_path))
+    kept = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
+    for name, of in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+        parts = [kept[f"layers.0.{name}.weight.{p}"] for p in ("packed", "scales", "minimums")]
+        assert parts[1].dtype == parts[2].dtype == np.float16
+        packed, scales, minimums = (part.reshape(-1, *part.shape[2:]) for part in parts)
+        found = dequantize_blocks(packed, scales, 4, minimums)
+        wanted = np.concatenate([tensors[f"layers.0.{each}.weight"] for each in of], 1)
+        np.testing.assert_array_equal(found, wanted.reshape(found.shape))
 
 
 def test_columns_that_stay_floating_do_not_cost_the_grid_of_their_blocks(tmp_path: Path) -> None:

@@ -255,14 +255,15 @@ def experts(
     Where the input is rounded, each of its rows has a scale that the op finds.
     """
     store(g, name, product, make)
-    packed = [f"{name}.packed", f"{name}.scales"]
     op, weights = ("ExpertLinear", [name]) if product.input is None else (
         "ExpertLinearInt8", [name, f"{name}.scale"]
     )  # fmt: skip
     if product.weight.block is None:
         return g.call(op, [x, *routed, *weights], [output], parts=parts)[0]
+    minimum = product.weight.minimum
     op = "ExpertLinearBits" if product.input is None else "ExpertLinearInt4"
-    return g.call(op, [x, *routed, *packed], [output], parts=parts, **_bits(g, name))[0]
+    inputs = [x, *routed, *_parts(name, minimum)]
+    return g.call(f"{op}{'Minimum' * minimum}", inputs, [output], parts=parts, **_bits(g, name))[0]
 
 
 def linear_to_int8(

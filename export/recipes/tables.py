@@ -38,7 +38,6 @@ _W4, _W4_128 = Storage(4, 32, minimum=True), Storage(4, 128, minimum=True)
 
 
 def _weights(most: Storage, x_proj: Storage = _W8, dt_proj: Storage = F32) -> Layers:
-    stacked = replace(most, minimum=False)  # as products of experts have them
     return {
         "mamba1": {"in_proj": most, "x_proj": x_proj, "dt_proj": dt_proj, "out_proj": most},
         "mamba2": {"in_proj": most, "out_proj": most},
@@ -46,7 +45,7 @@ def _weights(most: Storage, x_proj: Storage = _W8, dt_proj: Storage = F32) -> La
         "mlp": {"gate_up_proj": most, "down_proj": most},
         "shortconv": {"in_proj": most, "out_proj": most},
         "gated_deltanet": {"in_proj": most, "out_proj": most},
-        "experts": {"gate_up_proj": stacked, "down_proj": stacked},
+        "experts": {"gate_up_proj": most, "down_proj": most},
     }
 
 
@@ -140,8 +139,7 @@ def _transformer(reads: Activation, weights: Storage) -> Layers:
     that it will see. Weights have a scale a row or block (LLM.int8(), as Quamba keeps Jamba's).
     """
     row: Activation = Dynamic()
-    in_blocks = weights.block is not None
-    stacked = replace(weights, minimum=False) if in_blocks else INT8_ROWS
+    stacked = INT8_ROWS if weights.block is None else weights
     return {
         "attention": {
             "normed": reads, "qkv_proj": weights, "attended_time": reads, "o_proj": weights,

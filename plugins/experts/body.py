@@ -171,19 +171,36 @@ _WIDE_BITS = {
 }
 
 
-def _bits(bits: int) -> str:
-    return (
-        _WIDE_BITS[bits].replace("pairs = Concat", "pairs_of_columns = Concat")
-        + f"""
-    quants_wide = Cast<to=1>(quants)
-    middle = Constant<value = float {{{1 << (bits - 1)}.0}}>()
+_CENTRED = """
+    middle = Constant<value = float {%s.0}>()
     centred = Sub(quants_wide, middle)
     block_scales = Gather(scales, pairs)
-    scale_axis = Constant<value = int64[1] {{-1}}>()
     scale_column = Unsqueeze(block_scales, scale_axis)
-    scaled_blocks = Mul(centred, scale_column)
+    wide_blocks = Mul(centred, scale_column)
+"""
+_FROM_MINIMUM = """
+    own_scales = Gather(scales, pairs)
+    block_scales = Cast<to=1>(own_scales)
+    scale_column = Unsqueeze(block_scales, scale_axis)
+    own_minimums = Gather(minimums, pairs)
+    block_minimums = Cast<to=1>(own_minimums)
+    minimum_column = Unsqueeze(block_minimums, scale_axis)
+    by_scale = Mul(quants_wide, scale_column)
+    wide_blocks = Add(by_scale, minimum_column)
+"""
+
+
+def _bits(bits: int, minimum: bool = False) -> str:
+    return (
+        _WIDE_BITS[bits].replace("pairs = Concat", "pairs_of_columns = Concat")
+        + """
+    quants_wide = Cast<to=1>(quants)
+    scale_axis = Constant<value = int64[1] {-1}>()
+"""
+        + (_FROM_MINIMUM if minimum else _CENTRED % (1 << (bits - 1)))
+        + """
     wide_shape = Concat<axis=0>(flat, outputs, columns)
-    wide = Reshape(scaled_blocks, wide_shape)
+    wide = Reshape(wide_blocks, wide_shape)
 """
     )
 
@@ -201,6 +218,8 @@ EXPERT_LINEAR_INT8 = plain(
 """,
 )
 EXPERT_LINEAR_INT4 = plain(PACKED, ROUNDED, _bits(4))
+EXPERT_LINEAR_BITS_MINIMUM = plain(PACKED, "", _bits(4, minimum=True))
+EXPERT_LINEAR_INT4_MINIMUM = plain(PACKED, ROUNDED, _bits(4, minimum=True))
 
 
 def expert_linear_bits(bits: int) -> str:
@@ -237,8 +256,8 @@ def _ort(shapes: str, product: str) -> str:
     return shapes + _PAIRS + _LOOP.substitute(product=product) + _JOINED
 
 
-# Blocks are summed apart, less their zero point, and scaled then: MatMulNBits would dequantize
-# weights that are no constants, which takes 4 times as long.
+# Blocks are summed apart, less their zero point, and scaled then, or scaled and moved by their
+# minimum: MatMulNBits would dequantize weights that are no constants, which takes 4 times as long.
 _BLOCKS = Template("""
       own_packed = Gather(packed, expert)
       own_scales = Gather(scales, expert)
@@ -249,18 +268,33 @@ _BLOCKS = Template("""
       x_blocks = Reshape($x, by_block)
       x_columns = Transpose<perm=[1, 2, 0]>(x_blocks)
 $products
-      zero_point = Constant<value = float {$zero.0}>()
       inner = Constant<value = int64[1] {1}>()
       x_sums = ReduceSum<keepdims=1>(x_columns, inner)
+$weighed
+      outer = Constant<value = int64[1] {0}>()
+      turned_y = ReduceSum<keepdims=0>(weighed, outer)
+      $y = Transpose<perm=[1, 0]>(turned_y)
+""")
+_FROM_MIDDLE = """
+      zero_point = Constant<value = float {%s.0}>()
       excess = Mul(x_sums, zero_point)
       centred = Sub(products, excess)
       scale_rows = Transpose<perm=[1, 0]>(own_scales)
       scale_columns = Unsqueeze(scale_rows, minus)
       weighed = Mul(centred, scale_columns)
-      outer = Constant<value = int64[1] {0}>()
-      turned_y = ReduceSum<keepdims=0>(weighed, outer)
-      $y = Transpose<perm=[1, 0]>(turned_y)
-""")
+"""
+_BY_MINIMUM = """
+      wide_scales = Cast<to=1>(own_scales)
+      scale_rows = Transpose<perm=[1, 0]>(wide_scales)
+      scale_columns = Unsqueeze(scale_rows, minus)
+      own_minimums = Gather(minimums, expert)
+      wide_minimums = Cast<to=1>(own_minimums)
+      minimum_rows = Transpose<perm=[1, 0]>(wide_minimums)
+      minimum_columns = Unsqueeze(minimum_rows, minus)
+      by_scale = Mul(products, scale_columns)
+      by_minimum = Mul(x_sums, minimum_columns)
+      weighed = Add(by_scale, by_minimum)
+"""
 _PRODUCTS = {
     8: """
       bytes_wide = Cast<to=1>(own_packed)
@@ -288,9 +322,10 @@ _PRODUCTS = {
 }
 
 
-def _blocks(bits: int, x: str, y: str) -> str:
+def _blocks(bits: int, x: str, y: str, minimum: bool = False) -> str:
+    weighed = _BY_MINIMUM if minimum else _FROM_MIDDLE % (1 << (bits - 1))
     products = "      row_count_own = Shape<end=1>(own_x)\n" + _PRODUCTS[bits]
-    return _BLOCKS.substitute(x=x, y=y, zero=1 << (bits - 1), products=products)
+    return _BLOCKS.substitute(x=x, y=y, products=products, weighed=weighed)
 
 
 _OWN_ROUNDED = QUANTIZE_ROWS.replace("(x)", "(own_x)").replace("Div(x,", "Div(own_x,")
@@ -325,13 +360,21 @@ ORT_EXPERT_LINEAR_INT8 = _ort(
       own_y = Mul(unscaled, scale)
 """,
 )
-ORT_EXPERT_LINEAR_INT4 = _ort(
-    PACKED,
-    _OWN_ROUNDED.replace(" y ", " own_q ")
-    + "      q_float = Cast<to=1>(own_q)\n"
-    + _blocks(4, "q_float", "unscaled")
-    + "      own_y = Mul(unscaled, scale)\n",
-)
+
+
+def _int4(minimum: bool) -> str:
+    return _ort(
+        PACKED,
+        _OWN_ROUNDED.replace(" y ", " own_q ")
+        + "      q_float = Cast<to=1>(own_q)\n"
+        + _blocks(4, "q_float", "unscaled", minimum)
+        + "      own_y = Mul(unscaled, scale)\n",
+    )
+
+
+ORT_EXPERT_LINEAR_INT4 = _int4(minimum=False)
+ORT_EXPERT_LINEAR_INT4_MINIMUM = _int4(minimum=True)
+ORT_EXPERT_LINEAR_BITS_MINIMUM = _ort(PACKED, _blocks(4, "own_x", "own_y", minimum=True))
 
 # -- the sum --------------------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ struct OfExperts : Kernel {
     int64_t count = pairs.integer(a);
     const int32_t* at = order.in<const int32_t>(a);
     const int32_t* expert = chosen.in<const int32_t>(a);
-    float* in = pool.scratch<float>(3, count * K + W);
+    float* in = pool.scratch<float>(4, count * K + W);
     for (int64_t i = 0; i < count; i++) {
       int64_t row = at[i] / slots, slot = own ? at[i] % slots : 0;
       std::memcpy(in + i * K, x.in<const float>(a) + row * x_stride + slot * K,
@@ -169,13 +169,21 @@ struct ExpertsInt8 : OfExperts {
 
 // Rows are rounded to int8, block by block or as a whole.
 struct ExpertsBits : OfExperts {
-  Argument packed, scales;
+  Argument packed, scales, minimums;
   Blocked blocked;
   bool whole;
   ExpertsBits(const Variant& v)
-      : OfExperts(v), packed(v, "packed"), scales(v, "scales"), blocked(v, bits_of(v)),
-        whole(v.integer("WHOLE") != 0) {}
+      : OfExperts(v), packed(v, "packed"), scales(v, "scales"),
+        minimums(Argument::optional(v, "minimums")), blocked(v, bits_of(v), bool(minimums)),
+        whole(v.integer("WHOLE") != 0) {
+    if (minimums && minimums.type != scales.type) refuse("minimums must be of the type of scales");
+  }
   void run(const Value* a, const int64_t*, Pool& pool) const override {
+    scales.type == Type::f16 ? multiply<Half>(a, pool) : multiply<float>(a, pool);
+  }
+
+ private:
+  template <class S> void multiply(const Value* a, Pool& pool) const {
     int64_t shared = blocked.shared, count = blocked.blocks_a_row();
     each(a, pool, [&](int64_t e, const float* in, int64_t rows, auto store) {
       auto prepared = blocked.prepare(rows, pool, [&](int64_t m, int8_t* q, float* worth) {
@@ -186,7 +194,8 @@ struct ExpertsBits : OfExperts {
           for (int64_t b = 0; b < count; b++)
             worth[b] = round_block(row + b * shared, shared, q + b * shared);
       });
-      Units<float> units{scales.in<const float>(a) + e * N * count, nullptr};
+      int64_t at = e * N * count;
+      Units<S> units{scales.in<const S>(a) + at, minimums ? minimums.in<const S>(a) + at : nullptr};
       blocked.multiply(prepared, packed.in<const uint8_t>(a) + e * N * blocked.bytes(), units, rows,
                        pool, false, store);
     });

@@ -81,8 +81,11 @@ def _product(
     shape: tuple[int, ...],
     constants: dict[str, int],
     columns: int,
+    later: tuple[str, ...] = (),
 ) -> None:
-    """By weights of `shape` [E, N, K]; `columns` of a row are a step."""
+    """By weights of `shape` [E, N, K]; `columns` of a row are a step; `later`: inputs that the
+    kernel got after all others.
+    """
     x, chosen = at.view(node.inputs["x"]), at.view(node.inputs["chosen"])
     experts, outputs, width = shape
     y = at.new(node.outputs["y"], "f32", x.rows, chosen.width * outputs)
@@ -98,6 +101,7 @@ def _product(
             **at.given(node, "chosen", "order", *weights),
             "y": at.pointer(y),
             "P": at.size(chosen.rows, chosen.width),
+            **at.given(node, *later),
         },
         {
             "N": outputs,
@@ -131,13 +135,15 @@ def lower_expert_linear_int8(at: Lowering, node: Node) -> None:
 def lower_expert_linear_bits(at: Lowering, node: Node) -> None:
     bits, shared = node.attributes["bits"], node.attributes["block_size"]
     shape = (*at.constant(node.inputs["scales"]).shape[:2], node.attributes["K"])
-    whole = int(node.op == "ExpertLinearInt4")
+    whole = int(node.op.startswith("ExpertLinearInt4"))
     constants = {"BITS": bits, "SHARED": shared, "WHOLE": whole}
     block = max(16 * 8 // bits, next_power_of_2(shared))
-    _product(at, node, "bits", ("packed", "scales"), shape, constants, block)
+    later = ("minimums",) if "minimums" in node.inputs else ()
+    _product(at, node, "bits", ("packed", "scales"), shape, constants, block, later)
 
 
 lower_expert_linear_int4 = lower_expert_linear_bits
+lower_expert_linear_bits_minimum = lower_expert_linear_int4_minimum = lower_expert_linear_bits
 
 
 def lower_expert_sum(at: Lowering, node: Node) -> None:

@@ -7,7 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from edge.plugins.linear.reference import linear, linear_bits, linear_int4, linear_int8
+from edge.plugins.linear.reference import (
+    linear,
+    linear_bits,
+    linear_bits_minimum,
+    linear_int4,
+    linear_int4_minimum,
+    linear_int8,
+)
 from edge.plugins.quantize.reference import quantize_rows
 
 
@@ -59,6 +66,15 @@ def expert_linear_bits(
     return _each(x, chosen, K, parts, lambda x, e: linear_bits(x, packed[e], scales[e], bits))
 
 
+def expert_linear_bits_minimum(
+    x: Tensor, chosen: Tensor, packed: Tensor, scales: Tensor, minimums: Tensor, parts: int, K: int
+) -> Tensor:
+    def product(x: Tensor, e: int) -> Tensor:
+        return linear_bits_minimum(x, packed[e], scales[e], minimums[e])
+
+    return _each(x, chosen, K, parts, product)
+
+
 def expert_linear_int8(
     x: Tensor, chosen: Tensor, weight: Tensor, weight_scale: Tensor, parts: int
 ) -> Tensor:
@@ -77,6 +93,15 @@ def expert_linear_int4(
     return _each(
         x, chosen, K, parts, lambda x, e: linear_int4(*quantize_rows(x), packed[e], scales[e])
     )
+
+
+def expert_linear_int4_minimum(
+    x: Tensor, chosen: Tensor, packed: Tensor, scales: Tensor, minimums: Tensor, parts: int, K: int
+) -> Tensor:
+    def product(x: Tensor, e: int) -> Tensor:
+        return linear_int4_minimum(*quantize_rows(x), packed[e], scales[e], minimums[e])
+
+    return _each(x, chosen, K, parts, product)
 
 
 def _each(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edge.ops import Attribute, Op, Value, index, value, weight
-from edge.plugins.linear.statement import BITS, PACKED, SCALES
+from edge.plugins.linear.statement import BITS, FROM_MINIMUM, PACKED, SCALES
 from edge.plugins.quantize.statement import ROUND
 
 _X = value("x", "f32[...,J·K]", "a row of K for all slots of a token (J is 1), or one for each (k)")
@@ -83,6 +83,16 @@ EXPERT_LINEAR_BITS = _product(
     *BITS,
 )
 
+_FOUR = tuple(replace(attribute, forms=()) for attribute in BITS)
+
+EXPERT_LINEAR_BITS_MINIMUM = _product(
+    "ExpertLinearBitsMinimum",
+    _of_experts(FROM_MINIMUM),
+    f"{_SLOT}, w as in LinearBitsMinimum; an implementation may round x as that; bits is 4",
+    "Q4_1 of llama.cpp, an expert's",
+    *_FOUR,
+)
+
 _ROWS = (
     f"q = {ROUND.format('x / step')}, step = absmax(x) / 127 of each row of K, 1 where that is 0"
 )
@@ -104,7 +114,16 @@ EXPERT_LINEAR_INT4 = _product(
     f"{_ROWS}\n{_SLOT}, with q · step for x and w as in LinearInt4; sums of a block are exact; "
     "bits is 4",
     "Quamba2, arXiv 2503.22879 (W4A8), with a scale a token",
-    *(replace(attribute, forms=()) for attribute in BITS),
+    *_FOUR,
+)
+
+EXPERT_LINEAR_INT4_MINIMUM = _product(
+    "ExpertLinearInt4Minimum",
+    EXPERT_LINEAR_BITS_MINIMUM.without("x", "chosen", "order"),
+    f"{_ROWS}\n{_SLOT}, with q · step for x and w as in LinearInt4Minimum; sums of a block are "
+    "exact; bits is 4",
+    "ExpertLinearInt4, with blocks as LinearBitsMinimum has them",
+    *_FOUR,
 )
 
 EXPERT_SUM = Op(

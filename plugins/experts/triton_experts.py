@@ -136,7 +136,7 @@ def bits(
     chosen,
     order,
     packed,  # u8 [E, N, K·BITS/8]
-    scales,  # f32 [E, N, K/SHARED]
+    scales,  # f32 or f16 [E, N, K/SHARED]
     y,
     P,
     N: tl.constexpr,
@@ -152,6 +152,7 @@ def bits(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # a power of two, at least SHARED
+    minimums=None,  # as scales: what quant 0 stands for; else it is the one in the middle, for 0
 ):
     first, count = span(chosen, tl.program_id(0), P, PAIRS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -160,6 +161,9 @@ def bits(
     at = tl.program_id(0).to(tl.int64) * N + n
     packed += at[None, :] * (K * BITS // 8) + j[:, None]
     scales += at * (K // SHARED)
+    ZERO: tl.constexpr = (8 if BITS == 4 else 128) if minimums is None else 0
+    if minimums is not None:
+        minimums += at * (K // SHARED)
     columns = (n < N)[None, :] & (j < BYTES)[:, None]
     for tile in range(0, count, BLOCK_M):
         m = tile + tl.arange(0, BLOCK_M)
@@ -177,12 +181,16 @@ def bits(
             if BITS == 4:
                 even = grid(tl.load(of_x + 2 * j[None, :], mask=rows, other=0.0), step, WHOLE)
                 odd = grid(tl.load(of_x + 2 * j[None, :] + 1, mask=rows, other=0.0), step, WHOLE)
-                sums = dot_float(even, centred(w & 15, 8), zeros)
-                sums = dot_float(odd, centred(w >> 4, 8), sums)
+                sums = dot_float(even, centred(w & 15, ZERO), zeros)
+                sums = dot_float(odd, centred(w >> 4, ZERO), sums)
             else:
                 all_x = grid(tl.load(of_x + j[None, :], mask=rows, other=0.0), step, WHOLE)
-                sums = dot_float(all_x, centred(w, 128), zeros)
+                sums = dot_float(all_x, centred(w, ZERO), zeros)
             total += sums * unit[None, :]
+            if minimums is not None:
+                least = tl.load(minimums + block, mask=n < N, other=0.0).to(tl.float32)
+                in_block = tl.sum(even.to(tl.float32) + odd.to(tl.float32), axis=1)
+                total += least[None, :] * in_block[:, None]
         if WHOLE:
             total = total * step[:, None]
         tl.store(y + to, total, mask=(m < count)[:, None] & (n < N)[None, :])

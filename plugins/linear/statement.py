@@ -23,6 +23,13 @@ PACKED = weight(
 
 SCALES = weight("scales", "f32[N,K/block_size]", "one scale a block, of either sign")
 
+# a weight of 4 bits as LinearBitsMinimum has it
+FROM_MINIMUM = (
+    replace(PACKED, doc="quants from 0; even columns in the low nibble"),
+    weight("scales", "f16|f32[N,K/block_size]", "one a block; not negative"),
+    weight("minimums", "f16|f32[N,K/block_size]", "what quant 0 stands for"),
+)
+
 LINEAR = Op(
     "Linear",
     (value("x", "f32[...,I]", "activations"), weight("weight", "f32|f16[O,I]", "rows are outputs")),
@@ -46,12 +53,7 @@ LINEAR_BITS = Op(
 
 LINEAR_BITS_MINIMUM = Op(
     "LinearBitsMinimum",
-    (
-        value("x", "f32[T,B,K]", "activations"),
-        replace(PACKED, doc="quants from 0; even columns in the low nibble"),
-        weight("scales", "f16|f32[N,K/block_size]", "one a block; not negative"),
-        weight("minimums", "f16|f32[N,K/block_size]", "what quant 0 stands for"),
-    ),
+    (value("x", "f32[T,B,K]", "activations"), *FROM_MINIMUM),
     LINEAR_BITS.outputs,
     tuple(replace(attribute, forms=()) for attribute in BITS),
     "w[n,k] = unpack(packed)[n,k] · scales[n, k // block_size] + minimums[n, k // block_size]\n"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge.export.quantize.weights import quantize_blocks, quantize_int8
+from edge.export.quantize.weights import quantize_blocks, quantize_int8, quantize_minimum
 from edge.plugins.catalogue import OPS
 from edge.plugins.experts import reference
 from edge.plugins.lowering.lowerings import LOWER
@@ -28,7 +28,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "sigmoid": {"sigmoid": 1, "normalise": 1, "scale": 2.5, "groups": 4, "top_groups": 2},
     "lone": {"sigmoid": 1, "normalise": 0, "scale": 1.0, "groups": 12, "top_groups": 5},
 }
-FORMS = ("f32", "f16", "8", "4", "int8", "int4")
+FORMS = ("f32", "f16", "8", "4", "4 min", "int8", "int4", "int4 min")
 
 
 def normal(*shape: int) -> Tensor:
@@ -75,6 +75,14 @@ def weights_of(form: str) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
         quants, scale = map(torch.from_numpy, quantize_int8(whole.numpy(), rows=True))
         stored = {"weight": quants.reshape(*lead, -1), "weight_scale": scale.reshape(lead)}
         return "ExpertLinearInt8", stored, {}
+    if form.endswith("min"):
+        # away from 0, and too small for fp16 where activations are int8
+        moved = (whole + 0.4) * (1e-5 if form == "int4 min" else 1)
+        parts = map(torch.from_numpy, quantize_minimum(moved.numpy(), 32))
+        names = ("packed", "scales", "minimums")
+        stored = {name: part.unflatten(0, lead) for name, part in zip(names, parts, strict=True)}
+        op = "ExpertLinearInt4Minimum" if form == "int4 min" else "ExpertLinearBitsMinimum"
+        return op, stored, {"K": COLUMNS, "N": OUTPUTS, "bits": 4, "block_size": 32}
     bits = 8 if form == "8" else 4
     packed, scales = map(torch.from_numpy, quantize_blocks(whole.numpy(), bits, 32))
     stored = {"packed": packed.reshape(*lead, 3, -1), "scales": scales.reshape(*lead, 3)}
@@ -84,13 +92,17 @@ def weights_of(form: str) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
 
 def expected(form: str, x: Tensor, chosen: Tensor, parts: int) -> Tensor:
     name, stored, attributes = weights_of(form)
-    given = dict(stored, x=x, chosen=chosen, parts=parts)
+    given: dict[str, Any] = dict(stored, x=x, chosen=chosen, parts=parts)
     if name == "ExpertLinear":
         return reference.expert_linear(**given)
     if name == "ExpertLinearInt8":
         return reference.expert_linear_int8(**given)
     if name == "ExpertLinearInt4":
         return reference.expert_linear_int4(**given, K=COLUMNS)
+    if name == "ExpertLinearInt4Minimum":
+        return reference.expert_linear_int4_minimum(**given, K=COLUMNS)
+    if name == "ExpertLinearBitsMinimum":
+        return reference.expert_linear_bits_minimum(**given, K=COLUMNS)
     return reference.expert_linear_bits(**given, K=COLUMNS, bits=attributes["bits"])
 
 
@@ -118,7 +130,7 @@ def test_a_product_is_the_reference(form: str, steps: int, own: bool) -> None:
     wanted = expected(form, x, chosen, parts)
     found = on_the_bench(form, x, chosen, parts, steps)
     # x in fp16, or rounded to int8 block by block, as the statements allow
-    apart = 0.01 if form in ("8", "4") else 2e-3 if form == "f16" else 1e-5
+    apart = 0.01 if form in ("8", "4", "4 min") else 2e-3 if form == "f16" else 1e-5
     assert (found - wanted).abs().max() < apart * wanted.abs().max()
 
 
@@ -160,5 +172,6 @@ RACES = (
     lambda: test_a_product_is_the_reference("f32", 1, False),
     lambda: test_a_product_is_the_reference("int8", 5, True),
     lambda: test_a_product_is_the_reference("4", 1, False),
+    lambda: test_a_product_is_the_reference("4 min", 1, False),
     test_order_and_sum_are_the_reference,
 )

@@ -30,7 +30,7 @@ class Pool {
     share(count, grain, [](void* f, int64_t a, int64_t b) { (*static_cast<F*>(f))(a, b); }, &work);
   }
 
-  // Memory of the kernel that runs, uninitialised; `slot`, 0 to 3, tells several apart. Only grows.
+  // Memory of the kernel that runs, uninitialised; `slot`, 0 to 4, tells several apart. Only grows.
   template <class T> T* scratch(int slot, int64_t count) {
     return static_cast<T*>(bytes(slot, count * int64_t(sizeof(T))));
   }
