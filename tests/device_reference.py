@@ -209,7 +209,8 @@ def _attention(given: Given, attributes: Attributes, steps: Steps) -> dict[str, 
         for head in range(heads):
             keys, values = (cache[:, head // (heads // kv)][:, seen] for cache in caches.values())
             scores = attributes["scale"] * np.einsum("bp,bsp->bs", q[t, :, head], keys)
-            scores = attributes["softcap"] * np.tanh(scores / attributes["softcap"])
+            if cap := attributes["softcap"]:
+                scores = cap * np.tanh(scores / cap)
             shares = np.exp(scores - scores.max(-1, keepdims=True))
             y[t, :, head] = np.einsum("bs,bsp->bp", shares, values) / shares.sum(-1, keepdims=True)
     return {"y": y.reshape(count, batch, -1), **{f"{n}_out": c for n, c in caches.items()}}

@@ -72,8 +72,10 @@ class NodeCase(Case):
         if "taps" in found:
             after = ReplayLedger(WINDOW)
             fill_taps(
-                ReplayStep(steps.pending, steps.advance, steps.source, steps.store, steps.past,
-                     steps.slots, steps.parents, after),
+                ReplayStep(
+                    steps.pending, steps.advance, steps.source, steps.target, steps.store,
+                    steps.past, steps.slots, steps.parents, after,
+                ),
                 self.sizes["K"], found["taps"], found["state_taps"],
             )  # fmt: skip
         return self._together(found)
