@@ -91,7 +91,8 @@ def _product(
     y = at.new(node.outputs["y"], "f32", x.rows, chosen.width * outputs)
     rows = 64 if at.regime.many else 16
     block_n = 64 if at.regime.many else 32
-    # blocks of 128 columns take 255 registers on 4 warps, and spill, and 80 KB of three stages
+    # blocks of 128 columns take 255 registers on 4 warps, and spill, and 80 KB of three stages; on
+    # sm_75 blocks of 4 bits spill 8 to 32 bytes all the same, of 128 with a minimum 80
     wide = columns >= 128
     warps: Warps = (8 if wide else 4) if at.regime.many else 2
     at.launch(
