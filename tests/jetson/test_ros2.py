@@ -187,6 +187,19 @@ class TestTalker:
         talker.cleanup()
         assert talker.state == "unconfigured" and talker._model is None
 
+    def test_a_broken_transition_is_followed_by_a_fresh_start(self, monkeypatch: Any) -> None:
+        talker = Talker()
+        talker.configure(SETTINGS)
+        with monkeypatch.context() as patch:
+            patch.setattr(talker, "_warm_up", lambda: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                talker.activate()
+        talker.shutdown()  # what on_error does
+        talker.configure(SETTINGS)
+        talker.activate()
+        assert done(talker, HELLO).text == ANSWER
+        talker.shutdown()
+
     def test_cleaning_up_frees_the_model_and_the_thread(self) -> None:
         before = threading.active_count()
         talker = Talker()

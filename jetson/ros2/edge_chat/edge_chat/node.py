@@ -6,11 +6,14 @@
     topic     /diagnostics  diagnostic_msgs/DiagnosticArray
 
 What is decided lies in `talker`; callbacks here only hand over and wait. They are on executor
-threads, the model is on its own.
+threads, the model is on its own. No callback may raise: rclpy ends the process for an exception of
+a service or a timer, and swallows one of a transition.
 """
 
 from __future__ import annotations
 
+import time
+import traceback
 from dataclasses import fields
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -32,6 +35,7 @@ from edge_chat.talker import Goal, GoalRequest, NodeSettings, Refused, Talker
 _LOOK_S = 0.02
 # one for the goal, one for cancelling it, one for services, parameters and diagnostics
 _THREADS = 3
+_END_S = 5.0
 _LEVELS = {
     "ok": DiagnosticStatus.OK,
     "warn": DiagnosticStatus.WARN,
@@ -90,12 +94,20 @@ class ChatNode(LifecycleNode):
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         return self._transition(self._talker.shutdown)
 
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Free everything after a transition that broke: success here means unconfigured."""
+        return self._transition(self._talker.shutdown)
+
     def _transition(self, change: Any) -> TransitionCallbackReturn:
+        """Success; failure, which leaves the node in its state; or an error, for `on_error`."""
         try:
             change()
         except (EdgeError, Refused) as problem:
             self.get_logger().error(str(problem))
             return TransitionCallbackReturn.FAILURE
+        except Exception:
+            self.get_logger().error(traceback.format_exc())
+            return TransitionCallbackReturn.ERROR
         return TransitionCallbackReturn.SUCCESS
 
     # -- goals -----------------------------------------------------------------------------------
@@ -170,10 +182,20 @@ class ChatNode(LifecycleNode):
             return False, f"the node {problem}", 0
         except EdgeError as problem:
             return False, str(problem), 0
+        except Exception as problem:
+            self.get_logger().error(traceback.format_exc())
+            return False, f"{type(problem).__name__}: {problem}", 0
 
     # -- diagnostics -----------------------------------------------------------------------------
 
     def _diagnose(self) -> None:
+        try:
+            self._publish_health()
+        except Exception:
+            if rclpy.ok():  # else the context is going down
+                self.get_logger().error(traceback.format_exc(), throttle_duration_sec=60.0)
+
+    def _publish_health(self) -> None:
         level, message, values = self._talker.health()
         status = DiagnosticStatus()
         status.name = f"{self.get_name()}: language model"
@@ -193,16 +215,29 @@ class ChatNode(LifecycleNode):
         self._talker.shutdown()
 
 
+def spin(executor: MultiThreadedExecutor, node: ChatNode) -> None:
+    """Until the context ends. A transition that the state does not have is an RCLError of the
+    lifecycle's own service in Jazzy and before, which would end the process.
+    """
+    while rclpy.ok():
+        try:
+            executor.spin()
+        except RuntimeError as problem:
+            node.get_logger().error(f"a request failed, and the node goes on: {problem}")
+            time.sleep(_LOOK_S)  # should it be the executor that fails, not at full speed
+
+
 def main() -> None:
     rclpy.init()
     node = ChatNode()
     executor = MultiThreadedExecutor(_THREADS)
     executor.add_node(node)
     try:
-        executor.spin()
+        spin(executor, node)
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
     finally:
-        node.close()
+        node.close()  # the goal that runs ends, and its callback with it
+        executor.shutdown(_END_S)  # no callback may use the node while it is destroyed
         node.destroy_node()
         rclpy.try_shutdown()

@@ -209,8 +209,7 @@ class Talker:
     def deactivate(self) -> None:
         """Take no goals, and end the one that runs. Raises Refused."""
         self._expect("active")
-        self._state = "inactive"
-        self._end_goal()
+        self._close()
 
     def cleanup(self) -> None:
         """Free everything. Raises Refused."""
@@ -219,9 +218,13 @@ class Talker:
 
     def shutdown(self) -> None:
         """From any state."""
-        self._state = "inactive"
-        self._end_goal()
+        self._close()
         self._free()
+
+    def _close(self) -> None:
+        with self._lock:  # a goal begins before this, and is seen, or is refused
+            self._state = "inactive"
+        self._end_goal()
 
     def _free(self) -> None:
         thread, self._thread = self._thread, None

@@ -174,6 +174,24 @@ def test_deactivating_ends_the_goal_and_cleaning_up_frees(caller: Caller) -> Non
     assert done(caller.send(HELLO).get_result_async()).result.finish_reason == "stop"
 
 
+def test_what_breaks_is_answered_and_the_node_goes_on(caller: Caller, monkeypatch: Any) -> None:
+    def broken() -> None:
+        raise OSError("broken")
+
+    talker = caller.tested._talker
+    settle(caller)
+    with monkeypatch.context() as patch:
+        patch.setattr(talker, "reset", broken)
+        assert caller.call(Reset, "reset").message == "OSError: broken"
+    assert caller.change(Transition.TRANSITION_DEACTIVATE)
+    with monkeypatch.context() as patch:
+        patch.setattr(talker, "_warm_up", broken)
+        assert not caller.change(Transition.TRANSITION_ACTIVATE)
+    assert talker.state == "unconfigured"
+    assert caller.change(Transition.TRANSITION_CONFIGURE)
+    assert caller.change(Transition.TRANSITION_ACTIVATE)
+
+
 def settle(caller: Caller) -> None:
     """Until no goal runs."""
     end = time.monotonic() + LIMIT_S
