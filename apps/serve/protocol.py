@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from edge.apps.serve.errors import ApiError, encode
 from edge.apps.serve.settings import ServerLimits
 
-HEARD_S = 0.02  # until one that asks as it comes has been heard
+HEARD_S = 0.25  # until one that asks as it comes has been heard, where clients are slow too
 KNOWN = "edge.known"  # in the scope of a request that came with the key
 
 
