@@ -79,7 +79,7 @@ def pytest_runtest_setup() -> None:
     """Start each test from the same random numbers, whichever ran before it in its process."""
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed looks for a GPU each time
 
 
 @pytest.hookimpl(trylast=True)

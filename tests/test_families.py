@@ -123,11 +123,12 @@ SAVE: dict[str, Save] = {
     "zamba2": partial(save_zamba2, hidden_size=32),
 }
 # a family of every form of layer that a recipe treats
-ROUNDED = ("falcon_h1", "jamba", "lfm2", "lfm3", "nemotron_h", "qwen3", "qwen3_5")
+ROUNDED = ("jamba", "lfm2", "lfm3", "nemotron_h", "qwen3")
 RECIPES = ("fp16", "w8", "w4", "w8a8", "w4a16", "w4a8")
 # whose layers aside are those of others, behind a wider norm
 APPLIED = [
-    *product(ROUNDED, RECIPES),
+    *product(("falcon_h1", "qwen3_5"), RECIPES),
+    *product(ROUNDED, ("w4", "w8a8")),
     *(("gpt_neox", name) for name in names()),
     ("llama", "w8a8"),
     ("qwen2_moe", "w8a8"),

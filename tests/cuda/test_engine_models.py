@@ -100,7 +100,7 @@ def test_chunks_steps_and_going_back(case: str) -> None:
     short = case in ("mamba1", "mamba2") or case.startswith(("hybrid", "parallel", "normed"))
     window = 1 if short else WINDOW
     pair = Pair(engines(*CASES[case]), window)
-    pair.run(tokens(19, seed=1), commit=True)
+    pair.run(tokens(11 if short else 19, seed=1), commit=True)
     for step in range(window + 1):  # with the last one the oldest is applied for good
         pair.run(tokens(1, seed=2 + step))
     pair.same()

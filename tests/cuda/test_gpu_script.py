@@ -43,7 +43,7 @@ class Wide(InterpretDevice):
 
 @pytest.mark.parametrize(
     ("model", "quant", "prompt"),
-    [("tiny-mamba", "w8a8", 66), ("tiny-mamba2", "fp16", 19), ("tiny-deltanet", "fp16", 19)],
+    [("tiny-mamba", "w8a8", 66), ("tiny-mamba2", "fp16", 19), ("tiny-deltanet", "fp16", 9)],
 )
 def test_models_are_checked_and_then_measured(
     model: str, quant: str, prompt: int, tmp_path: Path

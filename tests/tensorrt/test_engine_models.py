@@ -255,7 +255,7 @@ class VerbsMachine(RuleBasedStateMachine):
 
 def test_verbs_in_any_order() -> None:
     run_state_machine_as_test(
-        VerbsMachine, settings=settings(max_examples=10, stateful_step_count=15)
+        VerbsMachine, settings=settings(max_examples=6, stateful_step_count=15)
     )
 
 
