@@ -110,7 +110,9 @@ def test_a_file_instead_of_a_directory(path: Path) -> None:
 
 def test_no_config(path: Path) -> None:
     (path / "config.json").unlink()
-    assert refusal(path).file == str(path / "config.json")
+    assert str(refusal(path)) == (
+        f"{path}: has no config.json (give the directory with config.json in it, or a .gguf file)"
+    )
 
 
 DEEP = 100_000

@@ -9,6 +9,7 @@ A bundle with floating weights stands for the checkpoint it was made from, and s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -47,14 +48,14 @@ def open_checkpoint(
         model = GgufModel(GgufFile(file))
         family, layout = find_layout(model.fields, families)
         return GgufCheckpoint(model, family, layout)
+    remedy = "give the directory with config.json in it, or a .gguf file"
     if not directory.is_dir():
-        raise CheckpointError(
-            "is not a directory", file=directory,
-            remedy="give the directory with config.json in it, or a .gguf file",
-        )  # fmt: skip
+        raise CheckpointError("is not a directory", file=directory, remedy=remedy)
     if is_bundle(directory):
         return BundleCheckpoint(directory)
     file = config_file(directory)
+    if not os.path.lexists(file):
+        raise CheckpointError("has no config.json", file=directory, remedy=remedy)
     fields, family, layout = _read_config(file, families)
     unknown = tuple(fields.unknown)
     if strict and unknown:
