@@ -12,7 +12,7 @@ def test_every_row_has_tests_that_exist() -> None:
     text = (ROOT / "docs/inside/threat-model.md").read_text("utf-8")
     rows: list[int] = []
     for line in text.splitlines():
-        if not re.match(r"\| \d", line):
+        if not re.match(r"\| \d+(–\d+)?(, \d+(–\d+)?)* \|", line):
             continue
         for first, last in re.findall(r"(\d+)(?:–(\d+))?", line.split("|")[1]):
             rows += range(int(first), int(last or first) + 1)
