@@ -152,9 +152,7 @@ def _architectures(targets: list[str]) -> tuple[int, ...]:
     try:
         return architectures(targets)
     except InputError as problem:
-        raise typer.BadParameter(
-            f"{problem.message} ({problem.remedy})", param_hint="--target"
-        ) from None
+        raise InputError(problem.message, field="--target", remedy=problem.remedy) from None
 
 
 def by_kind(text: str) -> dict[str, str]:

@@ -12,6 +12,8 @@ import typer
 import typer.core
 from typer.models import CommandFunctionType
 
+from edge.errors import Faults, InputError
+
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
@@ -30,6 +32,51 @@ class GroupedHelp(typer.core.TyperCommand):
                 continue
             with formatter.section(name):
                 formatter.write_dl(records)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what was typed. Raises InputError: values that are none, all of them at once."""
+        typed = list(args)  # the parser uses up its list
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as problem:
+            self._refuse(ctx, typed)
+            raise problem
+
+    def _refuse(self, ctx: Any, typed: list[str]) -> None:
+        """Raise what is wrong with each value; return where something is only missing."""
+        values = self.make_parser(ctx).parse_args(args=typed)[0]
+        faults, missing = Faults(), Faults()
+        for parameter in self.get_params(ctx):
+            try:
+                parameter.handle_parse_result(ctx, values, [])
+            except typer.BadParameter as problem:
+                if "Missing" in type(problem).__name__:
+                    missing.add(str(parameter.name), "is missing")
+                else:
+                    faults.add(max(parameter.opts, key=len), _said(problem, parameter))
+        if faults:
+            faults.extend(missing)
+        faults.refuse(InputError)
+
+
+def _said(problem: typer.BadParameter, parameter: Any) -> str:
+    """What is wrong with an option's value; what parses numbers has words about schemas."""
+    parsing: Any = problem.__cause__
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    if kind not in (int, float) or not hasattr(parsing, "errors"):
+        return problem.message.rstrip(".")
+    info = parameter.type_descriptor.parameter_info
+    least, most = (
+        None if end is None else f"{end:,}".removesuffix(".0") for end in (info.min, info.max)
+    )
+    what = "a whole number" if kind is int else "a number"
+    if least is not None and most is not None:
+        what += f" from {least} to {most}"
+    elif least is not None:
+        what += f" of at least {least}"
+    elif most is not None:
+        what += f" of at most {most}"
+    return f"must be {what}, not {str(parsing.errors()[0]['input'])!r:.60}"
 
 
 class Program(typer.Typer):

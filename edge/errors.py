@@ -108,6 +108,12 @@ class Faults:
         if remedy:
             self._remedies[remedy] = None
 
+    def extend(self, others: Faults) -> None:
+        """Note the faults that others have found, behind those found so far."""
+        for field, message in others._found:
+            self.add(field, message)
+        self._remedies |= others._remedies
+
     def refuse(
         self,
         kind: type[EdgeError],

@@ -18,13 +18,14 @@ from edge.apps.chat import files, output
 from edge.apps.chat.commands import COMMANDS, Chat
 from edge.apps.chat.conversation import DEMONSTRATION
 from edge.apps.cli import COMMANDS as PROGRAMS
-from edge.apps.cli import app
+from edge.apps.cli import app, main
 from edge.apps.doctor import tensorrt
 from edge.apps.profile.run import ProfileRequest, Subject
 from edge.cpu import usable_cores
 from edge.errors import EngineError, InputError, StateError
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.result import GenerationResult, Timings
+from tests.programs import called
 from tests.session_models import bundle, model
 from tests.terminal import SHORT, Terminal
 
@@ -359,3 +360,23 @@ def test_two_sides_are_measured_on_the_same_threads() -> None:
     for against, threads in ((small, usable_cores()), (None, 1)):
         request = ProfileRequest(small, against=against, engine="ort")
         assert Subject(request, small, "ort").threads == threads
+
+
+def test_wrong_values_of_options_are_told_in_plain_words_all_at_once() -> None:
+    typed = ["serve", "--port", "99999", "--queue", "-1", "--deadline", "soon", "--engine", "gpu"]
+    code, _, said = called(main, *typed)
+    assert code == 2
+    for fault in (
+        "error: --port: must be a whole number from 0 to 65,535, not '99999'; ",
+        "; --queue: must be a whole number of at least 0, not '-1'; ",
+        "; --deadline: must be a number from 0.1 to 1,000,000, not 'soon'; ",
+        "; --engine: unknown engine 'gpu' (choose ",
+        "; bundle: is missing",
+    ):
+        assert fault in said, said
+    assert len(said.splitlines()) == 1
+
+
+def test_an_argument_that_alone_is_missing_is_told_with_the_usage() -> None:
+    code, _, said = called(main, "serve", "--port", "0")
+    assert code == 2 and said.startswith("Usage: ") and "Missing argument" in said

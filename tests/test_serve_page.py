@@ -189,6 +189,9 @@ def test_markdown_is_shown_and_no_text_is_markup(server: Server) -> None:
         whole = browser.value(shown.format(1, "outerHTML"))
         assert "\n".join(whole) == SHOWN
         assert browser.value("document.documentElement.scrollWidth") <= 360
+        # a long talk scrolls within the page, not the page
+        assert browser.value("log.scrollHeight > log.clientHeight")
+        assert browser.value("document.documentElement.scrollHeight <= innerHeight")
         # as it comes, and whatever it is, it ends as what it is in one piece
         noise = "".join(random.Random(1).choices("*`|-#~1. \nab<", k=400))
         for text in (MARKDOWN, noise):

@@ -114,7 +114,9 @@ def chat(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sampling = sampled.read() | form.read()
     if memory.context_policy not in POLICIES:
-        raise typer.BadParameter(f"--context-policy is drop or stop, not {memory.context_policy!r}")
+        raise InputError(
+            f"must be drop or stop, not {memory.context_policy!r:.60}", field="--context-policy"
+        )
     params = _check(sampling | {"seed": sampled.seed})
     drafting = drafts.read()
     # imported late, so that --help and refusals come at once

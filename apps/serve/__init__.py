@@ -89,13 +89,13 @@ class LimitOptions:
     ] = 128
 
     def read(self) -> ServerLimits:
-        """Raises BadParameter for nan, which is within every range."""
+        """Raises InputError for nan, which older versions of typer find within every range."""
         from edge.apps.serve.settings import ServerLimits
 
-        if any(
-            map(math.isnan, (self.deadline, self.receive_timeout, self.send_timeout, self.grace))
-        ):
-            raise typer.BadParameter("nan is not a number of seconds")
+        for field in ("deadline", "receive_timeout", "send_timeout", "grace"):
+            if math.isnan(getattr(self, field)):
+                option = "--" + field.replace("_", "-")
+                raise InputError("must be a number of seconds, not nan", field=option)
         return ServerLimits(
             body_bytes=self.max_body_kib << 10,
             receive_s=self.receive_timeout,
@@ -162,8 +162,9 @@ def serve(
     SIGTERM or Ctrl-C lets running answers finish; a second one leaves at once.
     """
     if parallel not in (None, 1) and drafts.draft != "none":
-        raise typer.BadParameter(
-            "with a drafter one conversation is answered at a time", param_hint="--parallel"
+        raise InputError(
+            f"must be 1 with --draft, not {parallel}: with a drafter one answer is made at a time",
+            field="--parallel",
         )
     drafting, limits = drafts.read(), limiting.read()
     key, made = _key(callers.api_key, callers.no_key)

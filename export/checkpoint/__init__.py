@@ -10,9 +10,12 @@ A bundle with floating weights stands for the checkpoint it was made from, and s
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
+from typing import NoReturn
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import families
@@ -28,6 +31,7 @@ from edge.export.checkpoint.weights import open_weights
 __all__ = ["FAMILIES", "Checkpoint", "Family", "find_layout", "open_checkpoint", "read_layout"]
 
 FAMILIES = families.every()
+_LISTED = "docs/use/models.md lists the families, under Families"
 
 
 def open_checkpoint(
@@ -96,15 +100,24 @@ def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[
     """
     family = next((f for f in families if f.claims(fields)), None)
     if family is None:
-        named = fields.values.get("model_type") or fields.values.get("architectures")
-        family_name = UNREAD.get(named) if isinstance(named, str) else None
-        message = (
-            f"is {family_name}, a family that edge does not read"
-            if family_name
-            else f"names no known architecture: {show(named)}"
-        )
-        known = "".join(f"\n  {f.name}: {f.accepts}" for f in families)
-        fields.stop("model_type", message, f"these are read:{known}")
+        _unclaimed(fields, families)
     layout = family.read(fields)
     fields.check()
     return family.name, layout
+
+
+def _unclaimed(fields: Fields, families: Sequence[Family]) -> NoReturn:
+    """Raise what no family can read: by its family's name, or with those that are spelt alike."""
+    named = fields.values.get("model_type")
+    if named is None:
+        classes = fields.values.get("architectures")
+        beside = "" if classes is None else f", and architectures is {show(classes)}"
+        fields.stop("model_type", f"is missing{beside}: of no known family", _LISTED)
+    if isinstance(named, str) and named in UNREAD:
+        message = f"is {show(named)}: {UNREAD[named]}, a family that edge does not read"
+        fields.stop("model_type", message, _LISTED)
+    accepted = {family.name: family.accepts for family in families}
+    spelt = re.sub(r"\W", "_", str(named)[:80].lower())
+    near = [accepted[name] for name in get_close_matches(spelt, accepted, 3, 0.7)]
+    remedy = f"near it: {'; '.join(near)}. {_LISTED}" if near else _LISTED
+    fields.stop("model_type", f"is {show(named)}, of no known family", remedy)
