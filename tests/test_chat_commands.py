@@ -9,12 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 import edge
-from tests.session_models import bundle
+from edge.apps.chat.commands import COMMANDS, Chat, following
+from edge.apps.chat.input import _completer
+from tests.session_models import bundle, model
 from tests.terminal import ENDLESS, GIVE_UP, SHORT, Terminal
 
 
@@ -221,3 +226,30 @@ def test_a_talk_inside_tmux(home: dict[str, str], tmp_path: Path) -> None:
         tmux("send-keys", "-t", "talk", "C-d")
     finally:
         subprocess.run([*socket, "kill-server"], env=environment, check=False)
+
+
+def test_names_of_what_is_kept_are_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mondays.txt").touch()
+    this = Chat(model("chat").session(), "chat", {})
+    for line in ("/save monday", "/fork most", "/save the-day-after-that-monday"):
+        word, name = line.split()
+        COMMANDS[word].run(this, name)
+    completer = _completer(COMMANDS, partial(following, this))
+
+    def found(typed: str) -> list[str]:
+        ends = completer.get_completions(Document(typed), CompleteEvent())
+        return sorted(typed[: len(typed) + end.start_position] + end.text for end in ends)
+
+    assert found("/loa") == ["/load"]
+    assert found("/load mo") == ["/load monday", "/load mondays.txt", "/load most"]
+    assert found("/rm t") == ["/rm the-day-after-that-monday"]
+    assert found("/read mo") == ["/read mondays.txt"]
+    assert found("/set te") == ["/set temperature"]
+    assert found("/undo ") == found("hello ") == []
+    lines = str(COMMANDS["/list"].run(this, "")).splitlines()
+    assert len({re.search(r"(fork of|saved) ", line).start() for line in lines}) == 1  # type: ignore[union-attr]
+    assert this.length() == "a conversation of 0 messages"

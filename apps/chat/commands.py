@@ -67,7 +67,8 @@ class Chat:
     def length(self) -> str:
         if self.session.model.template is None:
             return f"a text of {self.session.position} tokens"
-        return f"a conversation of {len(self.session.messages)} messages"
+        count = len(self.session.messages)
+        return f"a conversation of {count} message{'' if count == 1 else 's'}"
 
     def copied(self) -> str:
         """What going back costs, in words."""
@@ -80,10 +81,16 @@ Run = Callable[[Chat, str], "str | Generation"]
 
 @dataclass(frozen=True)
 class Command:
+    """Attributes:
+    words: what may follow it. path: a file may. kept: a fork or a saved conversation may.
+    """
+
     usage: str
     does: str
     run: Run
-    words: tuple[str, ...] | None = ()
+    words: tuple[str, ...] = ()
+    path: bool = False
+    kept: bool = False
 
 
 def _help(this: Chat, argument: str) -> str:
@@ -144,12 +151,16 @@ def _load(this: Chat, argument: str) -> str:
 
 
 def _unknown(this: Chat, command: str, name: str) -> InputError:
-    names = [*this.forks, *(each for each, _, _ in files.saved())]
-    asked = _meant(name, names)
+    asked = _meant(name, _kept(this))
     return InputError(
         f"no conversation is called {name!r:.40}", field=command,
         remedy=f"{asked} /list names them" if asked else "/list names them",
     )  # fmt: skip
+
+
+def _kept(this: Chat) -> list[str]:
+    """Names of what `/load` returns to."""
+    return [*this.forks, *(name for name, _, _ in files.saved())]
 
 
 def _meant(name: str, known: Collection[str]) -> str | None:
@@ -169,8 +180,10 @@ def _rm(this: Chat, argument: str) -> str:
 
 
 def _list(this: Chat, argument: str) -> str:
-    lines = [f"{name:<20} fork of this conversation" for name in this.forks]
-    lines += [f"{name:<20} saved {when}, {megabytes(size)}" for name, size, when in files.saved()]
+    kept = [(name, "fork of this conversation") for name in this.forks]
+    kept += [(name, f"saved {when}, {megabytes(size)}") for name, size, when in files.saved()]
+    width = max((len(name) for name, _ in kept), default=0)
+    lines = [f"{name:<{max(width, 20)}} {what}" for name, what in kept]
     return "\n".join(lines) or "no forks and no saved conversations"
 
 
@@ -299,14 +312,15 @@ COMMANDS = {
     "/regen": Command("/regen", "answer the last message again",
                       lambda this, _: this.session.regenerate(**this.sampling)),
     "/fork": Command("/fork [NAME]", "keep a copy of the conversation to come back to", _fork),
-    "/save": Command("/save NAME", "write the conversation, with its state", _save, None),
-    "/load": Command("/load NAME", "resume a saved conversation or a fork", _load, None),
+    "/save": Command("/save NAME", "write the conversation, with its state", _save, path=True),
+    "/load": Command("/load NAME", "resume a saved conversation or a fork", _load, path=True,
+                     kept=True),
     "/list": Command("/list", "forks and saved conversations", _list),
-    "/rm": Command("/rm NAME", "remove a fork or a saved conversation", _rm),
+    "/rm": Command("/rm NAME", "remove a fork or a saved conversation", _rm, kept=True),
     "/system": Command("/system [TEXT]", 'the system message, or another; "" for none', _system),
     "/set": Command("/set [NAME [VALUE]]", "sampling parameters", _set, SETTABLE),
     "/show": Command("/show [WHAT]", "the model; parameters, system, transcript", _show, SHOWN),
-    "/read": Command("/read FILE", "put a text file before the next message", _read, None),
+    "/read": Command("/read FILE", "put a text file before the next message", _read, path=True),
     "/stats": Command("/stats [on|off]", "figures of the last answer, or of each", _stats,
                       ("on", "off")),
     "/bye": Command("/bye", "leave (as /quit, /exit and Ctrl-D do)", _bye),
@@ -314,6 +328,14 @@ COMMANDS = {
 # what other programs call them
 ALIASES = {"/quit": "/bye", "/exit": "/bye", "/clear": "/reset", "/?": "/help", "/": "/help"}
 _IGNORE = ("/help", "/bye")  # what is said behind them
+
+
+def following(this: Chat, word: str) -> tuple[list[str], bool]:
+    """What may follow a command, and whether a file may."""
+    found = COMMANDS.get(word)
+    if found is None:
+        return [], False
+    return _kept(this) if found.kept else list(found.words), found.path
 
 
 def command(word: str, argument: str) -> Run:

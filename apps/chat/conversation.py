@@ -8,10 +8,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge.apps.chat import files, output
-from edge.apps.chat.commands import ALIASES, COMMANDS, Chat, command
+from edge.apps.chat.commands import ALIASES, COMMANDS, Chat, command, following
 from edge.apps.chat.context import described, notice, with_room
 from edge.apps.chat.input import Cleared, reader
 from edge.apps.progress import waiting
@@ -180,7 +181,7 @@ def converse(
     if session.model.template is None:
         output.note(f"{NO_TEMPLATE}; an empty line continues the text")
     this = Chat(session, name, dict(sampling), gain=gain, drops=drops)
-    ask = reader({name: each.words for name, each in COMMANDS.items()})
+    ask = reader(COMMANDS, partial(following, this))
     try:
         with _hanging_up(session) as told:
             return _loop(this, ask, told)

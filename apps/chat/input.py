@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,20 +22,22 @@ MORE = "... "
 FENCE = '"""'
 
 Ask = Callable[[str], str]
+# command → words that may follow it, and whether a path may
+Following = Callable[[str], tuple[list[str], bool]]
 
 
 class Cleared(KeyboardInterrupt):
     """Ctrl-C took back a line that was being typed."""
 
 
-def reader(words: Mapping[str, Iterable[str] | None]) -> Callable[[], str]:
+def reader(commands: Collection[str], following: Following) -> Callable[[], str]:
     r"""A function that reads the next message: a line, or all lines between \"\"\".
 
-    `words`: command → what may follow it; None is a path. The function raises EOFError at the end
+    `commands` and what is `following` each are completed. The function raises EOFError at the end
     and KeyboardInterrupt for Ctrl-C, as Cleared where something was typed on a capable terminal.
     """
     capable = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-    ask = _toolkit_ask(words) if capable else _plain_ask
+    ask = _toolkit_ask(commands, following) if capable else _plain_ask
     return lambda: _whole(ask)
 
 
@@ -60,13 +62,13 @@ def _plain_ask(prompt: str) -> str:
     return line.rstrip("\n")
 
 
-def _toolkit_ask(words: Mapping[str, Iterable[str] | None]) -> Ask:
+def _toolkit_ask(commands: Collection[str], following: Following) -> Ask:
     # some terminals, and all serial lines, never answer where the cursor is
     os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
     from prompt_toolkit import PromptSession
 
     session: PromptSession[str] = PromptSession(
-        completer=_completer(words),
+        completer=_completer(commands, following),
         complete_while_typing=False,
         history=_history(),
         key_bindings=_keys(),
@@ -75,7 +77,7 @@ def _toolkit_ask(words: Mapping[str, Iterable[str] | None]) -> Ask:
     return session.prompt
 
 
-def _completer(words: Mapping[str, Iterable[str] | None]) -> Completer:
+def _completer(commands: Collection[str], following: Following) -> Completer:
     """Commands, then what may follow each. (NestedCompleter takes no slash for a letter.)"""
     from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
@@ -88,15 +90,13 @@ def _completer(words: Mapping[str, Iterable[str] | None]) -> Completer:
         ) -> Iterator[Completion]:
             text = document.text_before_cursor
             command, space, rest = text.partition(" ")
-            following = words.get(command, ()) if space else words
-            if following is None:
-                inside = Document(rest.lstrip())
-                yield from paths.get_completions(inside, complete_event)
-                return
+            words, path = following(command) if space else (list(commands), False)
             typed = rest.lstrip() if space else text
-            for word in following if typed or space else ():
+            for word in words if typed or space else ():
                 if word.startswith(typed):
                     yield Completion(word, start_position=-len(typed))
+            if path:
+                yield from paths.get_completions(Document(typed), complete_event)
 
     return Commands()
 
