@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from edge.cpu import MOST_THREADS
 from edge.errors import EdgeError, Faults, InputError
 from edge.runtime import ort_providers
 from edge.runtime.engines import CHOICES, ENGINES
@@ -42,7 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Engine = Annotated[str, running(help=f"{CHOICES}.", callback=known_engine)]
 Provider = Annotated[str | None, running(help=ort_providers.HELP)]
 THREADS_HELP = "CPU threads. [default: one per core; one for small models]"
-Threads = Annotated[int | None, running(min=1, metavar="N", help=THREADS_HELP)]
+Threads = Annotated[int | None, running(min=1, max=MOST_THREADS, metavar="N", help=THREADS_HELP)]
 
 
 @dataclass(frozen=True, kw_only=True)

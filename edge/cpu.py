@@ -6,6 +6,8 @@ import math
 import os
 from pathlib import Path
 
+MOST_THREADS = 1 << 10  # of a model; with more, starting them alone takes seconds
+
 
 def usable_cores() -> int:
     """Physical cores this process may run on, at most its control group's share; at least 1."""

@@ -123,7 +123,13 @@ def _given(path: Path) -> dict[str, Path]:
     names = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
     files = {p.name: p for p in found if p.name in names or p.suffix == ".model"}
     if not any(name == "tokenizer.json" or name.endswith(".model") for name in files):
-        raise ExportError("holds no tokenizer.json and no .model file", file=path)
+        what = "holds no tokenizer.json and no .model file" if path.exists() else "is not there"
+        raise ExportError(
+            what,
+            file=path,
+            field="--tokenizer",
+            remedy="give a tokenizer file, its folder, or bytes",
+        )
     return files
 
 

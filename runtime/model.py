@@ -145,7 +145,7 @@ def load(
     """
     check_provider(engine, provider)
     if threads is not None:
-        check_number("threads", threads, 1, 1 << 16, whole=True)
+        check_number("threads", threads, 1, cpu.MOST_THREADS, whole=True)
     path = resolve(bundle)
     memory.check_address_space(path)
     with _enough_memory(path), open_bundle(path) as opened:

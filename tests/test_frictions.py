@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -380,3 +381,27 @@ def test_wrong_values_of_options_are_told_in_plain_words_all_at_once() -> None:
 def test_an_argument_that_alone_is_missing_is_told_with_the_usage() -> None:
     code, _, said = called(main, "serve", "--port", "0")
     assert code == 2 and said.startswith("Usage: ") and "Missing argument" in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "fault"),
+    [
+        (["doctor", "no-such-model"], "no-such-model: is neither a folder nor the name of a model"),
+        (["chat", "--threads", "2000"], "--threads: must be a whole number from 1 to 1,024, not"),
+        (["export", "demo-fp16", "-o", "x", "--tokenizer", "nowhere.json"],
+         "nowhere.json: --tokenizer: is not there (give a tokenizer file"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_or_too_many_is_refused_at_once(
+    typed: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, said = called(main, *typed)
+    assert code and not out and said.startswith(f"error: {fault}"), said
+    assert len(said.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_model_is_shown_for_people() -> None:
+    shown = called(main, "show", "demo")[1]
+    for line in (r"chat template  yes", r"bytes +\d.*MB", r"parameters +4,\d{3},\d{3}"):
+        assert re.search(rf"^{line}$", shown, re.MULTILINE), shown

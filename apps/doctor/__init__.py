@@ -41,7 +41,9 @@ def doctor(
     """
     # checks run in processes of their own as `python -m` of this module
     from edge.apps.doctor import checks
+    from edge.runtime.model import resolve
 
+    resolve(bundle)  # a misspelt name is no fault of the machine
     findings = []
     for name in checks.CHECKS:
         finding = checks.examine(name, bundle)

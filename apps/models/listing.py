@@ -59,7 +59,15 @@ def show(
     width = max(map(len, facts))
     for key, value in facts.items():
         if value is not None:
-            say(f"{key.replace('_', ' '):<{width}}  {value}")
+            say(f"{key.replace('_', ' '):<{width}}  {_for_people(key, value)}")
+
+
+def _for_people(key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "bytes":
+        return megabytes(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def remove(
