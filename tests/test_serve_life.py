@@ -21,6 +21,7 @@ import pytest
 
 from edge.apps import cli, serve
 from edge.apps.serve import run
+from edge.runtime.model import resolve
 from tests.server_process import ENDLESS, HELLO, PATIENCE, ROOT, Server, parsed, received
 
 DRAFT = "demo-draft"  # without attention: its answers need not end
@@ -307,11 +308,13 @@ def _edge(*arguments: str, path: Path | None = None) -> subprocess.CompletedProc
     ],
 )
 def test_the_start_says_how_many_answers_are_made_at_once(
-    engine: str, parallel: str, said: str, capsys: pytest.CaptureFixture[str]
+    engine: str, parallel: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    server = Server("--engine", engine, "--parallel", parallel)
+    linked = tmp_path / "mymodel"  # is called as it was typed, not as what it points to
+    linked.symlink_to(resolve("demo"))
+    server = Server("--engine", engine, "--parallel", parallel, bundle=str(linked))
     try:
-        server.said("listening")
+        assert server.said("listening")["model"] == "mymodel"
         ready = server.said("ready")
     finally:
         server.__exit__()

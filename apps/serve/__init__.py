@@ -185,7 +185,7 @@ def serve(
         )  # fmt: skip
     settings = replace(
         _settings(folder, key, host, callers, limits),
-        name=name or Path(bundle).resolve().name, pulled=pulled, log=log,
+        name=name or Path(os.path.abspath(bundle)).name, pulled=pulled, log=log,
     )  # fmt: skip
     say = _say_json if as_json else _say
     say(
