@@ -8,7 +8,7 @@ import typer
 
 from edge.apps import exporter
 from edge.apps.learning import Label, Learning, learns, picture_of, report
-from edge.apps.options import numbers
+from edge.apps.options import named_as_options, numbers
 from edge.apps.programs import grouped
 from edge.errors import InputError
 
@@ -54,8 +54,8 @@ def distill(
         keep=_shares(keep_attention, layers), layers=layers, mixer=mixer, match=match, fresh=fresh,
         train_all=train_all, label=label, **learning.asked(),
     )  # fmt: skip
-    run = Distillation(resolve(teacher), learning.output, asked, report, picture_of)
-    summary = run.run()
+    with named_as_options():
+        summary = Distillation(resolve(teacher), learning.output, asked, report, picture_of).run()
     figures, gone = summary.figures, len(summary.replaced)
     costs = ", ".join(f"{block}: {cost:.4f}" for block, cost in summary.costs.items())
     learning.tell(

@@ -224,7 +224,8 @@ def named_as_options() -> Iterator[None]:
         yield
     except InputError as problem:
         field = problem.field
-        if field is None or field.startswith("-"):  # it names what the user gave
+        # it names what the user gave, or a place in a file
+        if field is None or field.startswith("-") or problem.file is not None:
             raise
         raise InputError(
             # of further faults, and of what excludes it, the message names the parameters

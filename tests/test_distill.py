@@ -386,6 +386,11 @@ def test_all_that_is_wrong_is_told_at_once(
     told = str(refused(teacher, tmp_path / "hybrid", wrong))
     for field in ("text", "keep_attention", "mixer", "match", "batch", "device"):
         assert field in told
+    typed = ["--text", "x.txt", "--keep-attention", "2", "--match", "3", "--batch", "0"]
+    command = ["distill", str(teacher), "-o", str(tmp_path / "hybrid"), *typed]
+    said = str(CliRunner().invoke(app, command).exception)
+    for fault in ("--batch: 0 is", "; --keep-attention: '2' is", "; --match: 3 is"):
+        assert fault in said, said
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,8 @@ def test_answers_go_on_where_they_stopped(tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     command = ["train", "answers", "demo", "--prompts", str(asked), "-o", str(out), "--count", "40",
                "--together", "2", "--max-tokens", "5"]  # fmt: skip
+    none = CliRunner().invoke(app, [*command, "--together", "41"])  # more than there are
+    assert "--prompts: has too few" in str(none.exception) and not out.exists()
     assert CliRunner().invoke(app, command).exit_code == 0
     whole = out.read_text()
     found = [json.loads(line)["messages"] for line in whole.splitlines()]

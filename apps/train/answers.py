@@ -144,12 +144,19 @@ def choose(
     return chosen
 
 
+def _too_few() -> InputError:
+    return InputError(
+        "has too few prompts of one length to fill one run of --together", field="--prompts",
+        remedy="give more prompts, a larger --count, or a smaller --together",
+    )  # fmt: skip
+
+
 def say_all(
     model: Model, asked: list[list[Asked]], done: int, seed: int, most: int
 ) -> Iterator[list[list[int]]]:
     """The answers of a group at a time, from the group `done` on, as ids."""
     if not asked:
-        raise InputError("has too few prompts of one length", field="--prompts")
+        raise _too_few()
     longest = max(len(one.ids) for group in asked for one in group)
     state = model.engine.new_state(batch=len(asked[0]), window=1, capacity=longest + most)
     for index in range(done, len(asked)):
@@ -161,7 +168,7 @@ def conversations(
 ) -> Iterator[dict[str, Any]]:
     """A prompt and its answer at a time, without the first `done`."""
     if not asked:
-        raise InputError("has too few prompts of one length", field="--prompts")
+        raise _too_few()
     group, inside = divmod(done, len(asked[0]))
     for index, said in enumerate(say_all(model, asked, group, seed, most), group):
         for one, ids in list(zip(asked[index], said, strict=True))[inside:]:
@@ -195,5 +202,7 @@ def write_answers(
     source = Turns(prompts)
     model = load(resolve(bundle), threads=threads)
     asked = groups(model, source, seed, count, together)
+    if not asked:  # before there is a file
+        raise _too_few()
     go_on(output, lambda done: conversations(model, asked, done, seed, max_tokens))
     say(output)

@@ -9,6 +9,7 @@ import typer
 
 from edge.apps import exporter
 from edge.apps.learning import Label, Learning, learns, picture_of, report
+from edge.apps.options import named_as_options
 from edge.apps.programs import grouped
 
 
@@ -48,8 +49,10 @@ def draft(
         mixer=mixer, layers=layers, rank=rank, train_ends=train_ends, choice=choice,
         overlap=overlap, label=label, **learning.asked(),
     )  # fmt: skip
-    run = DrafterTraining(resolve(teacher), learning.output, asked, report, picture_of)
-    summary = run.run()
+    with named_as_options():
+        summary = DrafterTraining(
+            resolve(teacher), learning.output, asked, report, picture_of
+        ).run()
     found = summary.figures
     learning.tell(
         summary,

@@ -10,6 +10,7 @@ import typer
 
 from edge.apps import exporter
 from edge.apps.learning import Learning, learns, picture_of, report
+from edge.apps.options import named_as_options
 from edge.apps.programs import grouped
 
 Tuned = Annotated[
@@ -47,7 +48,8 @@ def sft(
     start = resolve(model)
     asked = TuneOptions(model=start, label=label, **learning.asked())
     kept = start if teacher is None else resolve(teacher)
-    summary = FineTuning(kept, learning.output, asked, report, picture_of).run()
+    with named_as_options():
+        summary = FineTuning(kept, learning.output, asked, report, picture_of).run()
     found = summary.figures
     learning.tell(
         summary,
@@ -75,7 +77,8 @@ def dpo(
     start = resolve(model)
     asked = PreferenceOptions(model=start, beta=beta, **learning.asked())
     kept = start if teacher is None else resolve(teacher)
-    summary = PreferenceTuning(kept, learning.output, asked, report, picture_of).run()
+    with named_as_options():
+        summary = PreferenceTuning(kept, learning.output, asked, report, picture_of).run()
     found = summary.figures
     learning.tell(
         summary,

@@ -54,7 +54,8 @@ def open_checkpoint(
         return GgufCheckpoint(model, family, layout)
     remedy = "give the directory with config.json in it, or a .gguf file"
     if not directory.is_dir():
-        raise CheckpointError("is not a directory", file=directory, remedy=remedy)
+        what = "is not a directory" if os.path.lexists(directory) else "is not there"
+        raise CheckpointError(what, file=directory, remedy=remedy)
     if is_bundle(directory):
         return BundleCheckpoint(directory)
     file = config_file(directory)

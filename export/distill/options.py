@@ -123,7 +123,8 @@ class DistillOptions(LearningOptions):
     def _add_faults(self, faults: Faults, teacher: Checkpoint) -> None:
         super()._add_faults(faults, teacher)
         if not self.keep or not all(0 <= share <= 1 for share in self.keep):
-            faults.add("keep_attention", "is not made of shares from 0 to 1")
+            shares = ",".join(f"{share:g}" for share in self.keep)
+            faults.add("keep_attention", f"{shares[:40]!r} is not made of shares from 0 to 1")
         elif sorted(self.keep, reverse=True) != list(self.keep):
             faults.add("keep_attention", "does not descend", "such as 0.75,0.5")
         if self.mixer not in MIXERS:
