@@ -62,10 +62,16 @@ class GroupedHelp(typer.core.TyperCommand):
 def _said(problem: typer.BadParameter, parameter: Any) -> str:
     """What is wrong with an option's value; what parses numbers has words about schemas."""
     parsing: Any = problem.__cause__
-    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
-    if kind not in (int, float) or not hasattr(parsing, "errors"):
+    described = getattr(parameter, "type_descriptor", None)
+    if described is None or not hasattr(parsing, "errors"):
         return problem.message.rstrip(".")
-    info = parameter.type_descriptor.parameter_info
+    typed = f"not {str(parsing.errors()[0]['input'])!r:.60}"
+    if described.is_choice:
+        *others, last = (str(getattr(one, "value", one)) for one in described.choices)
+        return f"must be {', '.join(others)} or {last}, {typed}"
+    kind, info = described.annotation, described.parameter_info
+    if kind not in (int, float):
+        return problem.message.rstrip(".")
     least, most = (
         None if end is None else f"{end:,}".removesuffix(".0") for end in (info.min, info.max)
     )
@@ -76,7 +82,7 @@ def _said(problem: typer.BadParameter, parameter: Any) -> str:
         what += f" of at least {least}"
     elif most is not None:
         what += f" of at most {most}"
-    return f"must be {what}, not {str(parsing.errors()[0]['input'])!r:.60}"
+    return f"must be {what}, {typed}"
 
 
 class Program(typer.Typer):

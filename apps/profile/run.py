@@ -289,10 +289,11 @@ def _manifest(bundle: str) -> Manifest:
 def _check_room(lengths: Sequence[int], more: int, limit: int | None, option: str) -> None:
     for length in lengths:
         if limit is not None and length + more > limit:
+            most = f"at most {limit - more}" if limit > more else f"fewer than {limit} with -n"
             raise InputError(
                 f"{length} tokens and {more} after them do not fit into a context of {limit}",
                 field=option,
-                remedy=f"at most {max(0, limit - more)}; without attention there is no such limit",
+                remedy=f"{most}; without attention there is no such limit",
             )
 
 
