@@ -160,6 +160,11 @@ def test_connections_that_say_nothing_make_room(server: Server) -> None:
         ({"logit_bias": {"-1": 1}}, "token ids"),
         ({"stream": True, "stream_options": {"other": 1}}, "unknown parameter"),
         ({"temperatur": 1}, "'temperatur' (did you mean 'temperature'?)"),
+        (
+            {"messages": "hi", "stream": "maybe", "top_logprobs": 100, "logprobs": True},
+            'stream: must be true or false, not "maybe"; messages: must be a list, not "hi"; '
+            "top_logprobs: must be at most 20, not 100",
+        ),
         ({"messages": [{"role": "usr", "content": "x"}]}, "or 'tool' (did you mean 'user'?)"),
     ],
 )

@@ -4,6 +4,7 @@ told at once.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ def read_embeddings(given: Mapping[str, Any], *, model: Model, max_tokens: int) 
     try:
         body = EmbeddingBody.model_validate(given)
     except ValidationError as problem:
-        faults = problem.errors(include_url=False, include_context=False)
+        faults = problem.errors(include_url=False)
         raise _refusal([_fault(fault) for fault in faults]) from None
     if body.dimensions not in (None, width):
         raise invalid(f"dimensions: vectors of this model have {width}", "dimensions")
@@ -145,7 +146,7 @@ def _checked(
         body = kind.model_validate(given)
         sampling = body.sampling(model)
     except ValidationError as problem:
-        faults += map(_fault, problem.errors(include_url=False, include_context=False))
+        faults += map(_fault, problem.errors(include_url=False))
     try:
         if isinstance(body, ChatBody) and model.template is not None:
             tools = tool_use(
@@ -201,12 +202,30 @@ def _fault(error: Any) -> _Fault:
     return _Fault(param, f"{param}: {message}", code or "invalid_value")
 
 
+# pydantic's kinds of errors, and what a client is to send
+_KINDS = {
+    "string_type": "a text", "list_type": "a list", "bool_type": "true or false",
+    "bool_parsing": "true or false", "dict_type": "an object", "model_type": "an object",
+    "model_attributes_type": "an object", "int_type": "a whole number",
+    "int_from_float": "a whole number", "int_parsing": "a whole number",
+    "float_type": "a number", "float_parsing": "a number",
+}  # fmt: skip
+_BOUNDS = {
+    "greater_than_equal": "at least {ge}", "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}", "less_than": "less than {lt}",
+}  # fmt: skip
+
+
 def _in_plain_words(error: Any) -> str:
     """pydantic's message, where it would show how we check instead of what to send."""
-    message = str(error["msg"])
-    if error["type"] == "string_pattern_mismatch":
+    message, kind, given = str(error["msg"]), error["type"], error["input"]
+    if kind == "string_pattern_mismatch":
         return "must have token ids as its keys, written in digits"
-    if error["type"] == "literal_error" and isinstance(error["input"], str):
+    if kind in _KINDS or kind in _BOUNDS:
+        what = _KINDS.get(kind) or _BOUNDS[kind].format(**error["ctx"])
+        plain = isinstance(given, (str, int, float, type(None)))
+        return f"must be {what}" + (f", not {json.dumps(given)[:60]}" if plain else "")
+    if kind == "literal_error" and isinstance(error["input"], str):
         message += _meant(error["input"], re.findall(r"'(\w+)'", message))
     message = message.replace("Field required", "is missing").replace(" after validation", "")
     return re.sub(r"^\w+ should (be|have)", r"must \1", message)
