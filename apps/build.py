@@ -103,7 +103,10 @@ def build(
         _write_bare(built.path, output)
     for note in built.notes:
         say(f"note: {note}", file=sys.stderr)
-    say(json.dumps(facts(built), indent=1) if as_json else describe(built))
+    if as_json:
+        say(json.dumps(facts(built) | {"bare": None if output is None else str(output)}, indent=1))
+    else:
+        say(describe(built) + ("" if output is None else f"\n  bare        {output}"))
 
 
 def _words(bundle: str, flags: Mapping[str, object], switches: Mapping[str, bool]) -> list[str]:

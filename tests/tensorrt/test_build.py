@@ -82,7 +82,7 @@ def test_an_engine_is_built_kept_and_found_again(
     path = Path(facts["engine"])
     assert {each.name for each in place.iterdir()} == {"key", path.name}
     with sealed.read(path) as found:
-        assert bare.read_bytes() == found.body
+        assert bare.read_bytes() == found.body and facts["bare"] == str(bare)
         assert found.header["key"] == facts["key"] and len(found.body) == facts["bytes"]
         assert found.header["components"] == facts["components"]
     with open_bundle(resolve(MODEL)) as bundle:
@@ -100,7 +100,8 @@ def test_an_engine_is_built_kept_and_found_again(
     assert facts["profiles"]["prefill"]["T"] == [1, 16, 16]
     written = path.stat().st_mtime_ns
 
-    again = edge("build", MODEL, *FLAGS)
+    again = edge("build", MODEL, *FLAGS, "-o", bare)
+    assert f"bare        {bare}" in again.stdout
     assert again.returncode == 0 and path.stat().st_mtime_ns == written
     assert "existed already" in again.stdout and "sm_86, sm_89" in again.stdout
 
