@@ -66,8 +66,11 @@ def test_stopping_refuses_instead(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_file_that_does_not_fit_is_refused_and_forgotten(tmp_path: Path) -> None:
     this = chat()
     (tmp_path / "long.txt").write_text("word " * 100)
-    with pytest.raises(InputError, match=r"/read: \d+ tokens do not fit into a context of 64"):
+    said = r"/read: \d+ tokens do not fit into a context of 64 \(send a part of it\)"
+    with pytest.raises(InputError, match=said):
         COMMANDS["/read"].run(this, str(tmp_path / "long.txt"))
+    with pytest.raises(InputError, match=r"of 32 \(send a part of it, or start with a larger"):
+        COMMANDS["/read"].run(chat(capacity=32), str(tmp_path / "long.txt"))
     assert this.attached == ""
     (tmp_path / "half.txt").write_text("the state of " * 9)
     for _ in range(3):

@@ -280,8 +280,10 @@ def _read(this: Chat, argument: str) -> str:
     tokens = len(this.session.model.tokenizer.encode(text))
     capacity = this.session.capacity
     if capacity is not None and tokens >= capacity:
+        most = this.session.model.config.max_context
+        larger = "" if most == capacity else ", or start with a larger --context"
         raise InputError(f"{tokens} tokens do not fit into a context of {capacity}", field="/read",
-                         remedy="send a part of it, or start with a larger --context")  # fmt: skip
+                         remedy=f"send a part of it{larger}")  # fmt: skip
     this.attached += text.rstrip("\n") + "\n\n"
     return f"{argument}: {tokens} tokens, sent with the next message"
 

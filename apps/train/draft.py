@@ -59,5 +59,5 @@ def draft(
         f"{summary.path}: {summary.parameters / 1e6:.1f} M parameters",
         f"  target      same choice {found['same_choice']:.1%}, in common "
         f"{found['overlap']:.1%}, KL {found['kl']:.4f} nats a token",
-        f"next: edge export {summary.path} -o DRAFT --quant w8, then edge run NAME --draft DRAFT",
+        f"next: edge export {summary.path} -o BUNDLE --quant w8, then edge run NAME --draft BUNDLE",
     )
