@@ -388,6 +388,8 @@ def test_an_argument_that_alone_is_missing_is_told_with_the_usage() -> None:
     [
         (["doctor", "no-such-model"], "no-such-model: is neither a folder nor the name of a model"),
         (["chat", "--threads", "2000"], "--threads: must be a whole number from 1 to 1,024, not"),
+        (["serve", "demo", "--allow-host", "http://robot:80", "--port", "0"],
+         "--allow-host: 'http://robot:80' is not the name of a host (write it without scheme"),
         (["export", "x", "-o", "x", "--ssm-state", "int4"],
          "--ssm-state: must be fp32, fp16 or int8, not 'int4'"),
         (["export", "demo-fp16", "-o", "x", "--tokenizer", "nowhere.json"],

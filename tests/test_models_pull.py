@@ -263,7 +263,7 @@ def test_what_the_hub_refuses(
     hub.told = {}
     assert not list(tmp_path.parent.glob("**/escaped"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "cannot be reached" in refused("pull", REPOSITORY).message
+    assert refused("pull", REPOSITORY).message == "the hub cannot be reached: Connection refused"
 
 
 def test_a_full_disk(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -146,7 +146,9 @@ def _ask(repository: str, revision: str | None) -> ModelInfo:
     except HTTPError as problem:
         raise _refused(named, problem) from None
     except (OSError, HTTPException, ValueError) as problem:  # ValueError: HF_ENDPOINT is no address
-        first = (str(problem).splitlines() or [type(problem).__name__])[0]
+        cause = getattr(problem, "reason", None) or problem  # urllib wraps what the system said
+        told_of = getattr(cause, "strerror", None) or str(cause) or type(problem).__name__
+        first = str(told_of).splitlines()[0]
         raise PullError(
             f"the hub cannot be reached: {first:.200}", file=named,
             remedy="check the network; HF_ENDPOINT names another hub, and what was pulled runs "

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import secrets
 import sys
 from dataclasses import dataclass, replace
@@ -278,6 +279,12 @@ def _settings(
 
     allow_host, allow_origin = callers.allow_host or [], callers.allow_origin or []
     loopback = {"localhost", "127.0.0.1", "::1"}
+    for name in allow_host:
+        if not re.fullmatch(r"[\w.-]+|[0-9a-fA-F:]+", name):
+            raise InputError(
+                f"{name!r:.80} is not the name of a host", field="--allow-host",
+                remedy="write it without scheme and port, such as robot.local",
+            )  # fmt: skip
     for origin in allow_origin:
         if not origin.partition("://")[2] or origin.endswith("/"):
             raise InputError(
