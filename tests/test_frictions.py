@@ -172,7 +172,7 @@ def test_the_figures_fit_the_terminal(width: int) -> None:
     )
     session = model("chat").session()
     line = output.figures(result, session, width=width)
-    assert len(line) <= max(width, 65) and "generation 1280" in line and "cut at" in line
+    assert len(line) <= max(width, 56) and "generation 1280" in line and "cut at" in line
     assert "reused 999999" in output.figures(result, session)
 
 

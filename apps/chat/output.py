@@ -93,7 +93,7 @@ def figures(
     where it is known. `width`: columns that it has; what tells least is left out.
     """
     prompt, rate = f"prompt {result.prompt_tokens}", [_rate(result.prompt_tokens_per_s)]
-    generation = f"generation {len(result.tokens)}{_rate(result.timings.tokens_per_s)}"
+    generation, pace = f"generation {len(result.tokens)}", [_rate(result.timings.tokens_per_s)]
     first = result.timings.ttft_s
     ttft = [] if first is None else [f"TTFT {first * 1000:.0f} ms"]
     drafted = result.speculation
@@ -105,12 +105,15 @@ def figures(
     ended = [ENDS[result.finish_reason]] if ENDS[result.finish_reason] else []
     while True:
         said = ", ".join(drafts)
-        parts = ["".join([prompt, *rate]), generation, *ttft, said, *reused, *state, *ended]
+        counts = ["".join([prompt, *rate]), "".join([generation, *pace])]
+        parts = [*counts, *ttft, said, *reused, *state, *ended]
         line = f"[ {' | '.join(filter(None, parts))} ]"
         if width is None or len(line) <= width:
             return line
         details = drafts if len(drafts) > 1 else []
-        spare = next((some for some in (state, details, reused, ttft, rate, drafts) if some), None)
+        spare = next(
+            (some for some in (state, details, reused, ttft, rate, drafts, pace) if some), None
+        )
         if spare is None:
             return line
         spare.pop()
