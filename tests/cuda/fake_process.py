@@ -28,6 +28,7 @@ def main(path: str, folder: str) -> None:
     spec.loader.exec_module(module)
     for heavy in ("cuda.core", "edge.runtime.cuda.core"):
         importlib.import_module(heavy)
+    gc.freeze()  # or each fork looks for cycles among all that was imported, and copies it by that
     for case in sorted(Path(folder).glob("*.case")):
         if os.fork() == 0:
             _child(module, case)
