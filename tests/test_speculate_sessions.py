@@ -96,6 +96,21 @@ def test_sampled_tokens_have_the_targets_distribution() -> None:
     third_tokens_are_alike(sessions, [5, 9, 11], 600, temperature=0.8, top_k=4)
 
 
+@pytest.mark.parametrize("tokens", [2, None])
+def test_look_ups_leave_a_seeded_answer_as_it_is(tokens: int | None) -> None:
+    """Whatever is drafted: the bandit goes by the clock."""
+    plain, drafting = _session("chat", "none"), _session("chat", "ngram", tokens)
+    # two tokens repeat themselves; the next answer draws from the same random numbers
+    options = {"logit_bias": {70: 40.0, 80: 40.0}, "max_tokens": 40}
+    for prompt in (PROMPT, " and one two three"):
+        expected = plain.generate(prompt, **options).finish()
+        result = drafting.generate(prompt, **options).finish()
+        assert result.tokens == expected.tokens
+        check_same(plain, drafting)
+        assert result.speculation is not None and result.speculation.accepted > 0
+        assert set(result.tokens) == {70, 80}
+
+
 def test_undo_after_speculation_restores_what_was() -> None:
     session, plain = _session("chat", "model"), _session("chat", "none")
     for one in (session, plain):

@@ -8,7 +8,11 @@ normalized; when all are, from the target's next distribution. In a tree the nex
 node is then tried, that residual being its p (SpecInfer, arXiv 2305.09781, algorithm 2). Children
 may be drawn independently, or each from what its earlier siblings left of q (arXiv 2402.14160): all
 that matters is that q is what this one was drawn from. What comes out is distributed as p, whatever
-q is. A token that was chosen and not drawn has q = 1.
+q is.
+
+A token that was chosen and not drawn has q = 1: p/q and what p gives it are the same. Where all
+children of a node are such, the target draws as without a draft, and a child that is what it drew
+is accepted: as often, and by one random number a token. So look-ups leave a seeded answer as it is.
 
 MambaByte's rule (arXiv 2401.13660, section 3 and algorithm 1) trades loss for length: a drafted
 byte is accepted while it is among the target's β likeliest. What comes out is then neither the
@@ -94,9 +98,15 @@ def accept(
     path: list[int] = []
     node = -1
     while True:
-        accepted, rest = tried(target(node), draft.children(node), draft, uniform)
+        p, children = target(node), draft.children(node)
+        if all(draft.drawn_from[child] is None for child in children):
+            token = p.draw(uniform())
+            accepted = next((child for child in children if draft.tokens[child] == token), None)
+        else:
+            accepted, rest = tried(p, children, draft, uniform)
+            token = rest.draw(uniform()) if accepted is None else draft.tokens[accepted]
         if accepted is None:
-            return path, rest.draw(uniform())
+            return path, token
         node = accepted
         path.append(node)
 
