@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Fast
 
 from edge.errors import InputError, TokenizerError
 from edge.text.hf import MAX_GROWN, HfTokenizer
-from edge.text.hf_checks import check_pattern
+from edge.text.hf_patterns import check_pattern
 from tests.text_samples import byte_level, spaced_bpe, unigram
 
 # as the tokenizers of GPT-2, Llama 3, Qwen 2, GPT-4o, BLOOM, DeepSeek, Falcon and Tekken have them
@@ -27,12 +27,18 @@ KNOWN = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"[0-9][0-9][0-9]", r"\d", r"[一-龥぀-ゟ゠-ヿ]+", r"[[:alpha:]]+", r"\x{3000}+", r"\[\(\{",
+    r"\p{N}*(?:\p{L}+x)",
 )  # fmt: skip
 ENDLESS = (
     "(a+)+$", "(a|a)*b", "(a|aa)+$", "(?:a*)*", "((a+)b?)+", "(a+){2,}", "(a{1,9}){1,9}", "a+*",
     r"(a)\1+", r"\k<x>", r"\g<0>", "(?R)", "(?<=a+)b", "(?<name>a)+", "(?>a+)+", "(?#x)", "(?x)a",
     "a*a*a*a*a*a*b", "(a*|a*)a*a*a*b", "a{1,100000}", "a{99}", "[a", "a)", "(?~a)", "[[:nope",
-    "[[:" + "a" * 30 + ":](a+)+[]]", "",
+    "[[:" + "a" * 30 + ":](a+)+[]]", "", "a*a*[bc]", "a*[ab]*b*c", "a*b?a*c", r"\s+\n*$",
+    "a*(?:a*)b",
+    r"\p{Lu}*\p{L}*\d", "[一-龥]*[丁-丆]*x", "a{0,64}a{0,64}a{0,64}b", "a?" * 30 + "b",
+    "a*(?=a*b)c",
+    "A*(?i:a*)b", "(?=a*a*b)", "(a*|b*)a*c", "(a", "*a", "a|*", "a**", "(" * 40 + ")" * 40,
+    "(?m).*\n*x", "(?i:" * 3 + "a?" * 30 + ")))b",
 )  # fmt: skip
 
 

@@ -3,26 +3,20 @@
 The library runs whatever a file says: chains of replacements that double a text, patterns that take
 time without end, tables whose stated length is allocated. Steps are known here by name, and each
 says how much longer it can make a text. Such files need not be hostile.
-
-A pattern is run by Oniguruma, which backtracks. Patterns of tokenizers are alternatives of
-characters, classes and their repeats; groups are not repeated. That is the form that is accepted,
-so that no pattern takes exponential time.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from edge.text.hf_patterns import check_pattern
 
 MAX_STEPS = 32  # normalizers and pre-tokenizers together
 MAX_GROWTH = 1 << 10  # of a text, by all steps
 MAX_STRING = 256  # characters of a string in a step
-MAX_PATTERN = 4096
-MAX_REPEAT = 64  # of one character, where a pattern says how often
-MAX_UNBOUNDED = 4  # repeats without a bound in one alternative, one after the other
 MODELS = ("BPE", "Unigram", "WordLevel")
 
 Step = Mapping[str, Any]
@@ -96,8 +90,8 @@ def _pattern(step: Step) -> int:
     ((kind, text),) = pattern.items()
     if kind == "String":
         return len(_string(text, "pattern", 1))
-    if kind != "Regex" or not isinstance(text, str) or not 1 <= len(text) <= MAX_PATTERN:
-        raise ValueError(f"pattern: is not an expression of 1 to {MAX_PATTERN} characters")
+    if kind != "Regex" or not isinstance(text, str):
+        raise ValueError("pattern: is neither a text nor a regular expression")
     check_pattern(text)
     return 1
 
@@ -166,94 +160,3 @@ _STEPS: dict[tuple[str, Any], Callable[[Step], int]] = {
     ("pre_tokenizer", "Split"): _split,
     ("pre_tokenizer", "CharDelimiterSplit"): _constant(1),
 }  # fmt: skip
-
-_GROUP = re.compile(r"\((?:\?(?:[im]*(?:-[im]+)?[:)]|=|!))?")
-_NAMED_CLASS = re.compile(r"\[:\^?[a-z]{1,10}:\]")
-_REPEAT = re.compile(r"[*+?][+?]?|\{([0-9]{0,9})(,?)([0-9]{0,9})\}[+?]?")
-_ESCAPE = re.compile(
-    r"\\(?:[pP]\{\^?\w+\}|x\{[0-9A-Fa-f]{1,6}\}|x[0-9A-Fa-f]{2}|[1-9kgKXRG]|.)", re.S
-)
-
-
-def check_pattern(pattern: str) -> None:
-    """Raise ValueError unless a regular expression has the form of a tokenizer's."""
-    at = 0
-    unbounded = [0]  # in the alternative, of each group that is open
-    after_group = True  # nothing that may be repeated comes before
-    while at < len(pattern):
-        character = pattern[at]
-        if found := _REPEAT.match(pattern, at):
-            most = _most(found)
-            if after_group and found[0] != "?":
-                raise ValueError(f"pattern: repeats a group at {at}")
-            if most is None:
-                unbounded[-1] += 1
-            elif most > MAX_REPEAT:
-                raise ValueError(f"pattern: repeats more than {MAX_REPEAT} times at {at}")
-            if sum(unbounded) > MAX_UNBOUNDED:
-                raise ValueError(f"pattern: more than {MAX_UNBOUNDED} repeats in one alternative")
-            at, after_group = found.end(), True
-            continue
-        after_group = False
-        if character == "(":
-            opened = _GROUP.match(pattern, at)
-            assert opened is not None
-            if pattern.startswith("(?", at) and len(opened[0]) < 3:
-                raise ValueError(f"pattern: a group of an unknown kind at {at}")
-            at, after_group = opened.end(), True
-            if not opened[0].endswith(")"):
-                unbounded.append(0)
-            continue
-        if character == ")":
-            if len(unbounded) == 1:
-                raise ValueError(f"pattern: closes a group that is not open at {at}")
-            # what is in a group counts for the alternative around it
-            inner = unbounded.pop()
-            unbounded[-1] += inner
-            at, after_group = at + 1, True
-            continue
-        if character == "|":
-            after_group = True
-            if len(unbounded) == 1:  # those of alternatives in a group add up
-                unbounded[0] = 0
-        at = _one(pattern, at)
-
-
-def _most(repeat: re.Match[str]) -> int | None:
-    """How often something is matched at most; None without a bound."""
-    if repeat[1] is None:
-        return 1 if repeat[0][0] == "?" else None
-    last = repeat[3] if repeat[2] else repeat[1]
-    return int(last) if last else None
-
-
-def _one(pattern: str, at: int) -> int:
-    """Where the character, escape or class that begins at `at` ends."""
-    if pattern[at] == "\\":
-        found = _ESCAPE.match(pattern, at)
-        if found is None or found[0][1:2] in "123456789kgKXRG":
-            raise ValueError(f"pattern: an escape of an unknown kind at {at}")
-        return found.end()
-    if pattern[at] != "[":
-        return at + 1
-    depth = 0
-    while at < len(pattern):
-        if pattern[at] == "\\":
-            at += 1
-        elif depth and pattern.startswith("[:", at):
-            # where it is no name, Oniguruma takes the bracket for itself, or for another class
-            if not (named := _NAMED_CLASS.match(pattern, at)):
-                raise ValueError(f"pattern: a class of an unknown name at {at}")
-            at = named.end() - 1
-        elif pattern[at] == "[":
-            depth += 1
-            if pattern[at + 1 : at + 2] == "^":
-                at += 1
-            if pattern[at + 1 : at + 2] == "]":  # the first in a class is itself
-                at += 1
-        elif pattern[at] == "]":
-            depth -= 1
-            if not depth:
-                return at + 1
-        at += 1
-    raise ValueError("pattern: a class without an end")

@@ -1,0 +1,231 @@
+"""Checks of a `tokenizer.json`'s regular expressions, before Hugging Face's library runs them.
+
+The library searches with Oniguruma, which backtracks. Patterns of tokenizers are alternatives of
+characters, classes and their repeats, and groups are not repeated. That form alone is accepted, so
+that no pattern takes exponential time.
+
+Repeats one after the other that can share a text still multiply: `a*a*b` tries every place where
+the first may end. `MAX_WAYS` bounds in how many ways what comes before a mandatory part can match.
+One repeat without a bound is then allowed there, and the time of a search grows at most with the
+square of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from math import prod
+from typing import NamedTuple
+
+MAX_PATTERN = 4096  # characters
+MAX_REPEAT = 64  # of one character, where a pattern says how often
+MAX_DEPTH = 16  # of groups in groups
+MAX_ITEMS = 256  # of one alternative
+ENDLESS = 1 << 12  # ways of a repeat without a bound
+MAX_WAYS = ENDLESS << 4
+
+_GROUP = re.compile(r"\((?:\?(?:[im]*(?:-[im]+)?[:)]|=|!))?")
+_NAMED_CLASS = re.compile(r"\[:\^?[a-z]{1,10}:\]")
+_REPEAT = re.compile(r"[*+?][+?]?|\{([0-9]{0,9})(,?)([0-9]{0,9})\}[+?]?")
+_ESCAPE = re.compile(
+    r"\\(?:[pP]\{\^?\w+\}|x\{[0-9A-Fa-f]{1,6}\}|x[0-9A-Fa-f]{2}|[1-9kgKXRG]|.)", re.S
+)
+_CODE = re.compile(r"\\x\{?([0-9A-Fa-f]{1,6})")
+_EMPTY = ("^", "$", r"\b", r"\B", r"\A", r"\z", r"\Z")  # they match no character
+
+
+class Item(NamedTuple):
+    """A character, class or group of an alternative, with its repeat.
+
+    Attributes:
+        chars: representative characters that it can match.
+        empty: whether it can match none.
+        fails: whether there are texts that it does not match.
+        ways: in how many ways it can match one text, at most.
+    """
+
+    chars: frozenset[str]
+    empty: bool
+    fails: bool
+    ways: int
+
+
+Alternatives = list[list[Item]]
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise ValueError unless a regular expression has the form of a tokenizer's, and searches in
+    time that grows at most with the square of a text.
+    """
+    if not 1 <= len(pattern) <= MAX_PATTERN:
+        raise ValueError(f"pattern: is not an expression of 1 to {MAX_PATTERN} characters")
+    for items in _Reader(pattern).read():
+        _check_ways(items)
+
+
+def _check_ways(items: list[Item]) -> None:
+    """Raise ValueError where what precedes the last mandatory item can match in too many ways."""
+    last = max((at for at, item in enumerate(items) if item.fails), default=0)
+    most: list[int] = []  # ways of the items that end here and can share a text
+    for at, item in enumerate(items[: last + 1]):
+        before, shared = 1, item.chars
+        for other in reversed(range(at)):
+            if not shared:
+                break
+            if shared & items[other].chars:
+                before = max(before, most[other])
+            if not items[other].empty:
+                shared &= items[other].chars
+        most.append(before * item.ways)
+        if most[-1] > MAX_WAYS:
+            raise ValueError("pattern: repeats that can match the same text follow one another")
+
+
+class _Reader:
+    """Reads a pattern into alternatives of items."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._at = 0
+        codes = (int(code, 16) for code in _CODE.findall(pattern))
+        self._samples = _samples() + pattern + "".join(
+            chr(code) for code in codes if code < 0x110000 and not 0xD800 <= code < 0xE000
+        )  # fmt: skip
+        self._matched: dict[str, frozenset[str]] = {}
+
+    def read(self) -> Alternatives:
+        found = self._alternatives(0)
+        if self._at < len(self._pattern):
+            raise ValueError(f"pattern: closes a group that is not open at {self._at}")
+        return found
+
+    def _alternatives(self, depth: int) -> Alternatives:
+        """Up to the end of the pattern, or the bracket that closes the group."""
+        if depth > MAX_DEPTH:
+            raise ValueError(f"pattern: more than {MAX_DEPTH} groups in one another")
+        found: Alternatives = [[]]
+        while self._at < len(self._pattern) and self._pattern[self._at] != ")":
+            if self._pattern[self._at] == "|":
+                self._at += 1
+                found.append([])
+                continue
+            found[-1] += self._items(depth)
+            if len(found[-1]) > MAX_ITEMS:
+                raise ValueError(f"pattern: an alternative of more than {MAX_ITEMS} parts")
+        return found
+
+    def _items(self, depth: int) -> Iterator[Item]:
+        """The next character, class or group, and its repeat as an item of its own."""
+        at = self._at
+        if _REPEAT.match(self._pattern, at):
+            raise ValueError(f"pattern: repeats nothing, or a repeat, at {at}")
+        group = self._pattern[at] == "("
+        one = self._group(depth) if group else self._character()
+        repeat = _REPEAT.match(self._pattern, self._at)
+        if repeat is None:
+            yield one
+            return
+        if group and repeat[0] != "?":
+            raise ValueError(f"pattern: repeats a group at {self._at}")
+        least, most = _bounds(repeat)
+        if most is not None and most > MAX_REPEAT:
+            raise ValueError(f"pattern: repeats more than {MAX_REPEAT} times at {self._at}")
+        self._at = repeat.end()
+        if least:
+            yield one
+        if most is None:
+            yield Item(one.chars, True, False, ENDLESS)
+        elif most > least:
+            yield Item(one.chars, True, False, (most - least) * one.ways + 1)
+
+    def _group(self, depth: int) -> Item:
+        opened = _GROUP.match(self._pattern, self._at)
+        assert opened is not None
+        if self._pattern.startswith("(?", self._at) and len(opened[0]) < 3:
+            raise ValueError(f"pattern: a group of an unknown kind at {self._at}")
+        self._at = opened.end()
+        if opened[0].endswith(")"):  # flags from here on
+            return Item(frozenset(), True, False, 1)
+        inner = self._alternatives(depth + 1)
+        if self._at == len(self._pattern):
+            raise ValueError("pattern: a group without an end")
+        self._at += 1
+        for items in inner:
+            _check_ways(items)
+        looks = opened[0] in ("(?=", "(?!")
+        return Item(
+            frozenset().union(*(item.chars for items in inner for item in items)),
+            looks or any(all(item.empty for item in items) for items in inner),
+            looks or all(any(item.fails for item in items) for items in inner),
+            sum(prod(item.ways for item in items) for items in inner),
+        )
+
+    def _character(self) -> Item:
+        begin, self._at = self._at, _end_of_one(self._pattern, self._at)
+        text = self._pattern[begin : self._at]
+        if text in _EMPTY:
+            return Item(frozenset(), True, True, 1)
+        if text not in self._matched:
+            self._matched[text] = _matched(text, self._samples)
+        return Item(self._matched[text], False, True, 1)
+
+
+def _matched(one: str, samples: str) -> frozenset[str]:
+    """The samples that a character or class matches by any flags; all where it matches none."""
+    from tokenizers import Regex, normalizers
+
+    try:
+        rest = normalizers.Replace(Regex(f"(?im:{one})"), "").normalize_str(samples)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as problem:  # a panic in its Rust is not an Exception
+        raise ValueError(f"pattern: {one!r:.40} is not read: {problem!s:.80}") from None
+    return frozenset(samples).difference(rest) or frozenset(samples)
+
+
+@cache
+def _samples() -> str:
+    """Characters of all kinds, Latin ones first."""
+    planes = (*range(0x100), *range(0x100, 0xD800, 61), *range(0xE000, 0x30000, 251))
+    return "".join(map(chr, planes))
+
+
+def _bounds(repeat: re.Match[str]) -> tuple[int, int | None]:
+    """How often something is matched (at least, at most); None without a bound."""
+    if repeat[1] is None:
+        return int(repeat[0][0] == "+"), 1 if repeat[0][0] == "?" else None
+    last = repeat[3] if repeat[2] else repeat[1]
+    return int(repeat[1] or 0), int(last) if last else None
+
+
+def _end_of_one(pattern: str, at: int) -> int:
+    """Where the character, escape or class that begins at `at` ends."""
+    if pattern[at] == "\\":
+        found = _ESCAPE.match(pattern, at)
+        if found is None or found[0][1:2] in "123456789kgKXRG":
+            raise ValueError(f"pattern: an escape of an unknown kind at {at}")
+        return found.end()
+    if pattern[at] != "[":
+        return at + 1
+    depth = 0
+    while at < len(pattern):
+        if pattern[at] == "\\":
+            at += 1
+        elif depth and pattern.startswith("[:", at):
+            # where it is no name, Oniguruma takes the bracket for itself, or for another class
+            if not (named := _NAMED_CLASS.match(pattern, at)):
+                raise ValueError(f"pattern: a class of an unknown name at {at}")
+            at = named.end() - 1
+        elif pattern[at] == "[":
+            depth += 1
+            if pattern[at + 1 : at + 2] == "^":
+                at += 1
+            if pattern[at + 1 : at + 2] == "]":  # the first in a class is itself
+                at += 1
+        elif pattern[at] == "]":
+            depth -= 1
+            if not depth:
+                return at + 1
+        at += 1
+    raise ValueError("pattern: a class without an end")
