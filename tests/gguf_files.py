@@ -18,6 +18,9 @@ from gguf import GGUFWriter
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from tests import gguf_deltanet
+from tests.gguf_deltanet import DELTANETS
+
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mamba": gguf.MODEL_ARCH.MAMBA,
@@ -34,6 +37,8 @@ ARCHITECTURES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
@@ -42,6 +47,7 @@ ARCHITECTURES = {
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
 }
@@ -54,7 +60,7 @@ ROTATED = (
     "granitemoeshared",
 )  # fmt: skip
 HYBRIDS = (
-    "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "lfm2", "lfm2_moe", "qwen3_5_text"
+    "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "lfm2", "lfm2_moe", *DELTANETS
 )  # fmt: skip
 _EXPERTS = {
     "num_experts": "expert_count", "num_local_experts": "expert_count",
@@ -76,6 +82,7 @@ _FACTORS = {
 _YARN = {
     "type": "rope_type", "factor": "factor", "yarn_beta_fast": "beta_fast",
     "original_context_length": "original_max_position_embeddings",
+    "yarn_attn_factor": "attention_factor",
 }  # fmt: skip
 # byte-level BPE as tests.checkpoints trains it
 TEXT: dict[str, Any] = {
@@ -92,9 +99,12 @@ def write_gguf(
     *,
     kind: Kind | None = None,
     more: Iterable[str] = (),
+    fused: bool = False,
+    legacy: bool = False,
     **changes: Any,
 ) -> Path:
     """The GGUF of a transformers checkpoint; `kind` of its matrices, `more` tensors of no use.
+    `fused`: experts' gate and up lie in one tensor; `legacy`: so do q, k, v and z of Qwen3-Next.
     `changes` to the metadata, by key with `__` for a dot; ... removes one.
     """
     config = json.loads((checkpoint / "config.json").read_text())
@@ -111,14 +121,17 @@ def write_gguf(
             _add(writer, key, changed)
     for key, value in changes.items():
         _add(writer, key.replace("__", "."), value)
-    for theirs, values in _split(load_file(checkpoint / "model.safetensors")):
+    tensors = {}
+    for theirs, values in _split(load_file(checkpoint / "model.safetensors"), config, legacy):
         said = theirs.replace(".dt_bias", ".dt_proj.bias").replace(
             "expert_bias", "expert_bias.bias"
         )
         said = said.replace("e_score_correction_bias", "e_score_correction.bias")
         ours = names.get_name(said, (".weight", ".bias"))
         assert ours is not None, theirs
-        _add_tensor(writer, ours, _converted(ours, theirs, values, config), kind)
+        tensors[ours] = _converted(ours, theirs, values, config)
+    for ours, values in (gguf_deltanet.fused(tensors) if fused else tensors).items():
+        _add_tensor(writer, ours, values, kind)
     for name in more:
         writer.add_tensor(name, np.zeros(3, np.float32))
     scaling = config.get("rope_parameters") or {}
@@ -185,6 +198,15 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
         said |= {key: config[key] for key in capped if config.get(key)}
         if name in ("gemma2", "gemma3", "phi3"):
             said["attention.sliding_window"] = config["sliding_window"] or 0
+        if config["model_type"] == "olmo3":
+            local = config["rope_parameters"].get("sliding_attention", rope)
+            said |= {
+                "attention.sliding_window": config["sliding_window"],
+                "attention.sliding_window_pattern": [
+                    kind == "sliding_attention" for kind in config["layer_types"]
+                ],
+                "rope.freq_base_swa": float(local["rope_theta"]),
+            }
         if rope["rope_type"] == "longrope":
             original, stretched = (
                 config[f"{when}max_position_embeddings"] for when in ("original_", "")
@@ -199,7 +221,9 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
         if rope["rope_type"] == "linear":
             said |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
         if rope["rope_type"] == "yarn":
-            said |= {f"rope.scaling.{key}": rope[field] for key, field in _YARN.items()}
+            said |= {
+                f"rope.scaling.{key}": rope[field] for key, field in _YARN.items() if field in rope
+            }
         return found | {
             f"{name}.{key}": value for key, value in (said | _of_experts(config)).items()
         }
@@ -238,7 +262,7 @@ def _hybrid_metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
         "block_count": config.get("num_hidden_layers") or len(types or ()),
         "context_length": config["max_position_embeddings"],
         "embedding_length": width,
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config.get("intermediate_size"),
         "attention.head_count": heads,
         "attention.head_count_kv": kv_heads,
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
@@ -275,18 +299,8 @@ def _hybrid_metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
             "ssm.state_size": config["ssm_state_size"],
             "ssm.time_step_rank": config["mamba_num_heads"], "context_length": 1 << 20,
         }  # fmt: skip
-    if kind == "qwen3_5_text":
-        rope, heads_ = config["rope_parameters"], config["linear_num_value_heads"]
-        said |= {
-            "attention.head_count_kv": config["num_key_value_heads"],
-            "attention.key_length": size, "attention.value_length": size,
-            "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0],
-            "rope.dimension_count": int(size * rope["partial_rotary_factor"]),
-            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
-            "ssm.group_count": config["linear_num_key_heads"],
-            "ssm.inner_size": heads_ * config["linear_value_head_dim"],
-            "ssm.state_size": config["linear_key_head_dim"], "ssm.time_step_rank": heads_,
-        }  # fmt: skip
+    if kind in DELTANETS:
+        said |= gguf_deltanet.metadata(config)
     if kind.startswith("lfm2"):
         said = {key: value for key, value in said.items() if not key.startswith("ssm.")} | {
             "attention.layer_norm_rms_epsilon": config["norm_eps"],
@@ -315,9 +329,11 @@ def _adjusted(config: dict[str, Any]) -> int:
     return -(-int(2 * config["intermediate_size"] / 3) // multiple) * multiple
 
 
-def _split(tensors: dict[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Granite's fused gate and up apart, and experts' matrices as one, under names that the
-    package's table knows.
+def _split(
+    tensors: dict[str, NDArray[Any]], config: dict[str, Any], legacy: bool
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Granite's fused gate and up apart, Qwen3-Next's projections unless it is a `legacy` file, and
+    experts' matrices as one, under names that the package's table knows.
     """
     stacks: dict[str, dict[int, NDArray[Any]]] = {}
     mixed = any(".block_sparse_moe." in name for name in tensors)
@@ -340,8 +356,10 @@ def _split(tensors: dict[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]
             yield f"{prefix}.{mlp}.up_proj.weight", up
         elif shared:
             yield f"{prefix}.mlp.down_proj.weight", values
-        else:
+        elif legacy:
             yield name, values
+        else:
+            yield from gguf_deltanet.apart(name, values, config)
     for name, found in stacks.items():
         yield name, np.stack([found[number] for number in range(len(found))])
 
@@ -377,10 +395,8 @@ def _converted(
             return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
     if kind.startswith("gemma") and theirs.endswith("norm.weight"):
         return values + np.float32(1)
-    if kind == "qwen3_5_text":
-        if theirs.endswith("norm.weight") and "linear_attn" not in theirs:
-            return values + np.float32(1)
-        values = _tiled(theirs.rpartition("linear_attn.")[2], values, config)
+    if kind in DELTANETS:
+        values = gguf_deltanet.converted(theirs, values, config)
     if theirs.endswith("A_log"):
         values = -np.exp(values)
     if theirs.endswith(("conv1d.weight", "conv.conv.weight", "shared_expert_gate.weight")):
@@ -392,21 +408,6 @@ def _converted(
         if ".ssm_norm." in ours:
             return values.reshape(groups, -1)
     return values
-
-
-def _tiled(tensor: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
-    """Value heads of Gated DeltaNet: the first of every key head, then the second ones."""
-    groups, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    size, keys = config["linear_value_head_dim"], 2 * groups * config["linear_key_head_dim"]
-    order = np.arange(heads).reshape(groups, -1).T.flatten()
-    rows = (size * order[:, None] + np.arange(size)).flatten()
-    if tensor in ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight"):
-        return values[order]
-    if tensor == "in_proj_z.weight":
-        return values[rows]
-    if tensor in ("in_proj_qkv.weight", "conv1d.weight"):
-        return np.concatenate([values[:keys], values[keys:][rows]])
-    return values[:, rows] if tensor == "out_proj.weight" else values
 
 
 def _multiplied(theirs: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:

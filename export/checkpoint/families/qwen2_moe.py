@@ -59,4 +59,16 @@ def place_shared(layout: Layout) -> None:
                 layout.place_each(f"{ours}.{name}.weight", [f"{theirs}.{name}.weight"])
 
 
+def place_stacks(layout: Layout) -> None:
+    """The experts of layers that are placed, in the other form: two stacks of matrices."""
+    for index, layer in enumerate(layout.config.layers):
+        if not isinstance(layer, ExpertsConfig) or layer.is_parallel:
+            continue
+        ours = f"layers.{index}"
+        mlp = layout.pieces[f"{ours}.router.weight"].source.removesuffix("gate.weight")
+        for stack, names in (("gate_up_proj", _MATRICES[:2]), ("down_proj", _MATRICES[2:])):
+            own = tuple(f"{ours}.{name}.weight" for name in names)
+            layout.place_stacked(own, f"{mlp}experts.{stack}", otherwise=True)
+
+
 FAMILY = Family.of_transformers(NAME, "Qwen2MoeForCausalLM", read)

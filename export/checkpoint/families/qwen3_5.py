@@ -33,7 +33,7 @@ OWN = {
     "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype", "partial_rotary_factor",
 }  # fmt: skip
 # Layers that predict more than the next token, which this graph has not; and read by no class.
-_LEFT = {"mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
+LEFT = {"mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
 # Of the model around the text's: images, the tokens that stand for them, and sizes said again.
 _AROUND = {
     "head_dim", "image_token_id", "language_model_only", "text_config", "video_token_id",
@@ -56,7 +56,7 @@ def read(fields: Fields) -> Layout:
 def of_the_text(fields: Fields, own: Iterable[str]) -> Fields:
     """What is said of the text's model, whose fields are `own`, alone or in a larger one."""
     text = fields if fields.values.get("text_config") is None else _section(fields)
-    known_only(text, {*own, *_LEFT})
+    known_only(text, {*own, *LEFT})
     if text is not fields:
         fields.unknown += [f"{text.prefix}{name}" for name in text.unknown]
     text.demand("hidden_act", "silu")

@@ -6,7 +6,6 @@ Source: transformers 5.23 models/qwen3_5_moe, `Qwen3_5MoeForCausalLM`, and the l
 
 from __future__ import annotations
 
-from edge.config import ExpertsConfig
 from edge.export.checkpoint.families import qwen2_moe, qwen3_5, qwen3_moe
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
@@ -20,18 +19,8 @@ def read(fields: Fields) -> Layout:
     shared = qwen2_moe.shared(text, 512)
     layout = qwen3_5.read_blocks(text, NAME, lambda block: [mixed, shared], kv_heads=2)
     qwen2_moe.place_shared(layout)
-    for index, layer in enumerate(layout.config.layers):
-        if isinstance(layer, ExpertsConfig) and not layer.is_parallel:
-            _place_stacks(layout, f"layers.{index}")
+    qwen2_moe.place_stacks(layout)
     return layout
-
-
-def _place_stacks(layout: Layout, ours: str) -> None:
-    """The experts of a layer that is placed, in the other form."""
-    theirs = layout.pieces[f"{ours}.router.weight"].source.removesuffix("gate.weight") + "experts"
-    for stack, names in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
-        own = tuple(f"{ours}.{name}.weight" for name in names)
-        layout.place_stacked(own, f"{theirs}.{stack}", otherwise=True)
 
 
 FAMILY = qwen3_5.family(NAME, "Qwen3_5Moe", read)

@@ -1,7 +1,8 @@
 """Qwen3-Next: as Qwen3.5, with experts and one that every token shares, behind a gate.
 
 Source: transformers 5.23 models/qwen3_next, `Qwen3NextForCausalLM`. The projections of Gated
-DeltaNet lie in two tensors, key head by key head.
+DeltaNet lie in two tensors, key head by key head; in a GGUF file q, k and v lie in one, one behind
+the other, and z in another. Experts' matrices are one by one or in stacks.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ NAME = "qwen3_next"
 
 
 def read(fields: Fields) -> Layout:
-    known_only(fields, qwen3_5.OWN | qwen2_moe.OWN)
+    known_only(fields, qwen3_5.OWN | qwen3_5.LEFT | qwen2_moe.OWN)
     mixed = qwen3_moe.routed(fields, 512, 512, per_token=10, normalise=True)
     shared = qwen2_moe.shared(fields, 512)
     layout = qwen3_5.read_blocks(
         fields, NAME, qwen3_moe.feed(fields, mixed, shared), _place_by_head, kv_heads=2
     )
     qwen2_moe.place_shared(layout)
+    qwen2_moe.place_stacks(layout)
     return layout
 
 
@@ -32,6 +34,8 @@ def _place_by_head(layout: Layout, ours: str, mixer: str, config: GatedDeltaNetC
     parts = {"q": config.d_state, "k": config.d_state, "v": values, "z": values}
     for tensor, widths in (("qkvz", parts), ("ba", {"b": shared, "a": shared})):
         names = [f"{ours}.{name}_proj.weight" for name in widths]
+        if tensor == "qkvz":
+            layout.otherwise |= {name: layout.pieces[name] for name in names}
         layout.place_turns(names, f"{mixer}.in_proj_{tensor}.weight", [*widths.values()])
 
 

@@ -121,7 +121,7 @@ LLAMA = GgufArchitecture(
 )
 
 
-def _like_llama(name: str, **changes: Any) -> GgufArchitecture:
+def like_llama(name: str, **changes: Any) -> GgufArchitecture:
     """Llama's keys and tensors, without experts, with what is another's own."""
     own: dict[str, Any] = {
         "optional": OPTIONAL, "block": TRANSFORMER_BLOCK, "complete": complete_transformer,
@@ -130,16 +130,16 @@ def _like_llama(name: str, **changes: Any) -> GgufArchitecture:
     return replace(LLAMA, name=name, **{**own, **changes})
 
 
-_QK_NORMS = {
+QK_NORMS = {
     "attn_q_norm.weight": "self_attn.q_norm.weight",
     "attn_k_norm.weight": "self_attn.k_norm.weight",
 }
 # q and k of these are as they were: llama.cpp rotates halves
-QWEN2 = _like_llama("qwen2", rotated=False)
-QWEN3 = _like_llama(
+QWEN2 = like_llama("qwen2", rotated=False)
+QWEN3 = like_llama(
     "qwen3",
     rotated=False,
-    block=TRANSFORMER_BLOCK | _QK_NORMS,
+    block=TRANSFORMER_BLOCK | QK_NORMS,
 )
 # gates always sum to one here, whatever the config said
 QWEN3_MOE = replace(
@@ -169,16 +169,11 @@ QWEN2_MOE = replace(
     },
 )  # fmt: skip
 # every fourth block has no RoPE, which is what its config says where it says nothing
-SMOLLM3 = _like_llama("smollm3", complete=_complete_llama)
-_NORMS_BEHIND = {
+SMOLLM3 = like_llama("smollm3", complete=_complete_llama)
+NORMS_BEHIND = {
     "post_attention_norm.weight": "post_attention_layernorm.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
 }
-_MATRICES = {
-    ours: theirs for ours, theirs in TRANSFORMER_BLOCK.items() if not ours.endswith("norm.weight")
-}
-# OLMo 3's files name themselves so too, and are refused for their sliding window
-OLMO2 = _like_llama("olmo2", rotated=False, block=_MATRICES | _QK_NORMS | _NORMS_BEHIND)
 
 
 def _head_size(config: dict[str, Any]) -> int:
@@ -202,7 +197,7 @@ def _complete_gemma(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) 
         config["query_pre_attn_scalar"] = (largest and _head_size(config)) or size
 
 
-GEMMA = _like_llama(
+GEMMA = like_llama(
     "gemma",
     rotated=False,
     shifted=True,
@@ -210,7 +205,7 @@ GEMMA = _like_llama(
     complete=_complete_gemma,
 )
 _BOTH_NORMS = {
-    **TRANSFORMER_BLOCK, **_NORMS_BEHIND, "ffn_norm.weight": "pre_feedforward_layernorm.weight"
+    **TRANSFORMER_BLOCK, **NORMS_BEHIND, "ffn_norm.weight": "pre_feedforward_layernorm.weight"
 }  # fmt: skip
 # every second block sees all
 GEMMA2 = replace(
@@ -230,7 +225,7 @@ GEMMA3 = replace(
     name="gemma3",
     optional={**OPTIONAL, "attention.sliding_window": "sliding_window"},
     fixed={"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"},
-    block=_BOTH_NORMS | _QK_NORMS,
+    block=_BOTH_NORMS | QK_NORMS,
 )
 
 
@@ -243,7 +238,7 @@ def _complete_phi3(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -
         config["sliding_window"] = None
 
 
-PHI3 = _like_llama(
+PHI3 = like_llama(
     "phi3",
     rotated=False,
     optional={
@@ -268,7 +263,7 @@ FACTORS = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
-GRANITE = _like_llama("granite", optional={**OPTIONAL, **FACTORS}, complete=_complete_llama)
+GRANITE = like_llama("granite", optional={**OPTIONAL, **FACTORS}, complete=_complete_llama)
 
 
 def _complete_granite_moe(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
@@ -287,7 +282,7 @@ GRANITE_EXPERTS = {
     "ffn_up_shexp.weight": "shared_mlp.input_linear.weight",
     "ffn_down_shexp.weight": "shared_mlp.output_linear.weight",
 }
-GRANITE_MOE = _like_llama(
+GRANITE_MOE = like_llama(
     "granitemoe",
     optional={
         **OPTIONAL, **FACTORS, **experts_as("num_local_experts"),
@@ -389,7 +384,6 @@ PLAIN = (
     QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
-    OLMO2,
     GEMMA,
     GEMMA2,
     GEMMA3,

@@ -1,8 +1,10 @@
-"""GGUF's architecture of Qwen3.5. What a block is, its tensors say.
+"""GGUF's architectures of Qwen3.5 and Qwen3-Next. What a block is, its tensors say.
 
-llama.cpp repeats keys head by head where the model repeats each for its group: so value heads are
-in another order, the first of every group before the second ones. Facts: llama.cpp,
-conversion/qwen.py; transformers 5.23, integrations/gguf.
+For Qwen3.5, llama.cpp repeats keys head by head where the model repeats each for its group: so
+value heads are in another order, the first of every group before the second ones. For Qwen3-Next it
+repeats as the model does; q, k, v and z lie apart, which in files of 2025 they did not. Facts:
+llama.cpp, conversion/qwen.py, src/models/qwen35moe.cpp and src/models/qwen3next.cpp; transformers
+5.23, integrations/gguf.
 """
 
 from __future__ import annotations
@@ -17,23 +19,25 @@ from edge.export.checkpoint.gguf.architectures import (
     ATTENTION,
     INERT,
     OPTIONAL,
+    QWEN2_MOE,
     QWEN3,
     SIZES,
     TREATED,
     complete_transformer,
+    experts_as,
 )
 from edge.export.checkpoint.gguf.conversion import Metadata, Order, Shapes
 from edge.export.checkpoint.gguf.hybrids import has_tensor
 from edge.export.checkpoint.gguf.weights import Array
 
 _STATES = {
-    "full_attention_interval": "full_attention_interval",
     "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.group_count": "linear_num_key_heads",
     "ssm.inner_size": "linear_value_head_dim",
     "ssm.state_size": "linear_key_head_dim",
     "ssm.time_step_rank": "linear_num_value_heads",
 }
+_SAID_BY_TENSORS = {"full_attention_interval", "attention.recurrent_layers"}
 _DELTANET = {
     "attn_qkv.weight": "in_proj_qkv.weight",
     "attn_gate.weight": "in_proj_z.weight",
@@ -99,7 +103,7 @@ QWEN35 = replace(
     name="qwen35",
     required={**SIZES, **ATTENTION, **_STATES, "attention.key_length": "head_dim"},
     optional={**OPTIONAL, "nextn_predict_layers": "mtp_num_hidden_layers"},
-    inert=INERT | TREATED | {"rope.dimension_sections"},
+    inert=INERT | TREATED | _SAID_BY_TENSORS | {"rope.dimension_sections"},
     fixed={"model_type": "qwen3_5_text", "hidden_act": "silu"},
     block={
         **QWEN3.block,
@@ -111,3 +115,41 @@ QWEN35 = replace(
     sizes=("attention.value_length",),
     complete=_complete,
 )
+_WIDTH = "feed_forward_length"  # of MLPs, which these have none of
+# gates always sum to one here, whatever the config said
+QWEN35_MOE = replace(
+    QWEN35,
+    name="qwen35moe",
+    required={
+        **{key: field for key, field in QWEN35.required.items() if key != _WIDTH},
+        **experts_as("num_experts"),
+    },
+    optional={
+        **QWEN35.optional, **QWEN2_MOE.optional,
+        "expert_weights_norm": "norm_topk_prob", _WIDTH: QWEN35.required[_WIDTH],
+    },
+    fixed={"model_type": "qwen3_5_moe_text", "hidden_act": "silu", "norm_topk_prob": True},
+    block={
+        **QWEN2_MOE.block,
+        **QWEN35.block,
+        "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    },
+)  # fmt: skip
+QWEN3_NEXT = replace(
+    QWEN35_MOE,
+    name="qwen3next",
+    inert=INERT | TREATED | _SAID_BY_TENSORS,
+    fixed={**QWEN35_MOE.fixed, "model_type": "qwen3_next"},
+    block={
+        **{
+            ours: theirs
+            for ours, theirs in QWEN35_MOE.block.items()
+            if ours not in ("ssm_alpha.weight", "ssm_beta.weight")
+        },
+        "ssm_ba.weight": "linear_attn.in_proj_ba.weight",
+        "ssm_in.weight": "linear_attn.in_proj_qkvz.weight",
+    },
+    order=lambda tensor, config: None,
+)
+
+DELTANETS = (QWEN35, QWEN35_MOE, QWEN3_NEXT)

@@ -19,14 +19,15 @@ from edge.export.checkpoint.checkpoint import MODEL_CARD, READ, Checkpoint
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.gguf.architectures import LONGROPE_FACTORS, PLAIN, ROPE_FACTORS
 from edge.export.checkpoint.gguf.conversion import GgufArchitecture
-from edge.export.checkpoint.gguf.deltanet import QWEN35
+from edge.export.checkpoint.gguf.deltanet import DELTANETS
 from edge.export.checkpoint.gguf.hybrids import HYBRIDS, MAX_BLOCKS
+from edge.export.checkpoint.gguf.olmo import OLMO2
 from edge.export.checkpoint.gguf.tokenizer import GgufTokenizer
 from edge.export.checkpoint.gguf.weights import GgufFile
 from edge.export.checkpoint.layout import Layout
 from edge.export.checkpoint.weights import CheckpointWeights
 
-ARCHITECTURES = {each.name: each for each in (*PLAIN, *HYBRIDS, QWEN35)}
+ARCHITECTURES = {each.name: each for each in (*PLAIN, OLMO2, *HYBRIDS, *DELTANETS)}
 _HF = "export the original checkpoint instead"
 _EXPERTS = ("expert_count", "expert_used_count")
 # `expert_gating_func`, of files since 2025
@@ -72,6 +73,9 @@ class GgufModel:
     def place(self, layout: Layout) -> Layout:
         """The layout by the names of this file's tensors."""
         names = self._names()
+        there = self.file.tensors.keys()
+        layout.find({theirs for theirs, ours in names.items() if not there.isdisjoint(ours)})
+        layout.otherwise.clear()  # what is found by the file's own names is nothing of those
         turns = {theirs: cycle(ours) for theirs, ours in names.items()}
         for name, piece in layout.pieces.items():
             if piece.source in names:
