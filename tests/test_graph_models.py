@@ -138,6 +138,8 @@ MODELS: dict[str, tuple[Any, ...]] = {
 }
 LAYERNORM = {"mamba1", "all", "parallel"}
 UNTIED = {"mamba2", "attention"}
+# of tests/tensorrt/plugin_models.py
+CAPPED = {"capped"}
 
 
 def network(name: str, d_model: int = 64, seed: int = 0) -> Network:
@@ -150,6 +152,7 @@ def network(name: str, d_model: int = 64, seed: int = 0) -> Network:
         layers=MODELS[name],
         norm=NormConfig(kind="layernorm" if name in LAYERNORM else "rmsnorm"),
         tie_embeddings=name not in UNTIED,
+        logits_softcap=1.5 if name in CAPPED else None,
     )
     net = Network(config).eval()
     with torch.no_grad():

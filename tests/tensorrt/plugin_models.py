@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from edge.config import Mamba2Config
+from edge.config import Mamba2Config, MlpConfig
 from edge.export.graph import BuiltGraph
 from edge.launch import LaunchPlan
 from edge.plugins.lowering.plan import lower
@@ -32,9 +32,11 @@ LARGEST = {
     "T": CHUNK, "B": BATCH, "L": CHUNK, "C": CAPACITY, "S": log_slots(WINDOW),
     "P": log_slots(WINDOW), "A": 16,
 }  # fmt: skip
-# besides those of tests/test_graph_models.py: a gate of int8 values without a norm
+# besides those of tests/test_graph_models.py: a gate of int8 values without a norm, and logits that
+# are capped
 OWN = {
     "plain gate": (Mamba2Config(d_inner=64, d_ssm=64, d_state=8, head_dim=16, gated_norm=False),),
+    "capped": (MlpConfig(d_intermediate=40),),
 }
 _ROOT = tempfile.TemporaryDirectory(prefix="edge-plugin-models-")
 

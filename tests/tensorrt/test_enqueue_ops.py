@@ -52,6 +52,7 @@ SOURCES: tuple[tuple[str, str, str | None], ...] = (
     ("head gate", "fp32", None),
     ("all", "w8a8-llm-int8", None),
     ("mamba1 odd", "w8a8", None),
+    ("capped", "fp32", None),
 )
 # in no graph that the exporter makes: every recipe has the scan make its dt itself
 _OWN_DT = {f"SelectiveScan{kind}Int8_{bits}" for kind in ("", "Groups") for bits in (8, 16, 32)}
@@ -60,9 +61,7 @@ _SYMMETRIC = {
     "EmbedBits_4", "ExpertLinearBits_4", "ExpertLinearInt4", "LinearBits_4", "LinearInt4",
     "LinearInt4Quantize",
 }  # fmt: skip
-# of models that cap their logits, which none of these does: tests/test_device_ops.py has its body
-_CAPPED = {"SoftCap"}
-NOWHERE = _OWN_DT | _SYMMETRIC | _CAPPED
+NOWHERE = _OWN_DT | _SYMMETRIC
 # their weights may be fp16 too
 HALVES = ("Embed", "Linear", "LinearConv")
 NAMES = [*sorted(set(DEVICE_OPS) - NOWHERE), *(f"{name} fp16" for name in HALVES)]
