@@ -85,7 +85,13 @@ CASES: dict[str, Save] = {
     ),
     "olmo2": save_olmo2,
     "olmo3": partial(save_olmo3, sliding_window=5),
-    "olmo3-one-base": partial(save_olmo3, sliding_window=5, rope_parameters={**YARN}),
+    "olmo3-one-base": partial(
+        save_olmo3, sliding_window=5,
+        rope_parameters={
+            f"{kind}_attention": {"rope_type": "default", "rope_theta": 500.0}
+            for kind in ("full", "sliding")
+        },
+    ),
     "phi3": partial(
         save_phi3,
         rope_parameters={
@@ -392,7 +398,7 @@ METADATA: dict[str, tuple[dict[str, Any], str, str]] = {
     "too few blocks": ({"llama__block_count": 1}, "", "unused (9):\n  blk.1.attn_"),
     "more blocks": ({"llama__block_count": 3}, "", "missing (9):\n  blk.2.attn_norm.weight [32]"),
     "heads of two sizes": (
-        {"llama__attention__value_length": 4}, "attention.value_length", "only heads of 8"
+        {"llama__attention__value_length": 4}, "llama.attention.value_length", "only heads of 8"
     ),
     "longrope": (
         {"llama__rope__scaling__type": "longrope"}, "rope_scaling.rope_type",
@@ -428,6 +434,14 @@ HYBRID_METADATA: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "gates that are scaled": (
         "qwen3-next", {"expert_weights_scale": 2.5}, "qwen3next.expert_weights_scale",
         "is not a known key",
+    ),
+    "a text for what is turned": (
+        "qwen3.5-experts", {"rope__dimension_count": "2"}, "qwen35moe.rope.dimension_count",
+        "is '2', not a whole number",
+    ),
+    "a list of drafting blocks": (
+        "qwen3.5-experts", {"nextn_predict_layers": [1, 2]}, "qwen35moe.nextn_predict_layers",
+        "is [1, 2], not a whole number",
     ),
     "no state": ("qwen3-next", {"ssm__state_size": ...}, "qwen3next.ssm.state_size", "is missing"),
     "positions of other axes": (

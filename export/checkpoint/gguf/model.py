@@ -30,6 +30,7 @@ from edge.export.checkpoint.weights import CheckpointWeights
 ARCHITECTURES = {each.name: each for each in (*PLAIN, OLMO2, *HYBRIDS, *DELTANETS)}
 _HF = "export the original checkpoint instead"
 _EXPERTS = ("expert_count", "expert_used_count")
+_WHOLE = {"nextn_predict_layers", "rope.dimension_count"}
 # `expert_gating_func`, of files since 2025
 _SCORES = {"softmax": 1, "sigmoid": 2}
 # the original context and the band of wavelengths that the published Llama 3 models scale in
@@ -152,6 +153,7 @@ def _fields(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any]) -> 
     values["tie_word_embeddings"] = "output.weight" not in shapes
     known.complete(shapes, own, values)
     fields = GgufFields(file.path, values, {f: f"{known.name}.{key}" for key, f in named.items()})
+    _check_whole(fields, known, own)
     _check_heads(fields, known, own)
     if ROPE_FACTORS in shapes:
         _read_rope_factors(file, fields)
@@ -171,6 +173,13 @@ def _read_longrope(file: GgufFile, fields: GgufFields, found: list[str], factor:
     fields.values["rope_scaling"] = scaling
 
 
+def _check_whole(fields: GgufFields, known: GgufArchitecture, own: Mapping[str, Any]) -> None:
+    """Whole numbers of which other fields are made, and which no field says as they are."""
+    for key in sorted(_WHOLE & own.keys() & {*known.optional, *known.inert} - {*known.sizes}):
+        if type(own[key]) is not int:
+            fields.refuse(f"{known.name}.{key}", f"is {own[key]!r:.20}, not a whole number")
+
+
 def _check_heads(fields: GgufFields, known: GgufArchitecture, own: Mapping[str, Any]) -> None:
     """Heads of one size, rotated whole."""
     width, heads = fields.values.get("hidden_size"), fields.values.get("num_attention_heads")
@@ -179,7 +188,8 @@ def _check_heads(fields: GgufFields, known: GgufArchitecture, own: Mapping[str, 
     size = fields.values.get("head_dim", width // heads)
     for key in known.sizes:
         if own.get(key, size) != size:
-            fields.refuse(key, f"is {own[key]!r:.20}; only heads of {size} values are known")
+            message = f"is {own[key]!r:.20}; only heads of {size} values are known"
+            fields.refuse(f"{known.name}.{key}", message)
 
 
 def _read_rope_factors(file: GgufFile, fields: GgufFields) -> None:
