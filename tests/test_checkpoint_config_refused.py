@@ -281,6 +281,7 @@ def test_an_unknown_architecture_leads_to_the_known_ones(
          "rope_scaling.short_factor"),
         ("phi3", {"rope_scaling": {"type": "linear"}}, "rope_scaling.type"),
         ("qwen2", {"attention_bias": True}, "attention_bias"),
+        ("qwen2", {"is_causal": False}, "is_causal"),
         ("qwen2", {"use_mrope": True}, "use_mrope"),
         ("qwen3", {"head_dim": "12"}, "head_dim"),
         ("qwen3_5", {"linear_num_key_heads": 3}, "linear_num_key_heads"),

@@ -391,6 +391,9 @@ METADATA: dict[str, tuple[dict[str, Any], str, str]] = {
     "gates by a sigmoid": (
         {"llama__expert_gating_func": 2}, "llama.expert_gating_func", "is not a known key"
     ),
+    "attention to what is behind": (
+        {"llama__attention__causal": False}, "llama.attention.causal", "is false: a token sees"
+    ),
     "a text for a number": (
         {"llama__attention__head_count": "4"}, "llama.attention.head_count", "not a whole number"
     ),

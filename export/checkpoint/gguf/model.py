@@ -30,6 +30,8 @@ from edge.export.checkpoint.weights import CheckpointWeights
 ARCHITECTURES = {each.name: each for each in (*PLAIN, OLMO2, *HYBRIDS, *DELTANETS)}
 _HF = "export the original checkpoint instead"
 _EXPERTS = ("expert_count", "expert_used_count")
+# what a file says false of is another model; the other keys that are false are as if not there
+_CAUSAL = "attention.causal"
 _WHOLE = {"nextn_predict_layers", "rope.dimension_count"}
 # `expert_gating_func`, of files since 2025
 _SCORES = {"softmax": 1, "sigmoid": 2}
@@ -138,7 +140,10 @@ def _check_keys(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any])
     inert = {*known.inert, *(_EXPERTS if own.get("expert_count") in (0, 1) else ())}
     if own.get("expert_gating_func") == _SCORES[known.score]:
         inert.add("expert_gating_func")
-    for key in sorted(own.keys() - {*known.required, *known.optional, *inert}):
+    if not own.get(_CAUSAL, True):
+        message = "is false: a token sees those behind it, as in models that embed texts"
+        faults.add(f"{known.name}.{_CAUSAL}", message, "export a model that continues texts")
+    for key in sorted(own.keys() - {*known.required, *known.optional, *inert, _CAUSAL}):
         if own[key]:  # 0 and false switch it off
             faults.add(f"{known.name}.{key}", "is not a known key", _HF)
     faults.refuse(CheckpointError, file=file.path)
