@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import sentencepiece
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
@@ -23,7 +24,8 @@ from tests.transformers_checkpoints import save_llama
 
 TEXTS = [
     *CORPUS, "DON'T stop: it's 12345 o'clock\r\n\n\n  and   then…\tx", "ÀÉÎ a\u0301 ½ 東京タワー12",
-    "camelCaseWords IN UPPER.\n\n", "", " ", "def f(x):\n        return x  # 3.14\n",
+    "camelCaseWords IN UPPER.\n\n", "", " ", "def f(x):\n        return x  # 3.14159\n",
+    "สวัสดีครับ ผมชื่อ हिन्दी में, लिखा",
 ]  # fmt: skip
 # as the published tokenizer.json files have them
 LLAMA3 = (
@@ -51,7 +53,21 @@ def words_of(pre: str) -> Any:
     if pre == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
         return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    pattern = {"llama-bpe": LLAMA3, "qwen2": QWEN2, "tekken": TEKKEN, "gpt-4o": GPT4O}[pre]
+    if pre == "falcon":
+        parts = [
+            pre_tokenizers.Punctuation("contiguous"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Digits(individual_digits=False),
+            pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+        ]
+        return pre_tokenizers.Sequence(parts)
+    pattern = {
+        "llama-bpe": LLAMA3,
+        "qwen2": QWEN2,
+        "qwen35": QWEN35,
+        "tekken": TEKKEN,
+        "gpt-4o": GPT4O,
+    }[pre]
     cut = pre_tokenizers.Split(Regex(pattern), "isolated")
     return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(False, use_regex=False)])
 
@@ -59,7 +75,7 @@ def words_of(pre: str) -> Any:
 def original(pre: str) -> Tokenizer:
     fast = Tokenizer(models.BPE(ignore_merges=pre in ("llama-bpe", "tekken")))
     fast.pre_tokenizer = words_of(pre)
-    if pre in ("mpt", "qwen2"):
+    if pre in ("mpt", "qwen2", "qwen35"):
         fast.normalizer = normalizers.NFC()
     trainer = trainers.BpeTrainer(
         vocab_size=420, special_tokens=["<|end|>"], show_progress=False,
@@ -89,7 +105,7 @@ def rebuilt(metadata: dict[str, Any], folder: Path, size: int = 1000) -> GgufTok
 
 
 @pytest.mark.parametrize(
-    "pre", ["gpt-2", "mpt", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o"]
+    "pre", ["gpt-2", "mpt", "smollm", "llama-bpe", "qwen2", "qwen35", "tekken", "gpt-4o", "falcon"]
 )
 def test_byte_level_bpe_reads_as_the_original(pre: str, tmp_path: Path) -> None:
     fast = original(pre)

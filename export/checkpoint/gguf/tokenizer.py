@@ -30,6 +30,8 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"
 _QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"
+# a mark of Unicode belongs to the letter before it
+_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"^\s\p{L}", r"^\s\p{L}\p{M}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED_TAIL = _TAIL.replace(r"[\r\n]*", r"[\r\n/]*")
 _TEKKEN = (
@@ -50,11 +52,21 @@ _BYTES_ONLY = _WORDS | {"use_regex": False}
 _DIGITS: Step = {"type": "Digits", "individual_digits": True}
 
 
+def _cut(pattern: str) -> Step:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
 def _split(pattern: str) -> list[Step]:
-    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return [cut, _BYTES_ONLY]
+    return [_cut(pattern), _BYTES_ONLY]
 
 
+# of Falcon and Falcon-Mamba: digits are cut after bytes are letters, some of which are digits then
+_FALCON: list[Step] = [
+    {"type": "Punctuation", "behavior": "Contiguous"},
+    _WORDS,
+    _DIGITS | {"individual_digits": False},
+    _cut("[0-9][0-9][0-9]"),
+]
 # the names of each way to cut a text into words
 _WAYS: tuple[tuple[list[Step], str], ...] = (
     ([_WORDS], "gpt-2 phi-2 mpt olmo jais exaone4 trillion granite-docling"),
@@ -64,8 +76,10 @@ _WAYS: tuple[tuple[list[Step], str], ...] = (
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2 dbrx smaug-bpe",
     ),
     (_split(_QWEN2), "qwen2 deepseek-r1-qwen stablelm2 megrez"),
+    (_split(_QWEN35), "qwen35"),
     (_split(_TEKKEN), "tekken"),
     (_split(_GPT4O), "gpt-4o llama4"),
+    (_FALCON, "falcon"),
 )
 _CUTS = {name: steps for steps, names in _WAYS for name in names.split()}
 # a word of the vocabulary is taken before merges are asked, and texts begin with `bos`
@@ -79,7 +93,7 @@ _WHOLE_WORDS = {
     "lfm2",
     "tekken",
 }
-_NORMALIZED = {"mpt", "olmo", "qwen2", "deepseek-r1-qwen"}  # Unicode is composed (NFC)
+_NORMALIZED = {"mpt", "olmo", "qwen2", "qwen35", "deepseek-r1-qwen"}  # Unicode is composed (NFC)
 
 
 class GgufTokenizer:
