@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 
 from edge.bundle import open_bundle
 from edge.text.load import load_tokenizer
@@ -84,6 +85,7 @@ SHAPES: dict[str, Callable[[Tokenizer], None]] = {
     "gpt2": byte_level(individual_digits=False),
     "llama3": byte_level(WORDS + "{1,3}" + REST),
     "qwen2": byte_level(WORDS + REST),
+    "qwen35": byte_level(PRETOKENIZE_REGEX),
 }
 
 
@@ -137,7 +139,7 @@ def test_byte_level_bpe(shape: str, tmp_path: Path) -> None:
     rng = random.Random(len(shape))
     texts = [odd_text(rng, count) for count in (1, 2, 3, 5, 9, 30) for _ in range(10)]
     table = (Path(__file__).parent.parent / "runtime/libedge/src/unicode.inc").read_text()
-    starts = [int(word, 16) >> 5 for word in table.replace("\n", "").strip(",").split(",")]
+    starts = [int(word, 16) >> 6 for word in table.replace("\n", "").strip(",").split(",")]
     borders = [chr(code) for start in starts for code in (start - 1, start) if code > 0
                and not 0xD800 <= code < 0xE000]  # fmt: skip
     same(found, tmp_path, [*texts, " ".join(borders), "a".join(borders)])

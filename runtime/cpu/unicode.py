@@ -1,4 +1,4 @@
-"""Which characters are letters, numbers and white space to `tokenizers`, for the C library.
+"""Which characters are letters, marks, numbers and white space to `tokenizers`, for the C library.
 
     python -m edge.runtime.cpu.unicode     rewrites runtime/libedge/src/unicode.inc
 
@@ -14,7 +14,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from edge.runtime.cpu.schemas import FOLDER
 
-LETTER, NUMBER, SPACE, DIGIT, COMPOSES = 1, 2, 4, 8, 16
+LETTER, NUMBER, SPACE, DIGIT, COMPOSES, MARK = 1, 2, 4, 8, 16, 32
 _SURROGATES = range(0xD800, 0xE000)
 
 
@@ -22,7 +22,8 @@ def classes() -> list[int]:
     """The classes of every code point, as bits."""
     characters = [chr(code) for code in range(0x110000) if code not in _SURROGATES]
     out = [0] * 0x110000
-    for pattern, bit in ((r"\p{L}+", LETTER), (r"\p{N}+", NUMBER), (r"\s+", SPACE)):
+    kinds = ((r"\p{L}+", LETTER), (r"\p{N}+", NUMBER), (r"\s+", SPACE), (r"\p{M}+", MARK))
+    for pattern, bit in kinds:
         found = pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
         for piece, _ in found.pre_tokenize_str("".join(characters)):
             for character in piece:
@@ -52,10 +53,10 @@ def composing(characters: list[str]) -> Iterator[str]:
 
 
 def content() -> str:
-    """Where the classes change: the code point, and behind it the classes in five bits."""
+    """Where the classes change: the code point, and behind it the classes in six bits."""
     found = classes()
     starts = [code for code in range(0x110000) if not code or found[code] != found[code - 1]]
-    numbers = [f"0x{code << 5 | found[code]:x}," for code in starts]
+    numbers = [f"0x{code << 6 | found[code]:x}," for code in starts]
     lines, line = [], ""
     for number in numbers:
         if len(line) + len(number) > 98:

@@ -9,7 +9,7 @@ namespace edge_lib {
 namespace {
 
 // made by runtime/cpu/unicode.py
-enum Classes : uint8_t { LETTER = 1, NUMBER = 2, SPACE = 4, DIGIT = 8, COMPOSES = 16 };
+enum Classes : uint8_t { LETTER = 1, NUMBER = 2, SPACE = 4, DIGIT = 8, COMPOSES = 16, MARK = 32 };
 const uint32_t STARTS[] = {
 #include "unicode.inc"
 };
@@ -20,17 +20,19 @@ const uint32_t STARTS[] = {
 const char GPT2[] = END R"(| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 const char LLAMA3[] = "(?i:" END ")" WORD R"(\p{N}{1,3})" REST;
 const char QWEN2[] = "(?i:" END ")" WORD R"(\p{N})" REST;
+const char QWEN35[] = "(?i:" END ")"
+                      R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*)"
+                      R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 using Text = std::vector<Character>;
 
 uint8_t classes_of(uint32_t code) {
   const uint32_t* after =
       std::upper_bound(std::begin(STARTS), std::end(STARTS), code,
-                       [](uint32_t value, uint32_t start) { return value < start >> 5; });
-  return after[-1] & 31;
+                       [](uint32_t value, uint32_t start) { return value < start >> 6; });
+  return after[-1] & 63;
 }
 
-bool other(const Character& c) { return !(c.classes & (LETTER | NUMBER | SPACE)); }
 bool line_end(const Character& c) { return c.code == '\r' || c.code == '\n'; }
 
 template <class F>
@@ -70,9 +72,11 @@ size_t next_gpt2(const Text& text, size_t at, size_t end) {
              [&](auto& c) { return (c.classes & (LETTER | NUMBER | SPACE)) == kind; });
 }
 
-size_t next_llama3(const Text& text, size_t at, size_t end, size_t numbers) {
+// `numbers`: how many are a word; `letters`: the classes that words are made of.
+size_t next_llama3(const Text& text, size_t at, size_t end, size_t numbers, uint8_t letters) {
   if (size_t after = contraction(text, at, end, true); after > at) return after;
-  auto letter = [](auto& c) { return c.classes & LETTER; };
+  auto letter = [&](auto& c) { return c.classes & letters; };
+  auto other = [&](auto& c) { return !(c.classes & (letters | NUMBER | SPACE)); };
   const Character& first = text[at];
   bool before = !line_end(first) && !(first.classes & (LETTER | NUMBER));
   if (letter(first) || (before && at + 1 < end && letter(text[at + 1])))
@@ -140,7 +144,8 @@ void Splitter::add(const Json& step) {
   const Json* regex = pattern ? pattern->find("Regex") : nullptr;
   if (!regex || !behavior || !(*behavior == Json::of("Isolated")) || flag("invert", true))
     throw std::string("Split that is not by an expression, isolated and not inverted");
-  const std::pair<const char*, Step> known[] = {{GPT2, gpt2}, {LLAMA3, llama3}, {QWEN2, qwen2}};
+  const std::pair<const char*, Step> known[] = {
+      {GPT2, gpt2}, {LLAMA3, llama3}, {QWEN2, qwen2}, {QWEN35, qwen35}};
   for (auto [text, known_step] : known)
     if (*regex == Json::of(text)) return steps_.push_back(known_step);
   throw "Split by " + brief(regex->is(Json::text) ? regex->string() : "no text");
@@ -160,7 +165,8 @@ std::vector<Splitter::Word> Splitter::split(const Text& text, Word whole) const 
             return (c.classes & DIGIT) == kind;
           });
         } else {
-          next = next_llama3(text, at, word.end, step == llama3 ? 3 : 1);
+          uint8_t letters = step == qwen35 ? LETTER | MARK : LETTER;
+          next = next_llama3(text, at, word.end, step == llama3 ? 3 : 1, letters);
         }
         cut.push_back({at, next});
       }

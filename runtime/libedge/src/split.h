@@ -27,7 +27,7 @@ class Splitter {
   std::vector<Word> split(const std::vector<Character>& text, Word whole) const;
 
  private:
-  enum Step { digits, each_digit, gpt2, llama3, qwen2 };
+  enum Step { digits, each_digit, gpt2, llama3, qwen2, qwen35 };
   void add(const Json& step);
   std::vector<Step> steps_;
 };
