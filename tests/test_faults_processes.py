@@ -209,7 +209,7 @@ def test_row_46_no_memory_at_load() -> None:
     assert said[0].startswith("refused: ") and said[-1] == "loaded"
 
 
-@pytest.mark.parametrize("mib", [100, 150, 162, 174, 400])
+@pytest.mark.parametrize("mib", [100, 174, 184, 204, 240, 400])
 def test_row_46_a_limit_of_address_space(mib: int) -> None:
     """Too little for libraries, for ONNX Runtime, for a model; and enough."""
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({mib << 20},) * 2); "
