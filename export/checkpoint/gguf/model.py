@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import tempfile
 import weakref
@@ -32,6 +33,7 @@ _HF = "export the original checkpoint instead"
 _EXPERTS = ("expert_count", "expert_used_count")
 # what a file says false of is another model; the other keys that are false are as if not there
 _CAUSAL = "attention.causal"
+_ONE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.")
 _WHOLE = {"nextn_predict_layers", "rope.dimension_count"}
 # `expert_gating_func`, of files since 2025
 _SCORES = {"softmax": 1, "sigmoid": 2}
@@ -140,6 +142,9 @@ def _check_keys(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any])
     inert = {*known.inert, *(_EXPERTS if own.get("expert_count") in (0, 1) else ())}
     if own.get("expert_gating_func") == _SCORES[known.score]:
         inert.add("expert_gating_func")
+    if apart := sorted(filter(_ONE_EXPERT.match, file.tensors)):
+        message = "is one expert's, as conversions before April 2024 wrote them"
+        faults.add(apart[0], message, "convert the model again, which stacks them")
     if not own.get(_CAUSAL, True):
         message = "is false: a token sees those behind it, as in models that embed texts"
         faults.add(f"{known.name}.{_CAUSAL}", message, "export a model that continues texts")
