@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes as c
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -22,7 +24,7 @@ from edge.runtime.engine import Engine
 from edge.runtime.model import EMBEDDED, Model, resolve
 from edge.runtime.state import State
 from tests import golden, libedge, libedge_bundles
-from tests.libedge import ALL_ROWS, COMMIT, CBundle, CModel, CSession, SessionOptions
+from tests.libedge import ALL_ROWS, COMMIT, CBundle, CModel, CSession, Handle, SessionOptions
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "runtime/libedge"
@@ -42,6 +44,7 @@ TINY = {
     "deltanet": ("deltanet", "w8", None),
     "experts": ("experts", "fp32", None),
     "int8": ("mamba1", "w8a8", "int8"),
+    "window": ("attention odd", "fp32", None),
 }
 
 
@@ -151,10 +154,56 @@ def test_a_tree_of_many_tokens() -> None:
 
 
 @compiled
-@pytest.mark.parametrize("kind", ["mamba1", "demo-draft", "demo"])
+@pytest.mark.parametrize("kind", ["all", "parallel", "short", "window"])
+def test_caches_that_slide_have_the_bits_of_pythons(kind: str, tmp_path: Path) -> None:
+    """Far past the window, whatever is done; a session of few tokens keeps all of them."""
+    pair, rng = Pair(kind), random.Random(kind)
+    assert pair.state.layout.slots is not None and pair.state.layout.slots < 80
+    small = native(kind).session(window=2, capacity=79)
+    verbs = ["commit", "commit", "steps", "run", "tree", "back", "fork", "restore", "file"]
+    for step in range(80):
+        verb = rng.choice(verbs)
+        if verb == "commit":
+            pair.run(rng.randint(1, 48), COMMIT)
+        elif verb == "steps":
+            for _ in range(6):
+                pair.run(1)
+        elif verb == "run":
+            pair.run(rng.randint(1, 4), ALL_ROWS)
+        elif verb == "tree":
+            pair.run(4, ALL_ROWS, [-1, *(rng.randint(-1, node - 1) for node in range(1, 4))])
+            node = rng.randint(-1, 3)
+            pair.state.select(node)
+            pair.session.do("select", node)
+        elif verb == "back":
+            assert pair.session.reach == pair.state.reach
+            pair.rewind(rng.randint(0, pair.state.reach))
+        elif verb == "fork":
+            pair.state, pair.session = pair.state.fork(), pair.session.fork()
+        elif verb == "restore":
+            copied, kept = Handle(), pair.state.snapshot()
+            pair.session.do("snapshot", c.byref(copied))
+            pair.run(3)
+            pair.session.do("restore", copied)
+            pair.state.restore(kept)
+            libedge.asked("edge_snapshot_free", None, copied)
+        else:
+            path = tmp_path / str(step)
+            pair.same(path)
+            if pair.session.position <= 79:
+                small.load(path)
+                small.save(path)
+            pair.session.load(path)
+            pair.state.load(path)
+    assert pair.session.position > 2 * 79
+    pair.same(tmp_path / "end")
+
+
+@compiled
+@pytest.mark.parametrize("kind", ["mamba1", "demo-draft", "demo", "window"])
 def test_memory_plan(kind: str) -> None:
-    expected = engine(kind).memory_plan(window=3, capacity=50)
-    found = CBundle(folder(kind)).memory(SessionOptions(window=3, capacity=50))
+    expected = engine(kind).memory_plan(window=3, capacity=500)
+    found = CBundle(folder(kind)).memory(SessionOptions(window=3, capacity=500))
     assert found.weights == expected["weights"] and found.state == expected["state_ring"]
     assert found.kv_cache == expected["kv_cache"] and found.snapshot == expected["snapshot"]
     assert 0 < found.workspace <= expected["workspace"]  # it has no picks

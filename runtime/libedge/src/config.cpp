@@ -175,6 +175,12 @@ std::vector<float> powers(double theta, int64_t dim) {
   return out;
 }
 
+int64_t Config::looks_back() const {
+  int64_t out = 1;
+  for (int64_t window : windows) out = std::max(out, window);
+  return out;
+}
+
 Config Config::of(const Json& model, Faults& faults) {
   Config out;
   out.family = model["family"].string();

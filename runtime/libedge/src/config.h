@@ -41,9 +41,12 @@ struct Config {
   std::vector<Shape> recurrent;
   std::vector<Shape> caches;  // [1, heads, 0, padded width]: the capacity is to be filled in
   std::vector<int64_t> windows;  // of each cache: positions a token looks back on; 0: all
-  std::vector<Shape> logs;    // [channels]
+  std::vector<Shape> logs;       // [channels]
   std::vector<int64_t> conv_widths;
   std::vector<Rope> ropes;
+
+  // The most positions that a token looks back on in a cache with a window; 1 where none has one.
+  int64_t looks_back() const;
 
   // Of a checked `model` of a manifest. Adds what its layers do not agree on to `faults`.
   static Config of(const Json& model, Faults& faults);

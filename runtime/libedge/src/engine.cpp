@@ -34,6 +34,9 @@ SessionSizes SessionSizes::of(const Bundle& bundle, const edge_session_options* 
   if (!given.capacity)
     out.capacity = std::min(config.max_context ? config.max_context : CAPACITY, CAPACITY);
   within(out.capacity, config.max_context ? config.max_context : MAX_CAPACITY, "capacity");
+  // room for what is needed twice over: StateLayout.sliding in runtime/layout.py says why
+  int64_t needed = plus(config.looks_back() - 1, out.window);
+  out.slots = std::min(out.capacity, plus(times(2, needed), std::max(bundle.chunk, out.window)));
   return out;
 }
 
@@ -137,7 +140,7 @@ RunLayouts::RunLayouts(const Bundle& bundle, const Plan& plan, const SessionSize
     int64_t tokens = settle ? 0 : std::min(most, program.max_rows);
     int64_t rows = settle ? 0 : any ? sizes.window : tokens;
     programs.emplace_back(plan, program,
-                          Sizes{{tokens, 1, rows, sizes.capacity, log_slots(sizes.window)}});
+                          Sizes{{tokens, 1, rows, sizes.capacity, log_slots(sizes.window), sizes.slots}});
     inputs = std::max(inputs, programs.back().inputs.total);
     values = std::max(values, programs.back().values.total);
   }
@@ -158,13 +161,23 @@ StateLayout::StateLayout(const Config& config, const Plan& plan, const SessionSi
   for (const auto& [name, log] : plan.logs)
     put(logs, block, {name, {log.width}, log.type, 0, times(log.width, item_size(log.type))},
         log_slots(sizes.window));
-  for (Shape shape : config.caches) {
-    shape.dims[2] = sizes.capacity;
+  for (size_t i = 0; i < config.caches.size(); i++) {
+    Shape shape = config.caches[i];
+    bool slides = config.windows[i] && sizes.slots < sizes.capacity;
+    if (slides) looks_back = config.looks_back();
+    shape.dims[2] = slides ? sizes.slots : sizes.capacity;
     DType type = plan.caches.at(shape.name).type;
     int64_t bytes = times(shape.elements(), item_size(type));
-    put(caches, cache_block, {shape.name, shape.dims, type, 0, bytes}, 1);
+    put(caches, cache_block, {shape.name, shape.dims, type, 0, bytes, slides}, 1);
     cache_bytes = plus(cache_bytes, bytes);
   }
+}
+
+int64_t StateLayout::copy_bytes(int64_t position) const {
+  int64_t out = 0;
+  for (const Tensor& cache : caches)
+    out = plus(out, times(times(cache.dims[1], rows(cache, position)), cache.row()));
+  return out;
 }
 
 Engine::Engine(std::shared_ptr<const OpenBundle> opened, int threads, const char* set)

@@ -19,6 +19,7 @@ struct SessionSizes {
   int64_t window, capacity, history;
   bool has_seed;
   uint64_t seed;
+  int64_t slots = 0;  // of caches with a window: `capacity`, or what StateLayout.sliding has
   static SessionSizes of(const Bundle& bundle,
                          const edge_session_options* options);  // throws Fault
 };
@@ -62,12 +63,24 @@ struct Tensor {
   std::vector<int64_t> dims;  // of one slot, of a row of a log, of a cache
   DType type;
   int64_t offset, slot;  // bytes; those of one slot, of one row, of a cache
+  bool slides = false;   // a cache that forgets the oldest tokens
+  int64_t row() const { return dims[3] * item_size(type); }  // bytes of one head's, of a cache
 };
 struct StateLayout {
   std::vector<Tensor> recurrent, logs, caches;
   int64_t block = 0, cache_block = 0;  // bytes of the first two, and of the caches
   int64_t slot_bytes = 0, cache_bytes = 0;
+  int64_t looks_back = 0;  // of caches that slide; 0 where none does
   StateLayout(const Config& config, const Plan& plan, const SessionSizes& sizes);
+  // Of a copy after `position` tokens: how many of a cache's last rows it has.
+  int64_t rows(const Tensor& cache, int64_t position) const {
+    return cache.slides ? std::min(position, looks_back - 1) : position;
+  }
+  // The first position that the next token looks back on in caches that slide.
+  int64_t first_needed(int64_t position) const {
+    return looks_back ? position - std::min(position, looks_back - 1) : 0;
+  }
+  int64_t copy_bytes(int64_t position) const;  // of the caches' rows
 };
 
 

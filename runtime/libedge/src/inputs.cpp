@@ -36,8 +36,8 @@ int64_t place_of(const Step& step, int token) {
 InputWriter::InputWriter(const Plan& plan, const std::string& name, char* target)
     : whole_(reinterpret_cast<int32_t*>(target)), real_(reinterpret_cast<float*>(target)) {
   static const std::pair<const char*, What> plain[] = {
-      {"run", fields},  {"tokens", tokens},       {"rows", rows},           {"replay", replay},
-      {"slots", slots}, {"positions", positions}, {"ancestors", ancestors},
+      {"run", fields},    {SLIDING_RUN, sliding}, {"tokens", tokens},       {"rows", rows},
+      {"replay", replay}, {"slots", slots},       {"positions", positions}, {"ancestors", ancestors},
   };
   for (auto [known, what] : plain)
     if (name == known) {
@@ -59,13 +59,14 @@ void InputWriter::write(const RunInputs& run) const {
   const Ledger& ledger = step.before;
   int count = step.tokens;
   switch (what_) {
-    case fields: {
+    case fields:
+    case sliding: {
       const int64_t values[8] = {ledger.count(),
                                  step.advance,
                                  ledger.source(),
                                  ledger.spare(),
                                  step.store,
-                                 ledger.position,
+                                 ledger.position - (what_ == sliding ? ledger.first : 0),
                                  0,
                                  0};
       std::copy(values, values + 8, whole_);

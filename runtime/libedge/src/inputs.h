@@ -21,6 +21,7 @@ class InputWriter {
  private:
   enum What {
     fields,
+    sliding,
     tokens,
     rows,
     replay,

@@ -110,6 +110,7 @@ Step Step::commit(const Ledger& ledger, int tokens) {
   out.store = LAST;
   out.after = Ledger(ledger.window);
   out.after.position = ledger.position + tokens;
+  out.after.first = ledger.first;
   out.after.anchors[0] = {ledger.spare(), out.after.position};
   return out;
 }

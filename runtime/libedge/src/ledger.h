@@ -21,6 +21,7 @@ struct Anchor {  // a stored state: its slot, and the tokens before it
 struct Ledger {
   int window;
   int64_t position = 0, floor = 0;
+  int64_t first = 0;  // the position in the first slot of caches that slide
   bool whole = false;  // nothing was taken back of the last run
   int stored = 1;
   Anchor anchors[4] = {};  // the stored states, oldest first

@@ -11,7 +11,7 @@ namespace edge_lib {
 namespace {
 
 constexpr int64_t LARGEST = 64 << 20;  // bytes of the plan
-const char SYMBOLS[] = "TBLCS";
+const char SYMBOLS[] = "TBLCSW";
 
 Size size_from(const Json& json) {
   Size out;
@@ -81,6 +81,7 @@ PlanVariant variant_from(const Json& json, const std::string& at, Faults& faults
       shown = value.truth() ? "1" : "0";
     else if (!value.is(Json::null))
       write_json(shown, value);
+    if (name == "WINDOW" && value.is(Json::integer)) out.window = value.whole();
     bool large = value.is(Json::integer) && std::abs(value.number()) > INT32_MAX;
     if (large || shown.size() > 128) faults.add(at + ".constants." + name, "is too large");
     words = words && one_word(name) && (value.is(Json::null) || one_word(shown));
@@ -182,6 +183,27 @@ void read_launches(Plan& plan, const Json& json, Faults& faults) {
   });
 }
 
+// The launches that point to caches of layers with a window are told of a past that begins with the
+// caches' first slot, and of their slots: see runtime/cuda/sliding.py.
+void slide(Plan& plan, const Config& config) {
+  auto windowed = [&](const PlanArgument& a) {
+    if (a.kind != PlanArgument::pointer || a.space != Space::cache) return false;
+    for (size_t i = 0; i < config.caches.size(); i++)
+      if (config.caches[i].name == a.name) return config.windows[i] > 0;
+    return false;
+  };
+  for (PlanLaunch& launch : plan.launches) {
+    if (std::none_of(launch.arguments.begin(), launch.arguments.end(), windowed)) continue;
+    for (PlanArgument& a : launch.arguments) {
+      bool input = a.kind == PlanArgument::pointer && a.space == Space::input;
+      if (input && a.name == "run") a.name = SLIDING_RUN;
+      if (a.kind == PlanArgument::size && a.whole.of == "C") a.whole.of = "W";
+    }
+  }
+  auto run = plan.inputs.find("run");
+  if (run != plan.inputs.end()) plan.inputs[SLIDING_RUN] = run->second;
+}
+
 }  // namespace
 
 int64_t Size::value(const Sizes& sizes) const {
@@ -250,6 +272,7 @@ Plan Plan::of(const Bundle& bundle) {
   const Json* rotations = json.find("rotations");
   check_plan(plan, bundle, rotations ? *rotations : none, faults);
   faults.refuse(EDGE_ERROR_BUNDLE, plan.file);
+  slide(plan, bundle.config);
   return plan;
 }
 

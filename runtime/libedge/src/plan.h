@@ -8,11 +8,15 @@
 
 namespace edge_lib {
 
-// What a run's sizes are: tokens T, sequences B, wanted rows L, capacity C, log slots S.
+// What a run's sizes are: tokens T, sequences B, wanted rows L, capacity C, log slots S, and slots of
+// caches that slide, W. No plan in a file has the last.
 struct Sizes {
-  int64_t of[5];  // by "TBLCS"
+  int64_t of[6];  // by "TBLCSW"
 };
-inline bool operator==(const Sizes& a, const Sizes& b) { return std::equal(a.of, a.of + 5, b.of); }
+inline bool operator==(const Sizes& a, const Sizes& b) { return std::equal(a.of, a.of + 6, b.of); }
+
+// The input `run` with the past that is in caches that slide.
+constexpr const char* SLIDING_RUN = "run.sliding";
 
 struct Size {
   int64_t times = 1, per = 1;
@@ -36,6 +40,7 @@ struct PlanArgument {
 struct PlanVariant {
   std::string kernel, text;  // the latter as the kernels read it: see Variant in kernel.h
   std::vector<std::string> names, types;
+  int64_t window = 0;  // positions that it looks back on; 0: all
 };
 
 struct PlanLaunch {

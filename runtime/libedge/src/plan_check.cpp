@@ -102,6 +102,7 @@ class Check {
     for (size_t i = 0; i < launch.arguments.size(); i++)
       argument("launches." + std::to_string(number) + "." + variant.names[i], variant.types[i],
                launch.arguments[i]);
+    if (variant.kernel == "attention.attend") windows(number, launch, variant.window);
   }
 
  private:
@@ -109,6 +110,17 @@ class Check {
     Size out;
     out.times = times, out.of = of;
     return out;
+  }
+
+  // Attention looks back as far as the config says: sessions keep no more than that.
+  void windows(size_t number, const PlanLaunch& launch, int64_t found) {
+    for (const PlanArgument& a : launch.arguments)
+      for (size_t i = 0; i < config_.caches.size(); i++)
+        if (a.kind == PlanArgument::pointer && a.space == Space::cache &&
+            a.name == config_.caches[i].name && config_.windows[i] != found)
+          faults_.add("launches." + std::to_string(number),
+                      "looks back " + std::to_string(found) + " positions in " + a.name + ", not " +
+                          std::to_string(config_.windows[i]) + " as the model does (0: all)");
   }
 
   void argument(const std::string& where, const std::string& kind, const PlanArgument& argument) {

@@ -160,6 +160,7 @@ const float* Session::run(const int32_t* tokens, size_t count, const int32_t* pa
   if (!parents && tokens_.capacity() < tokens_.size() + count)
     tokens_.reserve(2 * (tokens_.size() + count));
   ledger_.make_room(commit ? 0 : int(count));
+  slide(int64_t(count));
   Step step = commit ? Step::commit(ledger_, int(count)) : Step::run(ledger_, int(count), parents);
   perform(parents ? PlanProgram::tree : PlanProgram::chain,
           {step, tokens, (flags & EDGE_RUN_ALL_ROWS) != 0});
@@ -180,7 +181,7 @@ void Session::perform(PlanProgram::Kind kind, const RunInputs& run) {
   PreparedProgram& program = programs_[size_t(index)];
   std::lock_guard<std::mutex> turn(engine_->turn());
   for (const InputWriter& writer : program.writers) writer.write(run);
-  program.resize(Sizes{{count, 1, rows, sizes_.capacity, log_slots(sizes_.window)}});
+  program.resize(Sizes{{count, 1, rows, sizes_.capacity, log_slots(sizes_.window), sizes_.slots}});
   rows_ = 0;
   engine_->run(program.calls(), program.count());
   float* out = reinterpret_cast<float*>(logits_.data());
@@ -233,13 +234,21 @@ void Session::select(int32_t node) {
 }
 
 void Session::move_row(int64_t from, int64_t to) {
-  for (const Tensor& cache : layout_.caches) {
-    int64_t row = cache.dims[3] * item_size(cache.type);
-    for (int64_t head = 0; head < cache.dims[1]; head++) {
-      char* rows = caches_.data() + cache.offset + head * sizes_.capacity * row;
-      std::memcpy(rows + to * row, rows + from * row, size_t(row));
-    }
-  }
+  for (const Tensor& cache : layout_.caches)
+    for (int64_t head = 0; head < cache.dims[1]; head++)
+      std::memcpy(cache_row(cache, head, to, ledger_.first),
+                  cache_row(cache, head, from, ledger_.first), size_t(cache.row()));
+}
+
+void Session::slide(int64_t count) {
+  if (!layout_.looks_back || ledger_.position - ledger_.first + count <= sizes_.slots) return;
+  int64_t first = layout_.first_needed(ledger_.position - ledger_.reach());
+  // the slots are so many that what moves overwrites nothing that is needed
+  for (const Tensor& cache : layout_.caches)
+    for (int64_t head = 0; cache.slides && head < cache.dims[1]; head++)
+      std::memcpy(cache_row(cache, head, first, first), cache_row(cache, head, first, ledger_.first),
+                  size_t((ledger_.position - first) * cache.row()));
+  ledger_.first = first;
 }
 
 void Session::rewind(size_t count) {
@@ -267,9 +276,14 @@ std::unique_ptr<Session> Session::fork() {
   needs_choice("fork");
   std::unique_ptr<Session> copy(new Session(engine_, sizes_));
   std::memcpy(copy->state_.data(), state_.data(), size_t(layout_.block));
-  std::unique_ptr<char[]> rows(new char[size_t(layout_.cache_bytes) + 1]);
-  copy_rows(Copy::out, rows.get(), ledger_.position);
-  copy->copy_rows(Copy::in, rows.get(), ledger_.position);
+  // what can be taken back looks back further than a copy's rows go
+  for (const Tensor& cache : layout_.caches)
+    for (int64_t head = 0; head < cache.dims[1]; head++) {
+      int64_t first = cache.slides ? ledger_.first : 0;
+      std::memcpy(copy->cache_row(cache, head, first, first),
+                  cache_row(cache, head, first, first),
+                  size_t((ledger_.position - first) * cache.row()));
+    }
   copy->ledger_ = ledger_;
   copy->tokens_ = tokens_;
   copy->tokens_.reserve(tokens_.capacity());
@@ -280,16 +294,23 @@ std::unique_ptr<Session> Session::fork() {
   return copy;
 }
 
-void Session::copy_rows(Copy direction, char* bytes, int64_t length) {
+void Session::copy_rows(char* bytes) {
   for (const Tensor& cache : layout_.caches) {
-    int64_t row = cache.dims[3] * item_size(cache.type);
-    for (int64_t head = 0; head < cache.dims[1]; head++, bytes += length * row) {
-      char* own = caches_.data() + cache.offset + head * sizes_.capacity * row;
-      if (direction == Copy::out)
-        std::memcpy(bytes, own, size_t(length * row));
-      else
-        std::memcpy(own, bytes, size_t(length * row));
-    }
+    int64_t rows = layout_.rows(cache, ledger_.position), size = rows * cache.row();
+    for (int64_t head = 0; head < cache.dims[1]; head++, bytes += size)
+      std::memcpy(bytes, cache_row(cache, head, ledger_.position - rows, ledger_.first),
+                  size_t(size));
+  }
+}
+
+void Session::take_rows(const Tensor& cache, const char* bytes, int64_t rows, int64_t position,
+                        int64_t first) {
+  int64_t row = cache.row(), kept = cache.slides ? std::min(rows, position - first) : rows;
+  for (int64_t head = 0; head < cache.dims[1]; head++, bytes += rows * row) {
+    if (!cache.slides)
+      std::memset(cache_row(cache, head, 0, first), 0, size_t((position - rows) * row));
+    std::memcpy(cache_row(cache, head, position - kept, first), bytes + (rows - kept) * row,
+                size_t(kept * row));
   }
 }
 
@@ -307,11 +328,10 @@ std::unique_ptr<Snapshot> Session::snapshot() {
       const char* from = slot(log, ledger_.pending()[i]);
       out->logs.insert(out->logs.end(), from, from + log.slot);
     }
-  int64_t used = 0;
+  out->kv.resize(size_t(layout_.copy_bytes(ledger_.position)));
+  copy_rows(out->kv.data());
   for (const Tensor& cache : layout_.caches)
-    used += cache.dims[1] * ledger_.position * cache.dims[3] * item_size(cache.type);
-  out->kv.resize(size_t(used));
-  copy_rows(Copy::out, out->kv.data(), ledger_.position);
+    out->kv_rows.push_back(layout_.rows(cache, ledger_.position));
   out->tokens = tokens_, out->pending = pending_, out->rng = rng_;
   out->messages = messages_, out->extra = extra_;
   return out;
@@ -339,7 +359,13 @@ void Session::restore(const Snapshot& snapshot) {
   for (const Tensor& log : layout_.logs)
     for (int i = 0; i < after.count(); i++, from += log.slot)
       std::memcpy(slot(log, after.pending()[i]), from, size_t(log.slot));
-  copy_rows(Copy::in, const_cast<char*>(snapshot.kv.data()), snapshot.position);
+  after.first = layout_.first_needed(snapshot.position);
+  from = snapshot.kv.data();
+  for (size_t i = 0; i < layout_.caches.size(); i++) {
+    const Tensor& cache = layout_.caches[i];
+    take_rows(cache, from, snapshot.kv_rows[i], snapshot.position, after.first);
+    from += cache.dims[1] * snapshot.kv_rows[i] * cache.row();
+  }
   ledger_ = after;
   rows_ = 0;
   tokens_ = snapshot.tokens;

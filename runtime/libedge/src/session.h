@@ -31,7 +31,7 @@ class PreparedProgram {
   std::vector<Size> sizes_;
   std::vector<int64_t> results_;
   std::vector<Hole> holes_;
-  Sizes last_{{-1, -1, -1, -1, -1}};
+  Sizes last_{{-1, -1, -1, -1, -1, -1}};
   const float* logits_ = nullptr;
 };
 
@@ -40,7 +40,8 @@ struct Snapshot {
   std::string model;
   int64_t position = 0;
   int rows = 0;                       // pending in logs
-  std::vector<char> state, logs, kv;  // slots, rows, used rows of the caches, one behind the other
+  std::vector<char> state, logs, kv;  // slots, rows, rows of the caches, one behind the other
+  std::vector<int64_t> kv_rows;       // of each cache
   std::vector<int32_t> tokens;
   int32_t pending = -1;
   Rng rng;
@@ -91,7 +92,6 @@ class Session {
 
  private:
   friend class StateFile;
-  enum class Copy { out, in };
 
   void needs_choice(const char* verb) const;
   void check_run(const int32_t* tokens, size_t count, const int32_t* parents, uint32_t flags) const;
@@ -101,8 +101,19 @@ class Session {
   char* slot(const Tensor& tensor, int slot) const {
     return state_.data() + tensor.offset + slot * tensor.slot;
   }
-  // Copies the used rows of the caches to or from where they lie one behind the other.
-  void copy_rows(Copy direction, char* bytes, int64_t length);
+  // Where a cache's row of a position begins, caches that slide beginning with position `first`.
+  char* cache_row(const Tensor& cache, int64_t head, int64_t position, int64_t first) {
+    return caches_.data() + cache.offset +
+           (head * cache.dims[2] + position - (cache.slides ? first : 0)) * cache.row();
+  }
+  // Moves what caches that slide still need to their front where `count` tokens do not fit behind.
+  void slide(int64_t count);
+  // The rows of the caches that a copy of the state has, one behind the other.
+  void copy_rows(char* bytes);
+  // Takes the last `rows` rows of the first `position` tokens, as copy_rows has them of one cache.
+  // Caches that slide begin with `first` then, and what a whole one lacks is zero.
+  void take_rows(const Tensor& cache, const char* bytes, int64_t rows, int64_t position,
+                 int64_t first);
   void move_row(int64_t from, int64_t to);
   void forget(int64_t count);  // tokens from the end of the list
 

@@ -67,14 +67,15 @@ class StateFile {
     s_.needs_choice("save");
     bool applied = s_.ledger_.count() > 0;
     if (applied) s_.apply();
-    std::string header = described(s_.ledger_.position), data, payload, extra = s_.extra_;
+    bool whole = !s_.layout_.looks_back;
+    std::string header = described(s_.ledger_.position, whole), data, payload, extra = s_.extra_;
     int slot = applied ? s_.ledger_.spare() : s_.ledger_.source();
     for (const Tensor& tensor : s_.layout_.recurrent)
       data.append(s_.slot(tensor, slot), size_t(tensor.slot));
     size_t states = data.size();
-    auto places = placed(s_.ledger_.position);
-    data.resize(states + size_t(cache_bytes(s_.ledger_.position)));
-    s_.copy_rows(Session::Copy::out, data.data() + states, s_.ledger_.position);
+    auto places = placed(s_.ledger_.position, whole);
+    data.resize(states + size_t(s_.layout_.copy_bytes(s_.ledger_.position)));
+    s_.copy_rows(data.data() + states);
     std::string named = "{";
     for (const auto& [name, tensor] : places) {
       if (!finite(data.data() + tensor.begin, tensor.end - tensor.begin, tensor.type))
@@ -118,7 +119,7 @@ class StateFile {
       refuse("has version " + std::to_string(get(prefix, 8, 4)) + ", this library reads version 1",
              path_, "version");
     uint64_t lengths[] = {get(prefix, 12, 4), get(prefix, 16, 8), get(prefix, 24, 8)};
-    uint64_t most[] = {MAX_HEADER, uint64_t(s_.layout_.slot_bytes + s_.layout_.cache_bytes) + SLACK,
+    uint64_t most[] = {MAX_HEADER, uint64_t(plus(s_.layout_.slot_bytes, whole_bytes())) + SLACK,
                        MAX_EXTRA};
     const char* const names[] = {"header", "payload", "extra"};
     uint64_t expected = PREFIX + DIGEST;
@@ -165,24 +166,25 @@ class StateFile {
     return out;
   }
 
-  int64_t cache_bytes(int64_t position) const {
+  // Of the caches, if each has the rows of all tokens.
+  int64_t whole_bytes() const {
     int64_t out = 0;
     for (const Tensor& cache : s_.layout_.caches)
-      out += cache.dims[1] * position * cache.dims[3] * item_size(cache.type);
+      out = plus(out, times(times(cache.dims[1], s_.sizes_.capacity), cache.row()));
     return out;
   }
 
   // Tokens whose rows a cache has: where not `whole`, those that the next one may look back on in
   // some layer with a window, as engines save it whose caches slide (runtime/layout.py).
   int64_t rows_of(size_t cache, int64_t position, bool whole) const {
-    const std::vector<int64_t>& windows = s_.bundle().config.windows;
-    if (whole || !windows[cache]) return position;
-    return std::min(position, *std::max_element(windows.begin(), windows.end()) - 1);
+    const Config& config = s_.bundle().config;
+    if (whole || !config.windows[cache]) return position;
+    return std::min(position, config.looks_back() - 1);
   }
 
   // In the order in which `save` writes them.
   std::vector<std::pair<std::string, SavedTensor>> placed(int64_t position,
-                                                          bool whole = true) const {
+                                                          bool whole) const {
     std::vector<std::pair<std::string, SavedTensor>> out;
     int64_t at = 0;
     auto add = [&](const Tensor& tensor, const std::vector<int64_t>& shape, int64_t bytes) {
@@ -199,7 +201,7 @@ class StateFile {
     return out;
   }
 
-  std::string described(int64_t position, bool whole = true) const {
+  std::string described(int64_t position, bool whole) const {
     const Bundle& bundle = s_.bundle();
     std::string out = "{\"identity\": {\"model\": " + text(bundle.model_identity) +
                       ", \"quantization\": " + text(bundle.recipe) +
@@ -274,7 +276,7 @@ class StateFile {
       return header.keys().size() == wanted.keys().size() && header.find("layout") &&
              *header.find("layout") == wanted["layout"];
     };
-    Json wanted = parse_json(described(position->whole()));
+    Json wanted = parse_json(described(position->whole(), true));
     *whole = same_layout(wanted);
     bool same = *whole || same_layout(parse_json(described(position->whole(), false)));
     if (!same || !(older || *identity == wanted["identity"]))
@@ -362,25 +364,19 @@ class StateFile {
   void adopt(int64_t position, const std::vector<std::pair<std::string, SavedTensor>>& places,
              const char* data) {
     s_.tokens_.reserve(tokens_.size());
-    std::string rows;
     s_.ledger_.make_room(0);
     Ledger after = s_.ledger_.elsewhere(position, 0);
+    after.first = s_.layout_.first_needed(position);
+    size_t states = s_.layout_.recurrent.size();
     for (size_t i = 0; i < places.size(); i++) {
       const SavedTensor& tensor = places[i].second;
-      if (i < s_.layout_.recurrent.size()) {
+      if (i < states)
         std::memcpy(s_.slot(s_.layout_.recurrent[i], after.source()), data + tensor.begin,
                     size_t(tensor.end - tensor.begin));
-        continue;
-      }
-      // rows that are not there are looked back on by nothing
-      int64_t row = tensor.shape[3] * item_size(tensor.type), missing = position - tensor.shape[2];
-      for (int64_t head = 0; head < tensor.shape[1]; head++) {
-        rows.append(size_t(missing * row), '\0');
-        rows.append(data + tensor.begin + head * tensor.shape[2] * row,
-                    size_t(tensor.shape[2] * row));
-      }
+      else
+        s_.take_rows(s_.layout_.caches[i - states], data + tensor.begin, tensor.shape[2], position,
+                     after.first);
     }
-    s_.copy_rows(Session::Copy::in, rows.data(), position);
     s_.ledger_ = after;
     s_.rows_ = 0;
     s_.tokens_.assign(tokens_.begin(), tokens_.end());
