@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "arcee": gguf.MODEL_ARCH.ARCEE,
     "granite": gguf.MODEL_ARCH.GRANITE,
     "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
@@ -52,12 +53,12 @@ ARCHITECTURES = {
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
 }
 TRANSFORMERS = (
-    "llama", "qwen2", "qwen3", "smollm3", "granite", "qwen2moe", "qwen3moe", "granitemoe",
+    "llama", "arcee", "qwen2", "qwen3", "smollm3", "granite", "qwen2moe", "qwen3moe", "granitemoe",
     "gemma", "gemma2", "gemma3", "olmo2", "phi3",
 )  # fmt: skip
 ROTATED = (
-    "llama", "smollm3", "granite", "granitemoehybrid", "nemotron_h", "mixtral", "granitemoe",
-    "granitemoeshared",
+    "llama", "arcee", "smollm3", "granite", "granitemoehybrid", "nemotron_h", "mixtral",
+    "granitemoe", "granitemoeshared",
 )  # fmt: skip
 HYBRIDS = (
     "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "lfm2", "lfm2_moe", *DELTANETS

@@ -19,6 +19,7 @@ from edge.export.text_files import generation_defaults
 from tests.checkpoints import edit_config, refusal, write_json
 from tests.state_spaces_checkpoints import save_mambabyte, save_state_spaces
 from tests.transformers_checkpoints import (
+    save_arcee,
     save_bamba,
     save_falcon_h1,
     save_falcon_mamba,
@@ -54,6 +55,7 @@ def save_hybrid(path: Path) -> Path:
 
 
 SAVERS: dict[str, Save] = {
+    "arcee": save_arcee,
     "mamba": save_mamba,
     "mamba2": save_mamba2,
     "bamba": save_bamba,

@@ -29,6 +29,7 @@ from tests.state_spaces_checkpoints import save_state_spaces
 from tests.test_checkpoint_transformers import LLAMA3
 from tests.transformers_checkpoints import (
     GRANITE,
+    save_arcee,
     save_falcon_h1,
     save_falcon_mamba,
     save_gemma2,
@@ -57,6 +58,7 @@ from tests.transformers_checkpoints import (
 
 Save = Callable[[Path], Path]
 SAVE: dict[str, Save] = {
+    "arcee": save_arcee,
     "falcon_h1": partial(save_falcon_h1, mamba_rms_norm=True),
     "falcon_mamba": save_falcon_mamba,
     "gemma2": partial(save_gemma2, sliding_window=13, max_position_embeddings=64),

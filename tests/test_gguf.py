@@ -28,6 +28,7 @@ from tests.checkpoints import VOCABULARY, randomise, refusal
 from tests.gguf_files import write_gguf
 from tests.transformers_checkpoints import (
     GRANITE,
+    save_arcee,
     save_falcon_h1,
     save_falcon_mamba,
     save_gemma,
@@ -62,6 +63,7 @@ YARN = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 CASES: dict[str, Save] = {
+    "arcee": save_arcee,
     "llama": save_llama,
     "llama-biases-tied-wide-heads": partial(
         save_llama, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=12,

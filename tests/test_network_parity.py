@@ -23,6 +23,7 @@ from edge.export.checkpoint import open_checkpoint
 from edge.export.network import Network, NetworkState
 from tests.checkpoints import VOCABULARY
 from tests.transformers_checkpoints import (
+    save_arcee,
     save_bamba,
     save_beside_images,
     save_falcon_h1,
@@ -61,6 +62,11 @@ STEPS = (LENGTH - 24, *[1] * 24)  # the first 20 are in a test of their own
 Save = Callable[[Path], Path]
 
 CASES: dict[str, Save] = {
+    "arcee": save_arcee,
+    "arcee-biases-tied": partial(
+        save_arcee, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=12,
+        rms_norm_eps=1e-2, num_key_value_heads=1,
+    ),
     "mamba": save_mamba,
     "mamba-biases-untied": partial(
         save_mamba, use_bias=True, use_conv_bias=False, tie_word_embeddings=False

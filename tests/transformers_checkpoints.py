@@ -73,6 +73,8 @@ save_phi3 = partial(
         },
     ),
 )  # fmt: skip
+# MLPs of squared ReLU
+save_arcee = partial(save, "arcee", _LLAMA | {"hidden_act": "relu2"})
 save_qwen2 = partial(save, "qwen2", _LLAMA)
 save_qwen3 = partial(save, "qwen3", _LLAMA | {"head_dim": 12})
 # every second block without RoPE

@@ -99,7 +99,6 @@ CHANGING: dict[str, tuple[object, ...]] = {
 UNREAD: dict[str, str] = {
     "afmoe": "AFMoE",
     "apertus": "Apertus",
-    "arcee": "Arcee",
     "bailing_hybrid": "Ling and Ring hybrids",
     "bitnet": "BitNet",
     "chatglm": "ChatGLM",

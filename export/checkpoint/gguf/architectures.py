@@ -168,6 +168,10 @@ QWEN2_MOE = replace(
         **_SHARED, "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
     },
 )  # fmt: skip
+# MLPs without a gate; q and k are turned as Llama's
+ARCEE = like_llama(
+    "arcee", complete=_complete_llama, fixed={"model_type": "arcee", "hidden_act": "relu2"}
+)
 # every fourth block has no RoPE, which is what its config says where it says nothing
 SMOLLM3 = like_llama("smollm3", complete=_complete_llama)
 NORMS_BEHIND = {
@@ -388,6 +392,7 @@ PLAIN = (
     GEMMA2,
     GEMMA3,
     PHI3,
+    ARCEE,
     SMOLLM3,
     GRANITE,
     GRANITE_MOE,
