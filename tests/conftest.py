@@ -57,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[_MARK] = uuid.uuid4().hex
         os.environ[compiling.FOLDER] = tempfile.mkdtemp(prefix="edge-compiled-")
+        # what was typed into chats is not the user's own history
+        os.environ["XDG_STATE_HOME"] = os.path.join(os.environ[compiling.FOLDER], "state")
 
 
 @pytest.hookimpl(wrapper=True)

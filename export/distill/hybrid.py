@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge.config import AttentionConfig, MlpConfig, ModelConfig
-from edge.errors import ExportError, Faults
+from edge.errors import ExportError, Faults, InputError
 from edge.export.checkpoint.families.mamba_in_llama import Make, mamba1_for, mixer_for
 
 CHOICES = ("even", "measured")
@@ -89,7 +89,7 @@ def kept_count(share: float, blocks: int) -> int:
 
 
 def parse_blocks(text: str, blocks: int) -> list[int]:
-    """`0,2,5-9` → block numbers, ascending. Raises ExportError with every part that names none."""
+    """`0,2,5-9` → block numbers, ascending. Raises InputError with every part that names none."""
     faults, found = Faults(), set[int]()
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
@@ -103,5 +103,5 @@ def parse_blocks(text: str, blocks: int) -> list[int]:
         else:
             found.update(range(first, last + 1))
     remedy = "name blocks to replace such as 0,2,5-9; or even, or measured"
-    faults.refuse(ExportError, remedy=remedy)
+    faults.refuse(InputError, remedy=remedy)
     return sorted(found)

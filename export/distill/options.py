@@ -114,7 +114,7 @@ class DistillOptions(LearningOptions):
     train_all: bool = False
 
     def check(self, teacher: Checkpoint) -> None:
-        """Raises ExportError too: for a teacher that is not like a Llama, or has no such blocks."""
+        """Raises ExportError too, for a teacher that is not like a Llama."""
         check_teacher(teacher.config, teacher.path)
         super().check(teacher)
         if self.chosen:
