@@ -1,1 +1,1 @@
-"""The programs: `edge` and `edge-chat`."""
+"""Command-line programs: `edge` and `edge-chat`."""

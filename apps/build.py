@@ -1,4 +1,4 @@
-"""`edge build BUNDLE`: a TensorRT engine for this GPU, or one for RTX GPUs elsewhere."""
+"""`edge build BUNDLE`: build a TensorRT engine for this GPU, or for RTX GPUs elsewhere."""
 
 from __future__ import annotations
 
@@ -25,48 +25,55 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.tensorrt.build import Built
 
-# set for the child, which then builds
+# set in the child process, which runs the build
 VARIABLE = "EDGE_BUILD_APART"
-# a build ends at its next step, of which the longest tries out one kernel after another
+# a build stops only between steps; the longest step times one kernel after another
 _PATIENCE_S = 60.0
 
 
 def build(
     bundle: options.BundleName,
     window: Annotated[
-        int | None, typer.Option(help="Most tokens of a run that can be undone. [default: 8]")
+        int | None,
+        typer.Option(help="Maximum number of tokens that can be rewound. [default: 8]"),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Most sequences. [default: 1]")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Maximum number of sequences. [default: 1]")
+    ] = None,
     capacity: Annotated[
         int | None,
-        typer.Option(help="Most tokens of the KV caches. [default: trained context, up to 4096]"),
+        typer.Option(help="Tokens the KV caches hold. [default: trained context, up to 4096]"),
     ] = None,
     chunk: Annotated[
-        int | None, typer.Option(help="Most tokens of one run. [default: the bundle's]")
+        int | None, typer.Option(help="Maximum tokens of a chunk. [default: the bundle's]")
     ] = None,
     workspace: Annotated[
-        int, typer.Option(min=1, max=1 << 16, help="MiB that a run's values may take.")
+        int, typer.Option(min=1, max=1 << 16, help="MiB for the intermediate values of a run.")
     ] = 256,
-    force: Annotated[bool, typer.Option("--force", help="Build it even if there is one.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Rebuild even if an engine exists.")
+    ] = False,
     aliased: Annotated[
         bool,
-        typer.Option("--aliased", help="Tell TensorRT what is written in place (a preview)."),
+        typer.Option("--aliased", help="Declare in-place outputs to TensorRT (preview feature)."),
     ] = False,
     rtx: Annotated[
-        bool, typer.Option("--rtx", help="With TensorRT for RTX: no plugins, no GPU needed.")
+        bool, typer.Option("--rtx", help="Use TensorRT for RTX: no plugins; with --sm, no GPU.")
     ] = False,
     sm: Annotated[
-        str | None, typer.Option(help="With --rtx: GPUs to build for ahead of time, as 86,89.")
+        str | None,
+        typer.Option(help="With --rtx: GPUs to build for ahead of time, such as 86,89."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Also write the bare engine to a file.")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Build the engine that `--engine tensorrt` runs, on the GPU it is for.
+    """Build the engine that `--engine tensorrt` runs, on the GPU that will run it.
 
-    It is kept in the user's cache (EDGE_CACHE names another folder), never in the bundle, and built
-    again after an update of TensorRT, driver, plugin library or bundle. Ctrl-C leaves nothing.
+    The engine is kept in the user's cache (EDGE_CACHE names another folder), never in the bundle.
+    Build it again after an update of TensorRT, the driver, the plugin library or the bundle.
+    Ctrl-C leaves no partial files.
     """
     from edge.bundle import open_bundle
     from edge.runtime.model import resolve
@@ -110,13 +117,13 @@ def build(
 
 
 def _words(bundle: str, flags: Mapping[str, object], switches: Mapping[str, bool]) -> list[str]:
-    """The command line that was given."""
+    """Return the arguments that repeat this command line."""
     words = [f"{name}={value}" for name, value in flags.items() if value is not None]
     return [*words, *(name for name, on in switches.items() if on), "--", bundle]
 
 
 def _build(bundle: Bundle, order: Any, rtx: bool) -> Built:
-    """Build with what is on this machine; with a progress bar at a terminal."""
+    """Build with the libraries on this machine, with a progress bar at a terminal."""
     from edge.runtime.cuda import install
     from edge.runtime.tensorrt import bindings, library, machine
     from edge.runtime.tensorrt.build import build
@@ -137,7 +144,7 @@ def _build(bundle: Bundle, order: Any, rtx: bool) -> Built:
 
 
 def _architectures(text: str | None) -> tuple[int, ...]:
-    """`86,sm_89` is (86, 89). Raises InputError."""
+    """Parse `86,sm_89` into (86, 89). Raises InputError."""
     found = set()
     for part in filter(None, (text or "").replace(" ", "").split(",")):
         digits = part.removeprefix("sm_")
@@ -152,12 +159,12 @@ def _architectures(text: str | None) -> tuple[int, ...]:
 
 
 def _check_output(output: Path, bundle: Path) -> None:
-    """Raises InputError for a file inside of the bundle: an engine is never part of it."""
+    """Raise InputError for a folder, an unwritable place, or a file inside the bundle."""
     if output.is_dir():
         raise InputError("is a folder", field="--output", remedy="name a file")
     if bundle.resolve() in output.resolve().parents:
         raise InputError(
-            "lies inside the bundle, which lists every file it has",
+            "lies inside the bundle, whose manifest lists every file",
             field="--output",
             remedy="name a file elsewhere",
         )
@@ -179,7 +186,7 @@ def _write_bare(engine: Path, output: Path) -> None:
 
 
 def facts(built: Built) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the facts that `--json` prints."""
     return {
         "engine": str(built.path),
         "bytes": built.engine_bytes,
@@ -197,7 +204,7 @@ def facts(built: Built) -> dict[str, Any]:
 
 
 def describe(built: Built) -> str:
-    """What was built, in a few lines."""
+    """Describe the built engine in a few lines."""
     parts, sizes = built.components, built.sizes
     gpus = f"sm_{parts['sm'].replace(',', ', sm_')}" + (
         f" ({parts['gpu']})" if parts["gpu"] else ""
@@ -217,28 +224,25 @@ def describe(built: Built) -> str:
     )
 
 
-# -- in a process of its own ----------------------------------------------------------------------
-
-
 def _is_child() -> bool:
     return VARIABLE in os.environ
 
 
 def _run_apart(arguments: Sequence[str], bundle: str) -> int:
-    """`edge build` with these arguments; its exit code.
+    """Run `edge build` with these arguments in a child process; return its exit code.
 
-    Raises EngineError: its process was ended, by a crash or for memory; whatever interrupts this
-    one, after the child has ended.
+    Raises EngineError when the child was killed, by a crash or for lack of memory. Re-raises
+    whatever interrupts this process, after the child has ended.
     """
     command = child.command("edge.apps.cli", "build", *arguments)
     with tempfile.TemporaryDirectory(prefix="mamba-edge-build-") as scratch:
-        # a session of its own: Ctrl-C comes to this process, and once
+        # in a session of its own, so that Ctrl-C reaches this process only
         process = subprocess.Popen(
             command,
             env=os.environ | {VARIABLE: "1", "TMPDIR": scratch},
             start_new_session=True,
         )
-        atexit.register(process.kill)  # where this process ends before it has
+        atexit.register(process.kill)  # in case this process ends first
         try:
             code = process.wait()
         except BaseException:
@@ -251,13 +255,13 @@ def _run_apart(arguments: Sequence[str], bundle: str) -> int:
     raise EngineError(
         f"TensorRT's process ended with {name} during the build: {why}",
         file=bundle,
-        remedy="edge info BUNDLE checks the bundle; for memory lower --workspace, --chunk or "
+        remedy="edge info BUNDLE checks the bundle; to save memory, lower --workspace, --chunk or "
         "--batch, or stop other programs",
     )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """In order, so that nothing half-made is left; at once when interrupted again."""
+    """Stop the child cleanly, so that no partial files are left; kill it if interrupted again."""
     process.terminate()
     try:
         process.wait(_PATIENCE_S)

@@ -13,7 +13,7 @@ from edge.apps.exits import leave
 from edge.apps.programs import Program
 from edge.apps.terminal import say
 
-# command: the module and the function that it is loaded from when it is called
+# command → module and function, imported only when the command is called
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "pull": ("edge.apps.models.pull", "pull"),
     "list": ("edge.apps.models.listing", "list_models"),
@@ -31,27 +31,27 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "profile": ("edge.apps.profile", "profile"),
     "doctor": ("edge.apps.doctor", "doctor"),
 }
-# in the list of commands, which cuts off what does not fit into a line of 80 columns
+# short help for the list of commands, which is cut off at 80 columns
 _SHORT = {
-    "pull": "Fetch a model, and make a bundle of it.",
-    "list": "List the models that were pulled.",
-    "show": "Show what a model is, and where it came from.",
-    "run": "Talk to a bundle: chat by another name.",
+    "pull": "Fetch a model and convert it to a bundle.",
+    "list": "List the pulled models.",
+    "show": "Show what a model is and where it came from.",
+    "run": "Talk to a bundle (the same as chat).",
     "export": "Convert a checkpoint into a bundle that the runtime can run.",
     "info": "Show sizes, provenance and the memory plan.",
-    "serve": "Answer the OpenAI API and ollama's, and a page to chat on.",
+    "serve": "Serve the OpenAI and ollama APIs, and a chat page.",
     "build": "Build the engine that --engine tensorrt runs.",
     "profile": "Measure TTFT, TPOT, tokens/s, memory, and where time goes.",
-    "doctor": "Say what works here, what is absent, and what is broken.",
+    "doctor": "Check what works here, what is absent, and what is broken.",
 }
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands, none of which is imported before it is wanted."""
+    """Group of commands that imports each command only when it is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        # names alone: what suggestions for a misspelt one are looked for in
+        # names only: suggestions for a misspelt command are looked up here
         self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Options that hold an answer to a form: what they mean, read from text or from a file."""
+"""Options that constrain answers to a JSON schema, a regex, a grammar or a list of choices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from edge.errors import InputError
 from edge.runtime.constrain.statement import MAX_SOURCE
 
-_PANEL = "What an answer has to be"
+_PANEL = "Constrained answers"
 
 
 def _form(name: str, metavar: str, says: str) -> Any:
@@ -20,21 +20,28 @@ def _form(name: str, metavar: str, says: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class FormOptions:
-    """A group of options: the form that an answer has to have."""
+    """A group of options: the constraint that an answer must satisfy."""
 
     json_schema: Annotated[
         str | None,
-        _form("--json-schema", "FILE", "JSON of this schema; {…} instead of a file too."),
+        _form("--json-schema", "FILE", "Answer in JSON of this schema: a file, or {…} itself."),
     ] = None
-    regex: Annotated[str | None, _form("--regex", "EXPRESSION", "Text that matches this.")] = None
-    grammar: Annotated[str | None, _form("--grammar", "FILE", "Text of this Lark grammar.")] = None
+    regex: Annotated[
+        str | None, _form("--regex", "EXPRESSION", "Answer with text that matches this.")
+    ] = None
+    grammar: Annotated[
+        str | None, _form("--grammar", "FILE", "Answer with text of this Lark grammar.")
+    ] = None
     choices: Annotated[
         list[str] | None,
-        _form("--choices", "A,B,…", "One of these. Repeat the option for texts with commas."),
+        _form("--choices", "A,B,…", "Answer with one of these. For texts with commas, repeat it."),
     ] = None
 
     def read(self) -> dict[str, Any]:
-        """By the names of `SamplingParams`. Raises InputError for a file that cannot be read."""
+        """Return the options under the names of `SamplingParams`.
+
+        Raises InputError when a file cannot be read.
+        """
         schema, choices = self.json_schema, self.choices
         if schema is not None and not schema.lstrip().startswith("{"):
             schema = _content("--json-schema", schema)

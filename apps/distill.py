@@ -23,24 +23,26 @@ def distill(
     keep_attention: Annotated[
         str | None,
         typer.Option(
-            help="Share of blocks that keep attention; 0.75,0.5 goes there in two phases."
+            help="Share of blocks that keep attention; 0.75,0.5 reaches 0.5 in two phases."
             " [default: 0.5]"
         ),
     ] = None,
     layers: Annotated[
         str,
-        typer.Option(help="Which blocks lose it: even, measured (the cheapest), or 0,2,5-9."),
+        typer.Option(help="Blocks that lose attention: even, measured (the cheapest), or 0,2,5-9."),
     ] = "even",
-    mixer: Annotated[str, typer.Option(help="What takes its place: mamba2 or mamba1.")] = "mamba2",
+    mixer: Annotated[
+        str, typer.Option(help="Mixer that replaces attention: mamba2 or mamba1.")
+    ] = "mamba2",
     match: Annotated[
-        float, learns(help="Share of the run in which mixers learn their attention's outputs.")
+        float, learns(help="Share of the run in which mixers learn the outputs of attention.")
     ] = 0.5,
     train_all: Annotated[
-        bool, learns("--train-all", help="Then train everything, not the new mixers alone.")
+        bool, learns("--train-all", help="Then train all weights, not only the new mixers.")
     ] = False,
     label: Label = 0.0,
     fresh: Annotated[
-        bool, learns("--fresh", help="Begin with random mixers, to see what attention's bring.")
+        bool, learns("--fresh", help="Start from random mixers, for comparison.")
     ] = False,
 ) -> None:
     """Turn a Transformer into a hybrid of Mamba and attention. Run it again to resume."""
@@ -73,12 +75,12 @@ def distill(
 
 
 def _shares(text: str | None, layers: str) -> tuple[float, ...]:
-    """`--keep-attention` as numbers. Raises InputError; with blocks that are named, too."""
+    """Parse `--keep-attention`. Raises InputError, also when `--layers` names blocks."""
     if text is None:
         return (0.5,)
     if layers not in ("even", "measured"):
         raise InputError(
-            "says which blocks lose attention, so --keep-attention has nothing to say",
+            "names the blocks that lose attention, so --keep-attention has no effect",
             field="--layers", remedy="leave one of them out",
         )  # fmt: skip
     return numbers(text, float, "--keep-attention", "0.75,0.5")

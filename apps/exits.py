@@ -16,21 +16,22 @@ from edge.apps.terminal import say, tell_traceback
 from edge.errors import EdgeError, InputError
 
 REFUSED, USAGE, INTERRUPTED = 1, 2, 130
-# what a disk says that takes no more
+# errors of a disk that takes no more data
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-# Address space that libraries take before a bundle is looked at: 147 MiB measured, one BLAS thread.
-# With less OpenBLAS ends the process: between 178 and 190 MiB in all it always did.
+# Address space that libraries take before a bundle is opened: 147 MiB measured, one BLAS thread.
+# With less, OpenBLAS ends the process: with 178 to 190 MiB in all it always did.
 START = 160 << 20
 _NO_ROOM = "error: not enough memory: raise the limit (ulimit -v), or stop other programs"
 
 
 def exit_code_of(program: Callable[[], object]) -> int:
-    """Run a program and turn how it ended into an exit code; errors become one line on stderr. An
-    option's value that is refused is a mistake in usage. Ctrl-C and SIGTERM are obeyed soon, and
-    what was being written is removed; see `interrupts`.
+    """Run a program and return its exit code; errors become one line on stderr.
+
+    A refused option value is a usage error. Ctrl-C and SIGTERM are obeyed soon, and files being
+    written are removed; see `interrupts`.
     """
-    # a start makes 50,000 objects that stay: looking through them 150 times took a tenth of it
+    # startup makes 50,000 objects that stay: scanning them 150 times took a tenth of its time
     gc.set_threshold(100_000)
     if not _has_room():
         say(_NO_ROOM, file=sys.stderr)
@@ -38,11 +39,11 @@ def exit_code_of(program: Callable[[], object]) -> int:
     try:
         with interrupts.obeyed():
             code = _ended(program)
-        # what is left in the buffer is written here, where it may fail
+        # flush the buffer here, where a failure is still handled
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # the reader of a pipe went away: not worth a traceback, and nothing is left to say
+        # the reader of a pipe went away: nobody is left to report to
         sys.stderr.close()
         return REFUSED
     except OSError as problem:
@@ -50,18 +51,18 @@ def exit_code_of(program: Callable[[], object]) -> int:
             tell_traceback()
             return REFUSED
         say(f"error: the output cannot be written: {problem.strerror}", file=sys.stderr)
-        # the interpreter tries once more when it ends
+        # the interpreter flushes once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return REFUSED
-    except Exception:  # a fault of ours, told in full
+    except Exception:  # a bug of ours
         tell_traceback()
         return REFUSED
 
 
 def leave(program: Callable[[], object]) -> NoReturn:
-    """Run a program and end the process as it ended."""
+    """Run a program and end the process with its exit code."""
     code = exit_code_of(program)
-    if code > 128:  # to take down an interpreter that has loaded torch takes seconds
+    if code > 128:  # shutting down an interpreter that has loaded torch takes seconds
         interrupts.end(code)
     sys.exit(code)
 
@@ -72,11 +73,11 @@ def _ended(program: Callable[[], object]) -> int:
     except EdgeError as problem:
         say(f"error: {problem}", file=sys.stderr)
         of_option = re.fullmatch(r"--?[a-z][\w-]*(\[\d+\])?", problem.field or "")
-        # a file is refused, whichever option names it
+        # a refused file is no usage error, even if an option names it
         usage = of_option and isinstance(problem, InputError) and problem.file is None
         return USAGE if usage else REFUSED
     except (MemoryError, ImportError) as problem:
-        # so the loader says that a library has no room
+        # "failed to map" is the loader's message for a library that has no room
         if isinstance(problem, ImportError) and "failed to map" not in str(problem):
             raise
         say(_NO_ROOM, file=sys.stderr)
@@ -91,11 +92,14 @@ def _ended(program: Callable[[], object]) -> int:
 
 
 def _has_room() -> bool:
-    """Whether libraries can begin: within a limit of address space some end the process instead."""
+    """Return whether the address space limit leaves room to load libraries.
+
+    Some libraries end the process when it does not.
+    """
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most == resource.RLIM_INFINITY:
         return True
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread takes 40 MB of it
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread takes 40 MB of the limit
     try:
         with open("/proc/self/statm") as sizes:
             used = int(sizes.read().split()[0]) * resource.getpagesize()

@@ -40,56 +40,60 @@ class EndType(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightOptions:
-    """A group of options: how a checkpoint's tensors are kept, and what they are calibrated on."""
+    """A group of options: how a checkpoint's tensors are quantized and calibrated."""
 
     quant: Annotated[
         str | None,
         typer.Option(
-            help="Weights alone: fp32, fp16, w8, w4, w4a16. Activations too: w8a8 (Quamba), "
-            "w8a8-o, w4a8; to compare: w8a8-static, -dynamic, -smoothquant, -hadamard, -llm-int8. "
-            "[default: fp16]"
+            help="Weights only: fp32, fp16, w8, w4, w4a16. Activations too: w8a8 (Quamba), "
+            "w8a8-o, w4a8; for comparison: w8a8-static, -dynamic, -smoothquant, -hadamard, "
+            "-llm-int8. [default: fp16]"
         ),
     ] = None
     layers: Annotated[
         str | None,
-        typer.Option(help="Other recipes for kinds of layers: attention=fp16,mlp=w4a16."),
+        typer.Option(help="Recipes for certain kinds of layers: attention=fp16,mlp=w4a16."),
     ] = None
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="Text to find scales on: UTF-8, or .jsonl. [default: greetings]"),
+        typer.Option(help="Calibration text: UTF-8, or .jsonl. [default: the demo's greetings]"),
     ] = None
     calibrate_sequences: Annotated[
-        int | None, typer.Option(min=1, help="How many sequences of it. [default: 128]")
+        int | None, typer.Option(min=1, help="Number of calibration sequences. [default: 128]")
     ] = None
     calibrate_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of each. [default: 512]")
+        int | None, typer.Option(min=2, help="Tokens of each sequence. [default: 512]")
     ] = None
     percentile: Annotated[
         float | None,
-        typer.Option(help="Share of the scan's inputs not clipped, in %. [default: by size]"),
+        typer.Option(help="Percentile at which the scan's inputs are clipped. [default: by size]"),
     ] = None
     ssm_state: Annotated[
-        StateType | None, typer.Option(help="How Mamba layers keep their state. [default: fp32]")
+        StateType | None, typer.Option(help="Type of the Mamba layers' state. [default: fp32]")
     ] = None
     kv_cache: Annotated[
         CacheType | None,
-        typer.Option(help="How attention keeps keys and values. [default: the recipe's]"),
+        typer.Option(help="Type of the KV cache. [default: the recipe's]"),
     ] = None
     embedding: Annotated[
-        EndType | None, typer.Option(help="How the embedding is kept. [default: the recipe's]")
+        EndType | None, typer.Option(help="Type of the embedding. [default: the recipe's]")
     ] = None
     head: Annotated[
-        EndType | None, typer.Option(help="How the head is kept. [default: the recipe's]")
+        EndType | None, typer.Option(help="Type of the head. [default: the recipe's]")
     ] = None
     groups: Annotated[
-        bool, typer.Option("--groups", help="Scales for groups of Mamba-2's x, B and C.")
+        bool, typer.Option("--groups", help="Use one scale per group of Mamba-2's x, B and C.")
     ] = False
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Tokenizer file or folder, or bytes, when there is none.")
+        Path | None,
+        typer.Option(help="Tokenizer file or folder, or bytes, if the checkpoint has none."),
     ] = None
 
     def read(self) -> dict[str, Any]:
-        """By the names of `export_checkpoint`. Raises ExportError for layers that name nothing."""
+        """Return the options under the names of `export_checkpoint`.
+
+        Raises ExportError when `--layers` is malformed.
+        """
         given = {n: v.value if isinstance(v, Enum) else v for n, v in vars(self).items()}
         return given | {"quant": self.quant or "fp16", "layers": by_kind(self.layers or "")}
 
@@ -99,8 +103,8 @@ def export(
     checkpoint: Annotated[
         str,
         typer.Argument(
-            help="Checkpoint directory, .gguf file, or bundle in fp32 or fp16 (demo-fp16, …), to "
-            "read; with --target and no --quant any bundle, which keeps its weights."
+            help="Checkpoint directory, .gguf file, or bundle in fp32 or fp16 (demo-fp16, …). "
+            "With --target and no --quant: any bundle, which keeps its weights."
         ),
     ],
     *,
@@ -109,20 +113,20 @@ def export(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            help="GPUs to compile kernels for: sm_87,sm_89 or names of boards (orin-nano, …); "
-            "the CPU is always one. Needs Triton."
+            help="GPUs to compile kernels for: sm_87,sm_89 or names of boards (orin-nano, …). "
+            "The CPU is always included. Needs Triton."
         ),
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Refuse fields of config.json that edge does not know."),
+        typer.Option("--strict", help="Refuse unknown fields in config.json."),
     ] = False,
     verify: Annotated[
-        bool, typer.Option(help="Run the bundle against the reference network afterwards.")
+        bool, typer.Option(help="Compare the bundle with the reference network afterwards.")
     ] = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Convert a checkpoint directory into a bundle the runtime can run."""
+    """Convert a checkpoint into a bundle that the runtime can run."""
     from edge.runtime.model import resolve
 
     architectures = _architectures(target or [])
@@ -146,7 +150,7 @@ def export(
 
 
 def _architectures(targets: list[str]) -> tuple[int, ...]:
-    """The architectures that --target names; an unknown name is a usage error."""
+    """Return the architectures that --target names; an unknown name is a usage error."""
     from edge.export.targets import architectures
 
     try:
@@ -156,7 +160,7 @@ def _architectures(targets: list[str]) -> tuple[int, ...]:
 
 
 def by_kind(text: str) -> dict[str, str]:
-    """`attention=fp16,mlp=w8` → kind of layer: recipe. Raises ExportError."""
+    """Parse `attention=fp16,mlp=w8` into kind of layer → recipe. Raises ExportError."""
     found: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         kind, equals, name = part.partition("=")
@@ -171,7 +175,7 @@ def by_kind(text: str) -> dict[str, str]:
 
 
 def describe(summary: ExportSummary) -> str:
-    """What was made, in a few lines."""
+    """Describe the exported bundle in a few lines."""
     manifest = summary.manifest
     layers = ", ".join(f"{count} {kind}" for kind, count in manifest.model.kinds.items())
     bundle = manifest.nbytes

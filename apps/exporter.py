@@ -1,4 +1,4 @@
-"""The exporter, as programs call it: what it needs installed, and what it says of options."""
+"""Helpers for commands that call the exporter: missing packages and refused options."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _OPTIONS = (
 
 
 def needs(doing: str, kind: type[EdgeError] = ExportError, *extras: str) -> None:
-    """Raise `kind`, naming all packages that are absent and what installs them; `extras` beside
-    those of the exporter.
+    """Raise `kind` when packages are missing, naming all of them and the pip command.
+
+    `extras`: extras to install besides those of the exporter.
     """
     absent = [name for name in PACKAGES if find_spec(name) is None]
     wanted = ["export", *extras]
@@ -28,27 +29,25 @@ def needs(doing: str, kind: type[EdgeError] = ExportError, *extras: str) -> None
         raise kind(
             f"{doing} needs the package{'s' if absent[1:] else ''} {', '.join(absent)}",
             remedy=f"pip install 'mamba-edge[{','.join(wanted)}]', on Python 3.11 or later; in a "
-            "checkout, make test does",
+            "checkout, run make test",
         )
 
 
 @contextmanager
 def packages_of(extra: str, doing: str, kind: type[EdgeError] = EdgeError) -> Iterator[None]:
-    """Make a package that cannot be imported an error that names the extra which brings it."""
+    """Turn a missing package into an error that names the extra that provides it."""
     try:
         yield
     except ModuleNotFoundError as missing:
         raise kind(
             f"{doing} needs the package {missing.name}",
-            remedy=f"pip install 'mamba-edge[{extra}]'; in a checkout, make test does",
+            remedy=f"pip install 'mamba-edge[{extra}]'; in a checkout, run make test",
         ) from None
 
 
 @contextmanager
 def options_checked() -> Iterator[None]:
-    """Make what is refused of an option's value a mistake in usage. A file that is refused, which
-    an option names, is none.
-    """
+    """Turn a refused option value, but no refused file, into a usage error."""
     try:
         yield
     except ExportError as problem:

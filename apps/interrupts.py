@@ -1,12 +1,12 @@
-"""Ctrl-C and SIGTERM are acknowledged at once and obeyed soon, whatever the program is doing.
+"""Acknowledge Ctrl-C and SIGTERM at once and obey them soon, whatever the program is doing.
 
-Python runs a signal's handler between two of its own instructions: a product of torch or a run of
-ONNX Runtime can keep it waiting for many seconds. The number of a signal is written to a pipe when
-it comes; a thread reads it there, says so, and after `PATIENCE_S` does what is left to do: what was
-being written is removed, and the process ends.
+Python runs a signal handler between two bytecode instructions, so a matrix product in torch or a
+run of ONNX Runtime can delay it for many seconds. Here each signal's number is written to a pipe. A
+thread reads the pipe, acknowledges the signal and, after `PATIENCE_S`, removes the files being
+written and ends the process.
 
-A handler of the program's own is left alone. One with an attribute `said` ends a long run in order:
-that is told, and the second signal ends the process as above.
+Handlers that a program installs itself are left alone. A handler with an attribute `said` ends a
+long run in order: the thread prints `said`, and a second signal ends the process as above.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import Any, NoReturn
 from edge import leftovers
 from edge.apps.terminal import say
 
-PATIENCE_S = 0.5  # until the process ends; what is removed then takes as long at most
+PATIENCE_S = 0.5  # until the process ends; exit functions may then take as long again
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """The handler of SIGTERM: end in order, so that what is being written is removed."""
+    """Handle SIGTERM: exit in order, so that files being written are removed."""
     sys.exit(128 + number)
 
 
 @contextmanager
 def obeyed() -> Iterator[None]:
-    """Signals are watched for as long as this lasts."""
+    """Watch signals inside this context."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -59,7 +59,7 @@ def obeyed() -> Iterator[None]:
 
 
 def _forked() -> None:
-    """Leave signals to a forked child itself: its pipe is its parent's, which would end by them."""
+    """Stop watching in a forked child: its signals would go to the parent's pipe and end it."""
     if signal.getsignal(signal.SIGTERM) is leave:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
@@ -69,7 +69,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def unwatched() -> None:
-    """From now on the program obeys signals itself: to a talk, one is no more than a stop."""
+    """Leave signals to the program from now on: in a chat, Ctrl-C only stops an answer."""
     signal.set_wakeup_fd(-1)
 
 
@@ -93,13 +93,13 @@ def _watch(heard: int, acknowledged: threading.Event, over: threading.Event) -> 
 
 
 def end(code: int) -> NoReturn:
-    """End the process now, which by itself would take long."""
+    """End the process now, without the slow normal shutdown."""
     if sys.stderr.isatty():
-        os.write(2, b"\x1b[?25h")  # a bar that is gone had hidden the cursor
-    with suppress(OSError):  # what fails now because files are gone is no news
+        os.write(2, b"\x1b[?25h")  # show the cursor that a progress bar has hidden
+    with suppress(OSError):  # errors caused by the removal of files are no news
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     leftovers.remove_held()
-    # temporary folders, and children that are to end with us
+    # these remove temporary folders and end child processes
     ending = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     ending.start()
     ending.join(PATIENCE_S)

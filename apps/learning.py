@@ -1,4 +1,4 @@
-"""Options of every command that trains, written once."""
+"""Options shared by all commands that train."""
 
 from __future__ import annotations
 
@@ -20,67 +20,68 @@ if TYPE_CHECKING:
 
 
 def learns(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="How it learns", **more)
+    return typer.Option(*names, rich_help_panel="Training", **more)
 
 
 def _runs(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Where it runs", **more)
+    return typer.Option(*names, rich_help_panel="Hardware", **more)
 
 
 Label = Annotated[
-    float, learns(help="Share of the loss that is the text; the rest is the teacher.")
+    float, learns(help="Share of the loss on the text itself; the rest is on the teacher.")
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """A group of options; `edge.export.distill.options.LearningOptions` says what they mean."""
+    """A group of options, documented in `edge.export.distill.options.LearningOptions`."""
 
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder to write; OUTPUT.run keeps the run.")
+        Path,
+        typer.Option("-o", "--output", help="Folder to write; the run is kept in OUTPUT.run."),
     ]
     text: Annotated[
         list[Path],
-        typer.Option(help="What to learn from: UTF-8, or .jsonl with messages or text. Repeat it."),
+        typer.Option(
+            help="Training text: UTF-8, or .jsonl with messages or text; may be repeated."
+        ),
     ]
     valid: Annotated[
-        Path | None, typer.Option(help="Text to measure on. [default: a few rows of --text]")
+        Path | None, typer.Option(help="Validation text. [default: a few rows of --text]")
     ] = None
     tokenizer: Annotated[
         Path | None, typer.Option(help="Tokenizer file or folder, when the teacher has none.")
     ] = None
     tokens: Annotated[
-        int | None, learns(help="Tokens to learn from. [default: once through the text]")
+        int | None, learns(help="Tokens to train on. [default: once through the text]")
     ] = None
     minutes: Annotated[
-        float | None, learns(help="End after this many, over all runs that continue one another.")
+        float | None, learns(help="Stop after this many minutes, earlier runs included.")
     ] = None
-    length: Annotated[int, learns(help="Tokens of a row.")] = 512
-    batch: Annotated[int, learns(help="Rows of a step.")] = 8
+    length: Annotated[int, learns(help="Tokens per row.")] = 512
+    batch: Annotated[int, learns(help="Rows per step.")] = 8
     rate: Annotated[float, learns(help="Factor on the learning rates.")] = 1.0
-    seed: Annotated[int, learns(help="Of first weights and the order of the text.")] = 0
+    seed: Annotated[int, learns(help="Seed of the initial weights and the text order.")] = 0
     device: Annotated[str, _runs(help="cpu, cuda, cuda:1, …")] = "cpu"
     bf16: Annotated[
         bool | None,
-        _runs("--bf16/--fp32", help="Products in bfloat16. [default: where the device has them]"),
+        _runs("--bf16/--fp32", help="Multiply in bfloat16. [default: if the device supports it]"),
     ] = None
     recompute: Annotated[
-        bool, _runs("--recompute", help="Run layers again rather than keep what gradients need.")
+        bool, _runs("--recompute", help="Run layers again in the backward pass, to save memory.")
     ] = False
     threads: Annotated[int | None, _runs(min=1, help="CPU threads. [default: all]")] = None
-    save_every: Annotated[float, _runs(help="Seconds between what the run can continue from.")] = (
-        900.0
-    )
+    save_every: Annotated[float, _runs(help="Seconds between checkpoints of the run.")] = 900.0
     as_json: AsJson = False
 
     def asked(self) -> dict[str, Any]:
-        """What `LearningOptions` is made of."""
+        """Return the arguments of `LearningOptions`."""
         own = {"output", "as_json"}
         asked = {name: value for name, value in vars(self).items() if name not in own}
         return asked | {"text": tuple(self.text)}
 
     def tell(self, summary: Summary, *lines: str) -> None:
-        """Say what was made, in these lines and what every run has; or as JSON."""
+        """Print the result: these lines plus those that every run has, or JSON."""
         learned = f"{summary.tokens} tokens in {summary.seconds / 60:.1f} minutes"
         told = [lines[0], f"  learned     {learned}", *lines[1:-1],
                 f"  curve       {summary.run / 'curve.csv'}", lines[-1]]  # fmt: skip
@@ -92,7 +93,7 @@ def report(line: str) -> None:
 
 
 def picture_of(points: Sequence[dict[str, Any]]) -> str | None:
-    """The learning curve over tokens, as a file; None without matplotlib."""
+    """Return the learning curve over tokens as SVG; None without matplotlib."""
     if not plots.available():
         return None
     series = {

@@ -1,4 +1,4 @@
-"""Options that several programs take, written once: the bundle, the engine, who drafts and how."""
+"""Options shared by several programs: the bundle, the engine and drafting."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ _RUNNING = "Running the model"  # the panel of these options in help texts
 
 
 def running(*names: str, **more: Any) -> Any:
-    """An option of how the model is run."""
+    """Return an option about running the model."""
     return typer.Option(*names, rich_help_panel=_RUNNING, **more)
 
 
 def known_engine(name: str | None) -> str | None:
-    """The name of an engine, where one is given; a mistake in usage unless there is such a one."""
+    """Return the engine's name; an unknown name is a usage error."""
     if name is not None and name not in ENGINES:
         raise typer.BadParameter(f"unknown engine {name!r} (choose {CHOICES})")
     return name
 
 
-BundleName = Annotated[
-    str,
-    typer.Argument(help="Pulled model, bundle folder, or demo, demo-fp16, demo-draft, demo-bytes."),
-]
+BUNDLE_HELP = "Pulled model, bundle folder, or demo, demo-fp16, demo-draft, demo-bytes."
+BundleName = Annotated[str, typer.Argument(help=BUNDLE_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Engine = Annotated[str, running(help=f"{CHOICES}.", callback=known_engine)]
 Provider = Annotated[str | None, running(help=ort_providers.HELP)]
@@ -55,17 +53,17 @@ class RunOptions:
     threads: Threads = None
     spin: Annotated[
         bool,
-        running("--spin", help="Keep idle threads awake; for a machine that does nothing else."),
+        running("--spin", help="Keep idle threads spinning, on a machine that runs nothing else."),
     ] = False
 
     def load(self, bundle: str | Path) -> Model:
-        """Load a bundle, with a bar where that takes a while."""
+        """Load a bundle, with a progress bar if that takes a while."""
         from edge.apps.progress import load
 
         return load(bundle, **vars(self))
 
     def load_drafter(self, draft: str | None) -> Model | Literal["ngram"] | None:
-        """The model that drafts, "ngram", which is none, or None for no drafter."""
+        """Return the drafter: a loaded model, "ngram", or None for no drafter."""
         if draft is None or draft == "none":
             return None
         return "ngram" if draft == "ngram" else self.load(draft)
@@ -80,12 +78,12 @@ ACCEPT_HELP = (
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """What was asked for.
+    """The requested drafting.
 
     Attributes:
-        draft: a bundle, a demonstration's name, or "ngram"; None for no drafter.
-        tokens, tree: of a fixed shape; neither leaves it to a bandit.
-        accept: the rule by which drafted tokens are accepted.
+        draft: a bundle, a demo's name, or "ngram"; None for no drafter.
+        tokens, tree: fixed shape of drafts; without either, a bandit chooses the shape.
+        accept: acceptance rule for drafted tokens.
     """
 
     draft: str | None
@@ -95,9 +93,9 @@ class DraftOptions:
 
 
 def all_there(bundles: Sequence[str], files: Sequence[Path] = ()) -> None:
-    """Look at everything that a program is about to load or read.
+    """Check every bundle and file that a program is about to read.
 
-    Raises BundleError or InputError: what is missing or cannot be opened, all of it at once.
+    Raises BundleError or InputError that lists everything missing or unreadable.
     """
     from edge.bundle import open_bundle
     from edge.runtime.model import resolve
@@ -119,30 +117,30 @@ def all_there(bundles: Sequence[str], files: Sequence[Path] = ()) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftingOptions:
-    """A group of options: who drafts, and how."""
+    """A group of options: the drafter, and the shape of its drafts."""
 
-    draft: Annotated[str, running(help="Who drafts: another bundle, ngram, or none.")] = "none"
+    draft: Annotated[str, running(help="Drafter: another bundle, ngram, or none.")] = "none"
     draft_tokens: Annotated[
-        int | None, running(metavar="N", help="Length of every draft, in tokens, as a chain.")
+        int | None, running(metavar="N", help="Draft chains of this many tokens.")
     ] = None
     draft_tree: Annotated[
         str | None,
         running(
             metavar="N,N,…|ucb",
-            help="Children at each depth of every draft: 3,2,2,1,1; ucb chooses one of three "
-            "trees.",
+            help="Draft trees with this many children at each depth, such as 3,2,2,1,1; ucb "
+            "chooses one of three trees.",
         ),
     ] = None
     draft_auto: Annotated[
-        bool, running("--draft-auto", help="Choose the shape of drafts by trying. [default]")
+        bool, running("--draft-auto", help="Find the best shape of drafts by trial. [default]")
     ] = False
     accept: Annotated[str, running(metavar="exact|top-N", help=ACCEPT_HELP)] = "exact"
 
     def read(self, others: Mapping[str, Any] | None = None) -> DraftOptions:
-        """The options together; nothing is loaded yet.
+        """Check the options together, without loading anything.
 
-        `others`: further options, with their values, that mean nothing without a drafter.
-        Raises InputError; BundleError: there is no such drafter.
+        `others`: further options, with their values, that require a drafter.
+        Raises InputError, or BundleError when the drafter does not exist.
         """
         from edge.runtime.speculate.accept import rule_of
 
@@ -171,9 +169,9 @@ class DraftingOptions:
 def read_shape(
     tokens: int | None, tree: str | None, auto: bool
 ) -> tuple[int, ...] | Literal["ucb"] | None:
-    """`--draft-tree` as numbers, or `ucb`; it excludes the two other ways to give a shape.
+    """Return `--draft-tree` as numbers, or `ucb`.
 
-    Raises InputError.
+    Raises InputError when more than one of the three options gives a shape.
     """
     given = {"--draft-tokens": tokens is not None, "--draft-tree": tree is not None,
              "--draft-auto": auto}  # fmt: skip
@@ -188,7 +186,7 @@ def read_shape(
 
 
 def numbers(text: str, kind: type[Number], option: str, such_as: str) -> tuple[Number, ...]:
-    """`128,512` as numbers. Raises InputError."""
+    """Parse `128,512` into numbers. Raises InputError."""
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
@@ -208,27 +206,27 @@ def write_text(path: Path, text: str, option: str) -> None:
 
 
 def self_drafting_note(target: Model, draft: Model | Literal["ngram"] | None) -> str | None:
-    """A word about a drafter that is the target itself: each of its drafts costs as many steps."""
+    """Return a note if the drafter is the target itself: each drafted token then costs a step."""
     if draft is None or draft == "ngram" or draft.fingerprint != target.fingerprint:
         return None
     return (
         f"note: {target.path.name} drafts for itself, which gains nothing: a drafted token costs a "
-        "whole step (draft with a smaller bundle of the same tokenizer, or with ngram)"
+        "whole step (draft with a smaller bundle that has the same tokenizer, or with ngram)"
     )
 
 
 @contextmanager
 def named_as_options() -> Iterator[None]:
-    """Refusals of a session's and of sampling's parameters name the options they came from."""
+    """Make errors about session and sampling parameters name the command-line options."""
     try:
         yield
     except InputError as problem:
         field = problem.field
-        # it names what the user gave, or a place in a file
+        # the field is already an option, or a place in a file
         if field is None or field.startswith("-") or problem.file is not None:
             raise
         raise InputError(
-            # of further faults, and of what excludes it, the message names the parameters
+            # the message names the parameters of further faults and of conflicts
             re.sub(
                 r"(; |cannot be given together with )([a-z][\w.]*)(?=: |$)",
                 lambda name: name[1] + _option(name[2]),

@@ -1,4 +1,4 @@
-"""Programs of typer, alike in their help: plain text, options under the name of what they do."""
+"""Typer programs with uniform help: plain text, with options grouped by topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class GroupedHelp(typer.core.TyperCommand):
-    """Plain help, with options under the name of what they are about."""
+    """Command with plain help, in which options are grouped by topic."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -28,14 +28,14 @@ class GroupedHelp(typer.core.TyperCommand):
                 name = getattr(parameter, "rich_help_panel", None) or kind
                 groups.setdefault(name, []).append(record)
         for name, records in groups.items():
-            if not records:  # the writer of columns takes no empty table
+            if not records:  # write_dl fails on an empty table
                 continue
             with formatter.section(name):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read what was typed. Raises InputError: values that are none, all of them at once."""
-        typed = list(args)  # the parser uses up its list
+        """Parse the command line. Raises InputError that lists all invalid values."""
+        typed = list(args)  # the parser consumes its list
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as problem:
@@ -43,7 +43,7 @@ class GroupedHelp(typer.core.TyperCommand):
             raise problem
 
     def _refuse(self, ctx: Any, typed: list[str]) -> None:
-        """Raise what is wrong with each value; return where something is only missing."""
+        """Raise InputError with every invalid value; return if values are only missing."""
         values = self.make_parser(ctx).parse_args(args=typed)[0]
         faults, missing = Faults(), Faults()
         for parameter in self.get_params(ctx):
@@ -60,7 +60,7 @@ class GroupedHelp(typer.core.TyperCommand):
 
 
 def _said(problem: typer.BadParameter, parameter: Any) -> str:
-    """What is wrong with an option's value; what parses numbers has words about schemas."""
+    """Say what is wrong with an option's value, without the parser's words about schemas."""
     parsing: Any = problem.__cause__
     described = getattr(parameter, "type_descriptor", None)
     if described is None or not hasattr(parsing, "errors"):
@@ -86,8 +86,10 @@ def _said(problem: typer.BadParameter, parameter: Any) -> str:
 
 
 class Program(typer.Typer):
-    """A program or a group of commands. Boxes do not survive narrow and dumb terminals, and
-    rich's markup swallows what stands in brackets, such as a default.
+    """Program or group of commands, without rich's help.
+
+    Boxes break on narrow and dumb terminals, and rich's markup swallows text in brackets, such as
+    a default.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -106,7 +108,7 @@ class Program(typer.Typer):
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for every field of a parameter that is a dataclass."""
+    """Replace each dataclass parameter of a command by one option per field."""
     groups: dict[str, type] = {}
     options: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where somebody can see it."""
+"""Progress bars on standard error, shown at a terminal only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stages(first: str, width: int) -> Iterator[Callable[[str, float], None]]:
-    """Yields a function that takes what is being done and the share of it that is done.
+    """Yield a function that takes the name of a stage and the share that is done.
 
-    `width`: characters that the names of stages take.
+    `width`: characters reserved for stage names.
     """
     from rich.console import Console
     from rich.progress import (
@@ -44,11 +44,11 @@ def stages(first: str, width: int) -> Iterator[Callable[[str, float], None]]:
         yield show
 
 
-PATIENCE_S = 1.0  # what takes less is over before a bar would be read
+PATIENCE_S = 1.0  # shorter work is over before anyone could read a bar
 
 
 def load(bundle: str | os.PathLike[str], **options: Any) -> Model:
-    """`edge.load` with a bar."""
+    """Call `edge.load` with a progress bar."""
     from edge.runtime import model
 
     counts = (0, 0)
@@ -63,10 +63,10 @@ def load(bundle: str | os.PathLike[str], **options: Any) -> Model:
 
 @contextmanager
 def waiting(text: str, counts: Callable[[], tuple[int, int]], unit: str) -> Iterator[None]:
-    """Show a bar as soon as this has lasted PATIENCE_S, and take it away at the end.
+    """Show a bar once PATIENCE_S have passed, and remove it at the end.
 
-    `counts`: how many of `unit` are done and of how many in all, asked from another thread; while
-    the second is 0, the bar only moves.
+    `counts`: returns done and total in `unit`; called from another thread. While the total is 0,
+    the bar only pulses.
     """
     if not sys.stderr.isatty():
         yield
@@ -86,7 +86,7 @@ def _watch(
 ) -> None:
     if ended.wait(PATIENCE_S):
         return
-    # imported only where there is something to wait for
+    # imported only when a bar is shown
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import (
@@ -108,7 +108,7 @@ def _watch(
         task = bar.add_task(escape(harmless(text)), total=None, rate=rate)
         while not ended.wait(0.1):
             done, total = counts()
-            if done < before:  # of something else: what was quick says nothing of it
+            if done < before:  # another count has begun: forget the speed of the last one
                 bar.reset(task)
             before, rate = done, f"{bar.tasks[0].speed:.0f}" if bar.tasks[0].speed else "–"
             bar.update(task, completed=done, total=total or None, rate=rate)

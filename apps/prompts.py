@@ -1,4 +1,4 @@
-"""Prompts to measure with: a few of our own, or those of a file."""
+"""Prompts for measurements: a few of our own, or those of a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge.errors import InputError
 
-# what people ask a small model for; greetings would end before anything can be measured
+# typical requests to a small model; answers to greetings are too short to measure
 DEFAULT = (
     "Tell me a short story about a girl and her dog.",
     "What did the boy find in the garden? Tell me all about it.",
@@ -18,19 +18,21 @@ DEFAULT = (
     "Tell me a story about a bird that wanted to be friends with a cat.",
 )
 MOST_BYTES = 64 << 20
-# the prompt of a line, in MT-bench, GSM8K, HumanEval and what else is about
+# fields that hold the prompt in MT-bench, GSM8K, HumanEval and other sets
 _FIELDS = ("turns", "question", "prompt", "text")
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """Every prompt of a file: each line of a text, or of JSON lines (also gzipped) the first of the
-    fields turns, question, prompt and text; of turns the first one.
+    """Return every prompt of a file, which may be gzipped: one per line.
 
-    Raises InputError: it cannot be read, or holds no prompt.
+    In JSON lines the prompt is the first of the fields turns, question, prompt and text; of turns,
+    the first one.
+
+    Raises InputError when the file cannot be read or holds no prompt.
     """
     found = tuple(_prompts(path, _text(path)))
     if not found:
-        raise InputError("holds no prompt", file=path, remedy="one a line, or JSON lines")
+        raise InputError("holds no prompt", file=path, remedy="write one per line, or JSON lines")
     return found
 
 
@@ -69,5 +71,8 @@ def _of_json(path: Path, number: int, line: str) -> str:
         if isinstance(value, str) and value:
             return value
     raise InputError(
-        "has no prompt", file=path, field=f"line {number}", remedy=f"one of {', '.join(_FIELDS)}"
+        "has no prompt",
+        file=path,
+        field=f"line {number}",
+        remedy=f"give one of {', '.join(_FIELDS)}",
     )

@@ -1,4 +1,4 @@
-"""Where the programs begin, before anything is imported that takes time."""
+"""Entry points of the programs, before any slow import."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def edge_chat() -> None:
 
 
 def _quiet() -> None:
-    """Ctrl-C while modules are imported ends the process, without a traceback through them."""
+    """Make Ctrl-C during imports end the process without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

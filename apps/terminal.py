@@ -1,5 +1,6 @@
-"""Everything that programs print goes through here, so that no text of strangers commands a
-terminal: names and messages come from bundles, checkpoints, states and models.
+"""Printing for all programs, without control characters that could command the terminal.
+
+Names and messages may come from untrusted bundles, checkpoints, states and models.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ import sys
 from typing import TextIO
 
 DIM = ("\x1b[2m", "\x1b[0m")
-# control characters but line feed and tab, and what turns the direction of text around (Unicode
-# Standard Annex 9): embeddings, overrides and isolates
+# control characters except line feed and tab, and characters that change the direction of text
+# (Unicode Standard Annex 9): embeddings, overrides and isolates
 _COMMANDS = {
     code: None
     for code in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -18,7 +19,7 @@ _COMMANDS = {
 
 
 def harmless(text: str) -> str:
-    """The text without what a terminal would obey."""
+    """Return the text without characters that a terminal would obey."""
     return text.translate(_COMMANDS)
 
 
@@ -30,13 +31,13 @@ def say(
     flush: bool = False,
     style: tuple[str, str] = ("", ""),
 ) -> None:
-    """`print` for people: whatever the values hold is only text. `style` is put around it."""
+    """Print values as harmless text, between the two strings of `style`."""
     text = harmless(sep.join(map(str, values)))
     print(f"{style[0]}{text}{style[1]}", end=end, file=file or sys.stdout, flush=flush)
 
 
 def tell_traceback() -> None:
-    """The exception being handled, in full, on standard error."""
+    """Print the traceback of the exception being handled to standard error."""
     import traceback
 
     say(traceback.format_exc(), end="", file=sys.stderr, flush=True)

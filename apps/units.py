@@ -1,4 +1,4 @@
-"""Sizes, kernels and graphs in words, as several programs print them."""
+"""Sizes, kernels and graphs as text, for several programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def megabytes(size: int) -> str:
-    """Bytes as kB, MB or GB with three significant digits (powers of 1000)."""
+    """Format bytes as kB, MB or GB with three significant digits (powers of 1000)."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000 or unit == "GB":
@@ -16,7 +16,7 @@ def megabytes(size: int) -> str:
 
 
 def kernel_line(sizes: Mapping[str, tuple[int, int]], unplanned: str | None) -> str:
-    """The kernels of a bundle; `unplanned` says why there is no launch plan."""
+    """Describe the kernels of a bundle; `unplanned` says why there is no launch plan."""
     if unplanned is not None:
         return f"none, and no launch plan to compile them from: {unplanned}"
     if not sizes:
@@ -25,7 +25,7 @@ def kernel_line(sizes: Mapping[str, tuple[int, int]], unplanned: str | None) -> 
 
 
 def tensorrt_line(size: int | None, why: str | None) -> str:
-    """The graph for TensorRT, of `size` bytes, or `why` there is none."""
+    """Describe the TensorRT graph of `size` bytes, or say `why` there is none."""
     if size is not None:
         return f"a graph of {megabytes(size)} to build an engine from"
-    return f"no graph: {why or 'the kernels it would run are not there'}"
+    return f"no graph: {why or 'the kernels it would run are missing'}"

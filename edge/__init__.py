@@ -1,6 +1,6 @@
 """edge: quantized Mamba, Mamba-2 and hybrid language models on small NVIDIA devices.
 
-Importing this package loads nothing heavy: public names are fetched when first used.
+Importing this package loads nothing heavy: public names are imported on first use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edge.runtime.parameters import SamplingParams as SamplingParams
     from edge.runtime.session import Session as Session
 
-# public names by the module that they are fetched from
+# public names, by the module they are imported from
 _PUBLIC = {
     "edge.config": "ModelConfig",
     "edge.errors": "BundleError CheckpointError ContextFullError EdgeError EngineError ExportError "

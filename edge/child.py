@@ -1,7 +1,7 @@
-"""Commands that start a module of ours in a Python of its own.
+"""Commands that run one of edge's modules in a separate Python process.
 
-`python -m` and `python -c` look for modules in the working folder first, and the working folder
-may be a bundle: a `numpy.py` in it would run. `-P`, which prevents that, is unknown to Python 3.10.
+`python -m` and `python -c` search the working folder for modules first, and that folder may be a
+bundle: a `numpy.py` in it would run. The option against that, `-P`, is missing in Python 3.10.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import edge
 
-# Run before anything is imported by name. Python has loaded `os` by itself by then. `PYTHONPATH`
-# names the working folder where it has an empty entry, as `PYTHONPATH=$PYTHONPATH:/more` has.
+# Runs before anything is imported by name; Python has already loaded `os` itself. An empty entry of
+# `PYTHONPATH`, as in `PYTHONPATH=$PYTHONPATH:/more`, stands for the working folder.
 _START = (
     "import sys; sys.path[:] = [entry for entry in sys.path if entry]; "
     "import os; root, module = sys.argv[1:3]; here = os.path.realpath(os.curdir); "
@@ -23,6 +23,6 @@ _START = (
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command that runs `module` as a program, with nothing from the working folder."""
+    """Return the command that runs `module` and imports nothing from the working folder."""
     root = str(Path(edge.__file__).absolute().parent.parent)
     return [sys.executable, "-c", _START, root, module, *arguments]

@@ -1,10 +1,10 @@
-"""What a model is: one `ModelConfig` whose layers are a list of mixers (`edge.mixers`).
+"""The model description: one `ModelConfig` whose layers are a list of mixers (`edge.mixers`).
 
-A layer is ``x + mixer(norm(x))``, or has a norm of what the mixer gives. A transformer block
-(attention, then MLP) is two layers here, so hybrids need no special case. In blocks of GPT-NeoX
-both read the same x: their MLP is `parallel` to the layer before it. In Zamba2 attention and MLP
-run aside: what they make of x and the embedded token is added to what the next layer reads, and x
-stays as it was.
+A layer computes ``x + mixer(norm(x))``, or normalizes the mixer's output. A transformer block
+(attention, then MLP) is two layers here, so hybrids need no special case. In GPT-NeoX blocks both
+layers read the same x: the MLP is `parallel` to the layer before it. In Zamba2 attention and MLP
+run aside: their output, computed from x and the embedded token, is added to the input of the next
+layer, and x stays as it was.
 
 Symbols (Mamba, arXiv 2312.00752; Mamba-2, arXiv 2405.21060):
 
@@ -56,7 +56,7 @@ else:
 
 
 class NormConfig(Frozen):
-    """The norm before every layer and before the head. `layernorm` has a bias, `rmsnorm` none."""
+    """The norm of every layer and before the head. `layernorm` has a bias, `rmsnorm` has none."""
 
     kind: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     eps: float = Field(default=1e-5, gt=0, lt=1)
@@ -66,11 +66,11 @@ class ModelConfig(Grown):
     """A language model: embedding, layers, final norm, head.
 
     Attributes:
-        family: where the checkpoint came from (`mamba`, `mamba2`, `mambabyte`, `bamba`, …).
-        vocab_size: rows of the embedding and the head, padding included.
-        tie_embeddings: the head is the embedding.
-        max_context: the positions the attention layers were trained for; None without attention.
-        logits_softcap: bound that logits approach, as cap·tanh(logit/cap). None is none.
+        family: model family of the checkpoint (`mamba`, `mamba2`, `mambabyte`, `bamba`, …).
+        vocab_size: number of rows of the embedding and the head, padding included.
+        tie_embeddings: whether the head uses the embedding's matrix.
+        max_context: number of positions attention was trained for; None without attention.
+        logits_softcap: bound that logits approach, as cap·tanh(logit/cap). None means unbounded.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"logits_softcap"})
@@ -94,7 +94,7 @@ class ModelConfig(Grown):
                 faults.append(f"layers.{index} is parallel to no layer before it")
             recalls = layer.input_width(self.d_model) != self.d_model
             if layer.is_aside and recalls == (before is not None and before.is_aside):
-                faults.append(f"layers.{index} is aside of no layer before it, or of two")
+                faults.append(f"layers.{index} cannot be aside after the layer before it")
             before = layer
         if before is not None and before.is_aside:
             faults.append("the last layer is aside, and nothing reads it")
@@ -102,12 +102,12 @@ class ModelConfig(Grown):
         return self
 
     def parallel(self, index: int) -> bool:
-        """Whether a layer reads the residual stream as the one before it did."""
+        """Return whether a layer reads the same residual stream as the layer before it."""
         return self.layers[index].is_parallel
 
     @property
     def kinds(self) -> dict[str, int]:
-        """How many layers there are of each kind, in the order of the first ones."""
+        """Number of layers of each kind, in order of first appearance."""
         return dict(Counter(layer.kind for layer in self.layers))
 
     @property
@@ -116,5 +116,5 @@ class ModelConfig(Grown):
 
     @property
     def conv_widths(self) -> list[int]:
-        """The widths K of its convolutions, each once, ascending."""
+        """Distinct widths K of the convolutions, ascending."""
         return sorted({layer.conv_width for layer in self.layers if layer.conv_width is not None})

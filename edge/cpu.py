@@ -1,4 +1,4 @@
-"""What the CPU offers: cores this process may use, instructions that change results."""
+"""The CPU: cores this process may use, and instructions that change results."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 import os
 from pathlib import Path
 
-MOST_THREADS = 1 << 10  # of a model; with more, starting them alone takes seconds
+MOST_THREADS = 1 << 10  # per model; starting more would take seconds
 
 
 def usable_cores() -> int:
-    """Physical cores this process may run on, at most its control group's share; at least 1."""
+    """Return the number of physical cores this process may use: 1 to its control group's share."""
     allowed = os.sched_getaffinity(0)
     cores = {_core(number) for number in allowed}
     quota = _quota()
@@ -18,7 +18,7 @@ def usable_cores() -> int:
 
 
 def has_vnni() -> bool:
-    """Whether 8-bit products accumulate in 32 bits. True where nothing says otherwise (ARM)."""
+    """Return whether 8-bit products accumulate in 32 bits; True if the CPU lists no flags (ARM)."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -28,7 +28,7 @@ def has_vnni() -> bool:
 
 
 def _core(number: int) -> str:
-    """Names a physical core: CPUs that share one are the same."""
+    """Return an id of a CPU's physical core, the same for all CPUs on that core."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{number}/topology/core_cpus_list").read_text()
     except OSError:
@@ -36,7 +36,7 @@ def _core(number: int) -> str:
 
 
 def _quota() -> float | None:
-    """CPUs the control group (version 2) allows, or None without a limit."""
+    """Return the number of CPUs the control group (v2) allows, or None without a limit."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):

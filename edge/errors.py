@@ -1,4 +1,4 @@
-"""Typed errors: each names what was refused, where, and what to do about it."""
+"""Typed errors. Each says what is wrong, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 
 def _readable(text: str, limit: int = 1000) -> str:
-    """Text from files may be of any length; of what is too long to read the two ends are left."""
+    """Cut the middle out of text longer than `limit`: text from files may be of any length."""
     return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 4 :]}"
 
 
-# characters of a list of faults; what does not fit is counted
+# maximum characters of a message that lists faults; faults that do not fit are counted
 _LISTED = 900
 
 
 class EdgeError(Exception):
-    """Base of every error `edge` raises on purpose.
+    """Base class of the errors that `edge` raises on purpose.
 
     Attributes:
         file: the file or folder at fault, or None.
         field: the field, tensor or parameter at fault, or None.
-        remedy: what the reader can do about it, or None.
+        remedy: what the user can do about it, or None.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class CheckpointError(EdgeError):
 
 
 class ExportError(EdgeError):
-    """A readable checkpoint cannot be turned into the bundle that was asked for."""
+    """A readable checkpoint cannot be exported as requested."""
 
 
 class PullError(EdgeError):
-    """A model cannot be fetched: its name, the network, the disk, or what is offered there."""
+    """A model cannot be downloaded, due to its name, its files, the network or the disk."""
 
 
 class BundleError(EdgeError):
-    """A bundle is missing something, altered, or of an unknown version."""
+    """A bundle is incomplete, altered, or of an unknown version."""
 
 
 class StateError(EdgeError):
-    """A saved or live state does not fit what is asked of it."""
+    """A saved or live state does not fit the request."""
 
 
 class TokenizerError(EdgeError):
@@ -84,7 +84,7 @@ class InputError(EdgeError):
 
 
 class ContextFullError(InputError):
-    """The attention layers' KV cache has no room for the tokens asked for."""
+    """The attention layers' KV cache has no room for the requested tokens."""
 
 
 class EngineError(EdgeError):
@@ -92,7 +92,7 @@ class EngineError(EdgeError):
 
 
 class Faults:
-    """Everything that is wrong with one input, so that all of it can be told at once."""
+    """All faults of one input, collected to be reported in one error."""
 
     def __init__(self) -> None:
         self._found: list[tuple[str, str]] = []
@@ -102,14 +102,14 @@ class Faults:
         return bool(self._found)
 
     def add(self, field: str, message: str, remedy: str | None = None) -> None:
-        """Note a fault, once."""
+        """Record a fault, once."""
         if (field, message) not in self._found:
             self._found.append((field, message))
         if remedy:
             self._remedies[remedy] = None
 
     def extend(self, others: Faults) -> None:
-        """Note the faults that others have found, behind those found so far."""
+        """Append the faults recorded in `others`."""
         for field, message in others._found:
             self.add(field, message)
         self._remedies |= others._remedies
@@ -121,9 +121,9 @@ class Faults:
         file: str | PathLike[str] | None = None,
         remedy: str | None = None,
     ) -> None:
-        """Raise `kind` where there are faults: the first with its field, then the others.
+        """Raise `kind` if there are faults: the first with its field, then the others.
 
-        `remedy` None is what the faults came with.
+        `remedy` replaces the remedies recorded with the faults.
         """
         if not self._found:
             return

@@ -1,16 +1,16 @@
 """The launch plan: a model's graph as lists of kernel launches over named memory.
 
-The exporter writes it beside the graph (`graphs/cuda.json`), the runtime reads it. It knows nothing
-of a device: the compiled kernels are found by `Variant.key`.
+The exporter writes it beside the graph (`graphs/cuda.json`), and the runtime reads it. A plan is
+independent of the device: compiled kernels are looked up by `Variant.key`.
 
-A model has one program for each way it can be run. A program is a list of launches, in order. All
-values are rows of channels: T·B rows (or L·B, for what only the wanted tokens need), time first,
-row t·B+b. A launch's sizes are products of the run's symbols, known before it starts:
+A model has one program for each way to run it. A program is an ordered list of launches. All values
+are rows of channels: T·B rows (L·B for values that only the wanted tokens need), time-major, row
+t·B+b. Launch sizes are products of the run's symbols, which are known before the run starts:
 
     T tokens of the run · B sequences · L wanted rows · C capacity of the KV caches · S log slots
 
-Everything else that differs from run to run lies in device memory (`RUN_FIELDS`, token ids, index
-lists), so that one recorded graph of launches serves every run of its sizes.
+Everything else that differs between runs is in device memory (`RUN_FIELDS`, token ids, index
+lists), so one recorded graph of launches serves all runs of the same sizes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 SCHEMA_VERSION = 1
 
-# Compute capabilities that kernels are compiled for: 87 is 8.7, sm_87.
+# Compute capabilities that kernels are compiled for: 87 means 8.7, sm_87.
 ARCHITECTURES = (75, 80, 86, 87, 89, 90, 100, 120)
 
-# Fields of the input `run`, i32. A run starts from recurrent state slot SOURCE, replays the first
-# PENDING tokens that the list `replay` names from the logs, then runs T new ones. STORE says which
-# state goes to slot TARGET: 0 none, 1 the one after ADVANCE replayed tokens, 2 the last one. The
-# device runs about PROGRAMS programs side by side; 0 is not known.
+# Fields of the i32 input `run`. A run starts from recurrent state slot SOURCE, replays the first
+# PENDING log rows listed in `replay`, then runs T new tokens. STORE selects the state written to
+# slot TARGET: 0 none, 1 the state after ADVANCE replayed tokens, 2 the last state. PROGRAMS is
+# about how many Triton programs the device runs side by side; 0 means unknown.
 RUN_FIELDS = ("PENDING", "ADVANCE", "SOURCE", "TARGET", "STORE", "PAST", "PROGRAMS")
 PENDING, ADVANCE, SOURCE, TARGET, STORE, PAST, PROGRAMS = range(len(RUN_FIELDS))
 
-# values of the arena that a run yields
+# arena values that a run returns
 LOGITS, PICKED = "logits", "picked"
 
 DType = Literal["f32", "f16", "i8", "u8", "i32", "i64"]
@@ -46,7 +46,7 @@ _Count = Annotated[int, Field(ge=0, le=1 << 48)]
 _Constant = bool | int | float | str | None
 
 
-# faults of a plan that are listed; the others are counted
+# maximum number of faults listed; the others are counted
 _LISTED = 8
 
 
@@ -56,7 +56,7 @@ def _whole(value: object) -> object:
     return value
 
 
-# Before a choice of numbers, where 8.0 equals 8 and true 1.
+# Precedes a `Literal` of numbers, which alone would accept 8.0 as 8 and true as 1.
 WHOLE = BeforeValidator(_whole)
 
 
@@ -76,12 +76,12 @@ class Size(_Strict):
 
 
 class Variant(_Strict):
-    """One kernel as it is compiled.
+    """One kernel with the types and constants it is compiled for.
 
     Attributes:
-        kernel: `file.function`, of `triton_{file}.py` in an op's folder under `edge.plugins`.
+        kernel: `file.function`, in `triton_{file}.py` of an op's folder under `edge.plugins`.
         arguments: names of the run-time parameters, in the kernel's order.
-        types: Triton types of them: `*fp32`, `*i8`, `i32`, `fp32`; `:16` after a pointer says that
+        types: their Triton types: `*fp32`, `*i8`, `i32`, `fp32`; `:16` after a pointer means that
             it is a multiple of 16.
         constants: compile-time parameters by name.
         warps, stages: `num_warps`, `num_stages`.
@@ -96,18 +96,18 @@ class Variant(_Strict):
 
     @property
     def key(self) -> str:
-        """Names the compiled kernel: equal variants, and only those, have equal keys."""
+        """Key of the compiled kernel: equal variants, and only those, have equal keys."""
         text = json.dumps(self.model_dump(), sort_keys=True)
         return f"{self.kernel}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class Pointer(_Strict):
-    """Memory handed to a kernel; `at` counts elements from where `name` starts.
+    """Memory passed to a kernel. `at` is an offset in elements from the start of `name`.
 
     Attributes:
-        space: `value` of the arena (`logits` among them), `weight` or `inline` constant, `input`
-            the host writes before a run, recurrent `state` [2 slots, …], `log` [S, B, width] of
-            what replays need, `cache` of keys or values.
+        space: arena `value` (`logits` among them), constant `weight` or `inline`, `input` that the
+            host writes before a run, recurrent `state` [2 slots, …], `log` [S, B, width] of replay
+            inputs, or `cache` of keys or values.
     """
 
     space: Literal["value", "weight", "inline", "input", "state", "log", "cache"]
@@ -119,11 +119,11 @@ Argument = Pointer | Size | float
 
 
 class Launch(_Strict):
-    """One kernel launch. A grid dimension that comes out as 0 counts as 1.
+    """One kernel launch. A grid dimension that evaluates to 0 counts as 1.
 
     Attributes:
         variant: index into the plan's variants.
-        settles: it must be run, with T = 0, to advance the recurrent state alone.
+        settles: whether it is needed, with T = 0, to advance the recurrent state alone.
     """
 
     variant: Annotated[int, Field(ge=0)]
@@ -136,10 +136,10 @@ class Program(_Strict):
     """The launches of one way to run the model.
 
     Attributes:
-        kind: `chain`, `tree`, or `settle`: no new token, the state catches up with its log.
-        max_rows: most rows T·B it is made for; None is any number.
+        kind: `chain`, `tree`, or `settle` (no new token: the state catches up with its log).
+        max_rows: maximum number of rows T·B; None means any.
         launches: indices into the plan's launches.
-        picks: more of them, for runs that want the best token of each row instead of its logits:
+        picks: further launches for runs that want the best token of each row, not its logits:
             value `picked` i32 [L·B], -1 where a logit is NaN.
     """
 
@@ -150,19 +150,19 @@ class Program(_Strict):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Everything that may be launched, in order."""
+        """Indices of all launches, in order."""
         return (*self.launches, *self.picks)
 
 
 class Buffer(_Strict):
-    """A value of the arena or an input: its type and how many elements it has."""
+    """The dtype and number of elements of an arena value or an input."""
 
     dtype: DType
     elements: Size
 
 
 class Weight(_Strict):
-    """A tensor of weights.bin."""
+    """A tensor in weights.bin."""
 
     dtype: DType
     offset: _Count
@@ -170,27 +170,28 @@ class Weight(_Strict):
 
 
 class Inline(_Strict):
-    """A small constant the graph holds itself; `data` is little-endian, in hexadecimal."""
+    """A small constant stored in the plan itself; `data` is little-endian hexadecimal."""
 
     dtype: DType
     data: Annotated[str, Field(pattern=r"^([0-9a-f]{2})*$", max_length=1 << 17)]
 
 
 class Log(_Strict):
-    """What a replay reads again: `width` channels a token and sequence."""
+    """Values that a replay reads again: `width` channels per token and sequence."""
 
     dtype: DType
     width: Annotated[int, Field(gt=0)]
 
 
 class LaunchPlan(_Strict):
-    """See the module. Programs are in the order to try: the first that fits a run is used.
+    """A launch plan, as the module describes it. A run uses the first program that fits it.
 
     Attributes:
-        taps: widths K of the convolutions; for each the inputs `taps{K}` i32[T,K] and
+        taps: widths K of the convolutions. For each, the inputs `taps{K}` i32[T,K] and
             `state_taps{K}` i32[K-1] index the rows [state (K-1) | log slots (S) | new tokens (T)].
-        rotations: rope tables `rope{i}.cos`, `rope{i}.sin` f32[T, dim/2]: (theta, dim) of each.
-            theta is 0 where the frequencies are no powers of one: `inverses` has them by `rope{i}`.
+        rotations: (theta, dim) of each RoPE table `rope{i}.cos`, `rope{i}.sin` f32[T, dim/2].
+            theta is 0 if the frequencies are not powers of one; `inverses` then has them.
+        inverses: inverse frequencies by `rope{i}`.
     """
 
     schema_version: Literal[1] = 1
@@ -222,7 +223,7 @@ class LaunchPlan(_Strict):
                 continue
             variant = self.variants[launch.variant]
             if not len(launch.arguments) == len(variant.arguments) == len(variant.types):
-                faults.append(f"launches[{number}]: not the arguments of {variant.kernel}")
+                faults.append(f"launches[{number}]: its arguments do not match {variant.kernel}")
             for argument in launch.arguments:
                 if not isinstance(argument, Pointer) or argument.space not in spaces:
                     continue
@@ -230,14 +231,14 @@ class LaunchPlan(_Strict):
                     faults.append(f"launches[{number}]: no {argument.space} {argument.name!r}")
         for number, program in enumerate(self.programs):
             if any(index >= len(self.launches) for index in program.order):
-                faults.append(f"programs[{number}]: names a launch that is not there")
+                faults.append(f"programs[{number}]: names a launch that does not exist")
         if faults:
             left = f"; and {len(faults) - _LISTED} more" if len(faults) > _LISTED else ""
             raise ValueError("; ".join(faults[:_LISTED]) + left)
         return self
 
     def to_json(self) -> bytes:
-        """The one byte form."""
+        """Return the canonical byte form."""
         data = self.model_dump(mode="json", exclude_defaults=True)
         return (json.dumps(data, sort_keys=True, separators=(",", ":")) + "\n").encode()
 
@@ -248,7 +249,7 @@ Dims = tuple[int | str, ...]
 def host_inputs(
     taps: Iterable[int], rotations: Sequence[tuple[float, int]]
 ) -> dict[str, tuple[DType, Dims]]:
-    """What the host may write before a run of a plan: types and dimensions.
+    """Return the dtype and dimensions of each input the host may write before a run.
 
     T tokens · B sequences · L wanted rows · P entries of `replay` · A T for a tree, 1 for a chain
     """
@@ -271,7 +272,7 @@ def host_inputs(
 
 
 def elements(dims: Dims, *, tree: bool) -> Size:
-    """How many there are of these dimensions: `replay` has an entry for each of the log's slots."""
+    """Return the number of elements of these dimensions; `replay` has one entry per log slot."""
     of = {"P": "S", "A": "T" if tree else ""}
     return Size(
         times=math.prod(dim for dim in dims if isinstance(dim, int)),
@@ -283,11 +284,11 @@ class CompiledKernel(_Strict):
     """One variant compiled for one architecture.
 
     Attributes:
-        file: the cubin, beside the index; its hash is in the bundle's manifest.
-        symbol: the kernel's name in it.
-        shared_bytes: dynamic shared memory it must be launched with.
-        scratch: trailing pointer parameters that Triton adds; null is passed for each.
-        registers, local_bytes: what a thread uses; local memory means that registers ran out.
+        file: cubin, beside the index; its hash is in the bundle's manifest.
+        symbol: name of the kernel in the cubin.
+        shared_bytes: bytes of dynamic shared memory to launch it with.
+        scratch: number of trailing pointer parameters that Triton adds; null is passed for each.
+        registers, local_bytes: use per thread; local memory means that registers ran out.
     """
 
     file: _Name
@@ -299,12 +300,12 @@ class CompiledKernel(_Strict):
 
 
 class KernelIndex(_Strict):
-    """`kernels/sm_XX/kernels.json`: what a plan's variants were compiled to.
+    """`kernels/sm_XX/kernels.json`: the compiled kernels of a plan's variants.
 
     Attributes:
-        sm: 87 for sm_87.
-        triton, ptxas: versions that made them.
-        kernels: by `Variant.key`.
+        sm: architecture, 87 for sm_87.
+        triton, ptxas: versions of the compilers.
+        kernels: compiled kernels by `Variant.key`.
     """
 
     schema_version: Literal[1] = 1

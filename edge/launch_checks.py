@@ -1,9 +1,9 @@
-"""What a launch plan must keep to before anything of it is run: a plan may come from anywhere.
+"""Checks of a launch plan before any of it runs: a plan may come from anywhere.
 
-`check_plan` looks at everything that does not depend on a run's sizes, `check_sizes` at what one
-program does with given ones. They see which memory is named, how it is typed and how large grids
-and buffers are. How far a kernel reads from where it is pointed to follows from its constants and
-cannot be seen here: like the compiled kernels, it is as good as where the bundle comes from.
+`check_plan` checks everything that does not depend on a run's sizes, `check_sizes` one program with
+given sizes. They check which memory is named, its dtype, and the sizes of grids and buffers. How
+far a kernel reads beyond its pointers follows from its constants and cannot be checked here: like
+the compiled kernels, it is only as trustworthy as the source of the bundle.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from edge.rope import inverse_frequencies
 from edge.tensors import kv_cache_shapes, kv_windows, padded_head_dim, recurrent_state_shapes
 
 REMEDY = "export the model again with this version, or update mamba-edge"
-# CUDA's limits of a grid, of every compute capability there is.
+# CUDA's grid limits, the same for every compute capability.
 GRID = (2**31 - 1, 65535, 65535)
 _INT32 = 2**31 - 1
-# Far beyond any device: what is larger was never planned for one.
+# Far beyond the memory of any device.
 _MOST_BYTES = 1 << 42
 _MOST = {"variants": 1 << 12, "launches": 1 << 18, "programs": 64}
 _MOST_STEPS = 1 << 16
@@ -54,10 +54,10 @@ def check_plan(
     weight_bytes: int,
     state_dtypes: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse a plan that does not fit the model. Raises BundleError with every fault; `field` is
-    where the first one is.
+    """Raise BundleError with every fault of a plan that does not fit the model.
 
-    `weight_bytes`: size of weights.bin. `state_dtypes`: of the manifest.
+    `field` locates the first fault. `weight_bytes` is the size of weights.bin; `state_dtypes` come
+    from the manifest.
     """
     faults = Faults()
     for name, most in _MOST.items():
@@ -81,9 +81,9 @@ def check_plan(
 
 
 def check_sizes(plan: LaunchPlan, program: Program, sizes: Sizes) -> None:
-    """Refuse sizes that a program's launches cannot take. Raises BundleError with every fault.
+    """Raise BundleError with every fault if a program's launches cannot take these sizes.
 
-    Grids stay within CUDA's limits, integers within i32, pointers within their buffers.
+    Grids must stay within CUDA's limits, integers within i32, pointers within their buffers.
     """
     faults = Faults()
     for number in dict.fromkeys(program.order):
@@ -108,16 +108,16 @@ def check_sizes(plan: LaunchPlan, program: Program, sizes: Sizes) -> None:
 
 
 def _check_start(where: str, pointer: Pointer, elements: int, faults: Faults) -> None:
-    """A pointer starts inside what it points to; of what is empty, nothing is read."""
+    """Check that a pointer starts inside its buffer; nothing is read from an empty one."""
     if 0 < elements <= pointer.at:
         faults.add(where, f"points to element {pointer.at} of {elements} of {pointer.name!r}")
 
 
-# -- what there is -----------------------------------------------------------------------------
+# -- contents of the plan ----------------------------------------------------------------------
 
 
 def _check_variants(plan: LaunchPlan, faults: Faults) -> None:
-    """Nothing that would keep a compiler busy forever, or that no kernel could take."""
+    """Reject variants that would keep a compiler busy forever or that no kernel could take."""
     for number, variant in enumerate(plan.variants):
         names = (*variant.arguments, *variant.constants)
         if len(names) > _MOST_PARAMETERS or len(set(names)) < len(names):
@@ -142,7 +142,7 @@ def _check_constants(plan: LaunchPlan, weight_bytes: int, faults: Faults) -> Non
 
 
 def _check_inputs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:
-    """Inputs are of the forms that a host writes; what they are made from belongs to the model."""
+    """Check that inputs have forms a host writes, for the model's convolutions and rotations."""
     if not set(config.conv_widths).issuperset(plan.taps):
         faults.add("taps", f"has other widths than the model's {config.conv_widths}")
     _check_rotations(plan, config, faults)
@@ -153,11 +153,11 @@ def _check_inputs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None
 
 
 def _check_rotations(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:
-    """Angles are those of some attention layer, whether a theta or the frequencies say them."""
+    """Check that every rotation, given by theta or by frequencies, is that of a layer."""
     ropes = [layer.rotation for layer in config.layers if layer.rotation]
     tabled = {f"rope{index}" for index, (theta, _) in enumerate(plan.rotations) if theta == 0}
     if tabled != plan.inverses.keys():
-        faults.add("inverses", f"are there for {sorted(plan.inverses)}, not for {sorted(tabled)}")
+        faults.add("inverses", f"exist for {sorted(plan.inverses)}, not for {sorted(tabled)}")
     for index, (theta, dim) in enumerate(plan.rotations):
         same = [rope for rope in ropes if rope.dim == dim]
         if theta == 0:
@@ -179,7 +179,7 @@ def _near(a: float, b: float) -> bool:
 
 
 def _input_forms(plan: LaunchPlan) -> dict[str, tuple[Buffer, ...]]:
-    """The host's whole numbers may be of 64 bits too."""
+    """Return the allowed forms of each input: integers may have 32 or 64 bits."""
     return {
         name: tuple(
             Buffer(dtype=each, elements=elements(dims, tree=True))
@@ -199,7 +199,7 @@ def _check_logs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:
 
 
 def _log_widths(config: ModelConfig) -> Iterator[tuple[str, int]]:
-    """What a replay reads of each layer (edge.launch: Pointer)."""
+    """Yield the name and width of each log that a replay reads (`Pointer` in edge.launch)."""
     for index, layer in enumerate(config.layers):
         for name, width in layer.log_widths().items():
             yield f"layers.{index}.{name}", width
@@ -224,11 +224,11 @@ def _check_programs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> No
             faults.add(f"programs.{number}", "makes no logits")
     picked = plan.values.get(PICKED)
     if picked is not None and picked != Buffer(dtype="i32", elements=Size(of="LB")):
-        faults.add(f"values.{PICKED}", "are not one i32 a wanted row")
+        faults.add(f"values.{PICKED}", "are not one i32 per wanted row")
 
 
 def _check_windows(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:
-    """Attention looks back as far as the config says: states keep no more than that."""
+    """Check that attention looks back as far as the config says: states keep no more than that."""
     windows = kv_windows(config)
     for number, launch in enumerate(plan.launches):
         variant = plan.variants[launch.variant]
@@ -247,11 +247,11 @@ def _values(arguments: tuple[Argument, ...]) -> set[str]:
     return {a.name for a in arguments if isinstance(a, Pointer) and a.space == "value"}
 
 
-# -- what is pointed to -------------------------------------------------------------------------
+# -- memory that arguments point to -------------------------------------------------------------
 
 
 class _Memory:
-    """Types and, where they do not depend on a run, sizes of everything an argument may name."""
+    """Dtypes of all memory an argument may name, and sizes that do not depend on a run."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class _Memory:
         }
 
     def check(self, where: str, kind: str, argument: Argument) -> None:
-        """An argument against its Triton type."""
+        """Check an argument against its Triton type."""
         base, _, multiple = kind.partition(":")
         if not base.startswith("*"):
             wanted = {"fp32": float, "i32": Size}.get(base)
@@ -299,8 +299,8 @@ class _Memory:
             )
 
     def _find(self, pointer: Pointer) -> tuple[DType, int | None, int] | None:
-        """(type, elements at least there or None, offset from a multiple of 256 bytes); None for
-        what the model does not have.
+        """Return (dtype, minimum number of elements or None, offset in bytes from an address that
+        is a multiple of 256), or None if the model lacks that memory.
         """
         plan, name = self._plan, pointer.name
         if pointer.space == "weight":

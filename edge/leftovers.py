@@ -1,7 +1,7 @@
-"""Temporary files and folders beside their target, which are locked while they are written.
+"""Temporary files and folders beside their target, locked while they are written.
 
-A process that is killed leaves such a file or folder behind, without its lock: the next one that
-writes to the same target can tell, and removes it.
+A killed process leaves its file or folder behind, but not the lock: the next process that writes to
+the same target notices and removes it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-_DIGITS = re.compile("[0-9a-f]{8,16}")  # of another name somebody may have made a file
+_DIGITS = re.compile("[0-9a-f]{8,16}")  # a file with another suffix may be somebody's own
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def prefix(target: Path, doing: str) -> str:
-    """How the names begin that belong to `target`; a random part makes them different."""
-    # bytes, of which a name has at most 255
+    """Return the prefix of temporary names for `target`; a random part follows it."""
+    # a file name has at most 255 bytes
     return f".{os.fsdecode(os.fsencode(target.name)[:180])}.{doing}-"
 
 
-# held while something gets the name that it is to have, and for good when the process ends
+# held while something is renamed to its target, and for good when the process ends
 publishing = threading.Lock()
 writing: set[Path] = set()
 
 
 def lock(path: Path, fd: int) -> bool:
-    """Mark what was just made at `path`, open as `fd`, as in use until `fd` is closed.
+    """Lock the new file or folder at `path`, open as `fd`, until `fd` is closed.
 
-    False: a sweep took it for a leftover in the moment between; make another.
+    Returns False if a sweep removed it before it was locked; the caller makes another.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,15 +46,16 @@ def lock(path: Path, fd: int) -> bool:
     except FileNotFoundError:
         return False
     if held:
-        # others of this process are published or removed by now
+        # forget paths that this process has published or removed
         writing.difference_update([each for each in list(writing) if not os.path.lexists(each)])
         writing.add(path)
     return held
 
 
 def sweep(folder: Path, prefix: str) -> None:
-    """Remove what is called `prefix` and hexadecimal digits in `folder` and is not in use. Nothing
-    depends on it, so what cannot be removed stays.
+    """Remove unused entries of `folder` named `prefix` and hexadecimal digits.
+
+    Nothing depends on their removal, so errors are ignored.
     """
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -67,7 +68,7 @@ def _remove_unused(path: Path) -> None:
     fd = os.open(path, _OPEN)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # by its name: if its writer has just published it, the name is gone or holds what was old
+        # by name: if its writer has just published it, the name is gone or holds the old target
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             shutil.rmtree(path)
         else:
@@ -77,7 +78,7 @@ def _remove_unused(path: Path) -> None:
 
 
 def remove_held() -> None:
-    """Remove what this process is writing, as its last act: nothing is published after it."""
+    """Remove what this process is writing, as its last act: nothing can be published afterwards."""
     if publishing.acquire(timeout=1):
         for path in list(writing):
             with suppress(OSError):

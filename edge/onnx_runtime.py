@@ -1,7 +1,7 @@
-"""The module `onnxruntime`, or an error that says how to get it.
+"""The module `onnxruntime`, or an error that says how to install it.
 
-ONNX Runtime's builds, for CPUs and for GPUs, are packages of several names with one module, and pip
-puts one over another. So edge requires none of them; extras do, and who installs chooses.
+ONNX Runtime's builds for CPUs and GPUs are packages of different names with the same module, and
+pip lets one overwrite another. So edge requires none; extras do, and the user chooses.
 """
 
 from edge.errors import EngineError
@@ -15,7 +15,7 @@ try:
     import onnxruntime as onnxruntime  # type: ignore[import-untyped, unused-ignore]
 except ImportError as problem:
     if problem.__cause__ is not None and not isinstance(problem.__cause__, Exception):
-        raise problem.__cause__ from None  # a signal came while it was loading
+        raise problem.__cause__ from None  # a signal interrupted the import
     absent = isinstance(problem, ModuleNotFoundError) and problem.name == "onnxruntime"
     raise EngineError(
         "ONNX Runtime is not installed" if absent else f"onnxruntime does not load: {problem}",

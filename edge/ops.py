@@ -1,8 +1,8 @@
-"""What an op is stated in: typed values with symbolic shapes, attributes, maths, source.
+"""The parts of an op's statement: typed values with symbolic shapes, attributes, maths, source.
 
-The statements themselves are in `edge.plugins`, a folder an op; `edge.plugins.catalogue.OPS` has
-all of them. Symbols are those of `edge.config`; activations are time-major ([T, B, …]); R is the
-number of kept rows.
+The statements themselves are in `edge.plugins`, one folder per op; `edge.plugins.catalogue.OPS`
+lists all of them. Symbols are those of `edge.config`; activations are time-major ([T, B, …]); R is
+the number of kept rows.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 DOMAIN, VERSION = "edge", 1
-# the ops as a GPU runs them: nodes of `graphs/tensorrt.onnx`
+# the ops in the form that a GPU runs: nodes of `graphs/tensorrt.onnx`
 DEVICE_DOMAIN, DEVICE_VERSION = "edge.device", 1
-# before a device op's name, a plugin's: TensorRT's parser takes `Gelu` of any domain for ONNX's
+# makes a device op's name a plugin's: TensorRT's parser takes `Gelu` of any domain for ONNX's
 PLUGIN_PREFIX = "Edge"
 
 Role = Literal["value", "weight", "state", "index"]
@@ -29,11 +29,12 @@ class Value:
     """One input or output.
 
     Attributes:
-        name: as it stands in node signatures.
-        dtypes: what it may be: f32, f16, i8, u8, i32, i64, bool. The first is the usual one.
-        shape: one symbol or number a dimension, products written `G·N`; () is a scalar.
-        role: `state` is carried between runs, `weight` is constant, `index` steers, `value` flows.
-        doc: what it holds.
+        name: name in node signatures.
+        dtypes: allowed types, of f32, f16, i8, u8, i32, i64, bool. The first is the usual one.
+        shape: one symbol or number per dimension, products written `G·N`; () is a scalar.
+        role: carried between runs (`state`), constant (`weight`), control (`index`), or data
+            (`value`).
+        doc: meaning of the value.
     """
 
     name: str
@@ -48,10 +49,10 @@ class Attribute:
     """A compile-time constant of a node.
 
     Attributes:
-        forms: values for which the op's function has a body of its own, and None where there is
-            one for all others; empty where one body serves every value.
-        absent: what a node means that does not say it, as one that was written before there was
-            this attribute. None: every node says it.
+        forms: values for which the op has a function of its own, with None for a function that
+            serves all others; empty if one function serves every value.
+        absent: value assumed for nodes without it, written before the attribute existed. None
+            means that every node has it.
     """
 
     name: str
@@ -63,12 +64,12 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Op:
-    """An op, stated once; every implementation is held to this.
+    """An op, stated once; every implementation must conform to it.
 
     Attributes:
-        maths: the definition, one line an equation.
+        maths: definition, one equation per line.
         source: paper and equation, or file, that it comes from.
-        tail: end of the name that comes behind the numbers of a form: `Dt` of
+        tail: end of the name, placed after the numbers of a form: `Dt` in
             `SelectiveScanInt8_16Dt`.
     """
 
@@ -81,24 +82,24 @@ class Op:
     tail: str = ""
 
     def states(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of the states that go in, and of the states that come out."""
+        """Return the names of the input states and of the output states."""
         return (
             tuple(v.name for v in self.inputs if v.role == "state"),
             tuple(v.name for v in self.outputs if v.role == "state"),
         )
 
     def only(self, *names: str) -> tuple[Value, ...]:
-        """The inputs of these names, in their order here."""
+        """Return the inputs with these names, in the op's order."""
         return tuple(v for v in self.inputs if v.name in names)
 
     def without(self, *names: str) -> tuple[Value, ...]:
-        """All other inputs."""
+        """Return the inputs without these names."""
         return tuple(v for v in self.inputs if v.name not in names)
 
     def forms(self) -> dict[str, Form]:
-        """The functions that implement the op: name → the attribute values it is made for.
+        """Return the functions that implement the op: name → its attribute values.
 
-        ONNX Runtime 1.23 does not tell FunctionProto.overload apart, so every form has a name:
+        ONNX Runtime 1.23 ignores FunctionProto.overload, so every form has its own name:
         `EmbedBits_4`, or `SelectiveScanHeads_1` beside `SelectiveScanHeads` for other `groups`.
         """
         attributes = self._formed()
@@ -107,14 +108,14 @@ class Op:
         return {self._name(form): form for form in forms}
 
     def function(self, attributes: Mapping[str, float]) -> str:
-        """The function that implements the op for these attribute values."""
+        """Return the name of the function that implements the op for these attribute values."""
         chosen = {a.name: int(attributes[a.name]) for a in self._formed()}
         return self._name(
             {a.name: chosen[a.name] if chosen[a.name] in a.forms else None for a in self._formed()}
         )
 
     def _formed(self) -> list[Attribute]:
-        """Those with forms; what every form has a number for comes first."""
+        """Return the attributes with forms; those with a number in every form come first."""
         return sorted((a for a in self.attributes if a.forms), key=lambda a: None in a.forms)
 
     def _name(self, form: Form) -> str:
@@ -123,7 +124,7 @@ class Op:
 
 
 def value(name: str, typed: str, doc: str, role: Role = "value") -> Value:
-    """`value("x", "f32[T,B,E]", …)`; alternatives are written `f32|f16[O,I]`."""
+    """Build a Value: `value("x", "f32[T,B,E]", …)`; alternatives are written `f32|f16[O,I]`."""
     kinds, bracket, rest = typed.partition("[")
     dtypes = tuple(kinds.split("|"))
     for dtype in dtypes:

@@ -1,4 +1,4 @@
-"""Protocol buffers on the wire, for the few fields that are read without their libraries."""
+"""The wire format of protocol buffers, for the few fields read without the protobuf library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    if at < len(data) and data[at] < 0x80:  # most are short
+    if at < len(data) and data[at] < 0x80:  # most have one byte
         return data[at], at + 1
     value = shift = 0
     while True:
@@ -19,7 +19,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & _MASK, at  # as libraries do with a tenth byte
+            return value & _MASK, at  # drop bits beyond 64, as libraries do
         shift += 7
 
 
@@ -33,13 +33,13 @@ def _put_varint(value: int) -> bytes:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """(field number, wire type, value) of every field; ValueError where the message is cut."""
+    """Yield (field number, wire type, value). Raises ValueError when the message is malformed."""
     for number, wire, value, _ in placed_fields(data):
         yield number, wire, value
 
 
 def placed_fields(data: bytes, at: int = 0) -> Iterator[tuple[int, int, int | bytes, int]]:
-    """`fields` from byte `at` on, each with where the next one starts."""
+    """Yield `fields` from byte `at` on, each with the offset of the next field."""
     while at < len(data):
         key, at = _varint(data, at)
         number, wire = key >> 3, key & 7
@@ -62,7 +62,7 @@ def placed_fields(data: bytes, at: int = 0) -> Iterator[tuple[int, int, int | by
 
 
 def put(number: int, wire: int, value: int | bytes) -> bytes:
-    """One field as bytes."""
+    """Encode one field."""
     key = _put_varint(number << 3 | wire)
     if isinstance(value, int):
         return key + _put_varint(value)
@@ -70,7 +70,7 @@ def put(number: int, wire: int, value: int | bytes) -> bytes:
 
 
 def message(value: int | bytes) -> bytes:
-    """A field that has to be bytes: a message, a text. ValueError for a number."""
+    """Return a field that must be bytes: a message or text. Raises ValueError for a number."""
     if isinstance(value, int):
         raise ValueError("has a number where a message belongs")
     return value

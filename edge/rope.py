@@ -1,4 +1,4 @@
-"""Angles a token of the rotary embedding, as every engine computes them: in fp32."""
+"""Angles per position of the rotary embedding, computed in fp32 as in every engine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ F32 = NDArray[np.float32]
 
 
 def powers(theta: float, dim: int) -> F32:
-    """theta^(-2i/dim), [dim/2] (RoFormer, arXiv 2104.09864, equation 15)."""
+    """Return theta^(-2i/dim), [dim/2] (RoFormer, arXiv 2104.09864, equation 15)."""
     exponents = -np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    # NumPy's own fp32 powers differ by a bit from processor to processor
+    # NumPy's fp32 powers differ in a bit between processors
     return np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)).astype(np.float32)
 
 
 def inverse_frequencies(rope: RopeConfig) -> F32:
-    """What a position is multiplied by to be an angle, [dim/2]."""
+    """Return the factors from positions to angles, [dim/2]."""
     inverse = powers(rope.theta, rope.dim)
     if rope.scaling is None:
         return inverse
@@ -35,7 +35,7 @@ def inverse_frequencies(rope: RopeConfig) -> F32:
 
 
 def _llama3(inverse: F32, scaling: RopeScaling) -> F32:
-    """Llama 3.1's: meta-llama/llama-models, models/llama3/model.py, apply_scaling."""
+    """Scale as Llama 3.1: meta-llama/llama-models, models/llama3/model.py, apply_scaling."""
     turns = np.float32(scaling.original_context) * inverse / np.float32(2 * math.pi)
     low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
     share = np.clip((turns - low) / (high - low), np.float32(0), np.float32(1))
@@ -44,10 +44,10 @@ def _llama3(inverse: F32, scaling: RopeScaling) -> F32:
 
 
 def _yarn(inverse: F32, rope: RopeConfig, scaling: RopeScaling) -> F32:
-    """YaRN's "NTK by parts" (arXiv 2309.00071, section 3.2), as transformers computes it."""
+    """Scale by YaRN's "NTK by parts" (arXiv 2309.00071, section 3.2), as transformers does."""
 
     def pair(turns: float) -> float:
-        """The pair of values that turns so often in the original context."""
+        """Return the index of the pair that makes `turns` turns in the original context."""
         share = math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(rope.theta)
         return rope.dim * share / 2
 

@@ -1,4 +1,4 @@
-"""Canonical names and shapes of a model's weights and states: what readers fill and engines use."""
+"""Canonical names and shapes of a model's weights and states, for readers and engines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 from edge.config import ModelConfig
 from edge.mixers.base import Shapes
 
-# GroupQueryAttention takes heads of a multiple of 8 values; graphs fill them up with zeros
+# GroupQueryAttention needs head sizes that are multiples of 8; graphs pad heads with zeros
 HEAD_MULTIPLE = 8
 
 
 def tensor_shapes(config: ModelConfig) -> Shapes:
-    """Canonical weight name → shape, in the order they are stored.
+    """Return canonical weight name → shape, in storage order.
 
     Linear weights are [out, in], convolutions [channels, K].
     """
@@ -35,13 +35,14 @@ def tensor_shapes(config: ModelConfig) -> Shapes:
 
 
 def parameters(config: ModelConfig) -> int:
-    """How many numbers the model's weights are, each tensor counted once."""
+    """Return the number of parameters, each tensor counted once."""
     return sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
 def read_parameters(config: ModelConfig, tokens: int = 1) -> int:
-    """How many of them a run of `tokens` reads: of experts those that it chooses, were all as
-    likely as each other.
+    """Return the number of parameters that a run of `tokens` reads.
+
+    Of the experts it is the expected number, all experts being equally likely.
     """
     total = 0.0
     for name, shape in tensor_shapes(config).items():
@@ -55,10 +56,9 @@ def read_parameters(config: ModelConfig, tokens: int = 1) -> int:
 
 
 def read_bytes(config: ModelConfig, weight_bytes: int, tokens: int = 1) -> int:
-    """Bytes of `weight_bytes` that a run of `tokens` reads, by the share of parameters it reads.
+    """Return the bytes of `weight_bytes` that a run of `tokens` reads, by its parameters' share.
 
-    An embedding that is not the head's matrix too is looked up, not read: a row a token, which is
-    left out.
+    An untied embedding is left out: of it, only one row per token is read.
     """
     looked_up = 0 if config.tie_embeddings else config.vocab_size * config.d_model
     return weight_bytes * (read_parameters(config, tokens) - looked_up) // parameters(config)
@@ -72,7 +72,7 @@ def _norm(config: ModelConfig, width: int) -> Shapes:
 
 
 def recurrent_state_shapes(config: ModelConfig, batch: int = 1) -> Shapes:
-    """`layers.i.conv_state` / `layers.i.ssm_state` → shape, batch first (see `edge.mixers`)."""
+    """Return `layers.i.conv_state` / `layers.i.ssm_state` → shape, batch first."""
     return {
         f"layers.{index}.{name}": shape
         for index, layer in enumerate(config.layers)
@@ -81,12 +81,12 @@ def recurrent_state_shapes(config: ModelConfig, batch: int = 1) -> Shapes:
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """How many values a head has in a graph."""
+    """Return the size of a head in a graph, padding included."""
     return -(-head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
 
 
 def kv_cache_shapes(config: ModelConfig, capacity: int, batch: int = 1) -> Shapes:
-    """`layers.i.key_cache` / `layers.i.value_cache` → [batch, n_kv_heads, capacity, head_dim]."""
+    """Return `layers.i.{key,value}_cache` → [batch, n_kv_heads, capacity, head_dim]."""
     return {
         f"layers.{index}.{name}": shape
         for index, layer in enumerate(config.layers)
@@ -95,8 +95,9 @@ def kv_cache_shapes(config: ModelConfig, capacity: int, batch: int = 1) -> Shape
 
 
 def kv_windows(config: ModelConfig) -> dict[str, int]:
-    """KV cache → how many positions a token looks back on in it, its own among them; those of
-    layers that look back on all are not here.
+    """Return KV cache → window: the number of positions a token attends to, its own included.
+
+    Caches of layers that attend to all positions are left out.
     """
     return {
         f"layers.{index}.{name}": layer.looks_back

@@ -1,4 +1,4 @@
-"""From a checkpoint directory to a bundle."""
+"""Export a checkpoint directory to a bundle."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from edge.export.recipes.mixture import EndType
 from edge.plugins.catalogue import OPS
 from edge.tensors import parameters
 
-# The most tokens of one run. Longer chunks give larger products, which are faster, and larger
-# scan temporaries, which are slower; docs/inside/decisions.md has the measurement.
+# Maximum number of tokens per run. Longer chunks make products faster, but scan temporaries larger
+# and slower; docs/inside/decisions.md has the measurement.
 CHUNK = 128
 CALIBRATION_FILE = "calibration.json"
 
@@ -40,9 +40,9 @@ class Origin:
     """Where a checkpoint was fetched from, for the manifest.
 
     Attributes:
-        source: the repository or package.
+        source: repository or package.
         revision: its commit or version.
-        licence: as stated there; goes before what the files say.
+        licence: licence stated there; takes precedence over the checkpoint's files.
     """
 
     source: str
@@ -52,17 +52,17 @@ class Origin:
 
 @dataclass(frozen=True)
 class ExportSummary:
-    """What `export_checkpoint` made.
+    """Result of `export_checkpoint`.
 
     Attributes:
         path: the bundle.
-        parameters: of the model, each tensor counted once.
-        checkpoint_bytes: size of the checkpoint's directory, its top level.
-        accuracy: one line about how far it is from the network, or why that was not measured.
+        parameters: number of parameters of the model, each tensor counted once.
+        checkpoint_bytes: size of the files at the top level of the checkpoint's directory.
+        accuracy: one line: how far the bundle is from the network, or why it was not measured.
         verdict: one line: recipe, size, perplexity before and after.
-        notice: what the user should know before using it, or None.
-        unplanned: why it has no launch plan for the CUDA engine, or None.
-        unbuildable: why it has one, but no graph for TensorRT, or None.
+        notice: warnings to read before using the bundle, or None.
+        unplanned: reason why there is no launch plan for the CUDA engine, or None.
+        unbuildable: reason why there is a launch plan but no graph for TensorRT, or None.
     """
 
     path: Path
@@ -113,35 +113,35 @@ def export_checkpoint(
     origin: Origin | None = None,
     progress: Progress | None = None,
 ) -> ExportSummary:
-    """Write the bundle of a checkpoint directory, or of a floating bundle, to `out`, whole or not
-    at all.
+    """Export a checkpoint directory, or a floating bundle, to a bundle at `out`.
+
+    `out` is written completely or not at all. The same checkpoint, text and options give the same
+    bundle, byte for byte.
 
     Args:
-        quant: a recipe's name (`edge.export.recipes.names()`).
-        layers: kind of layer → another recipe for it: {"attention": "fp16"}.
-        calibrate: UTF-8 text, or a .jsonl file, for recipes that find scales on text; without it
-            they use the greetings the demonstration models were trained on.
-        calibrate_sequences, calibrate_length: how much of it, in tokens; 128 × 512.
-        percentile: p of the values that a recipe clips; by default after the model's size.
+        quant: recipe name (`edge.export.recipes.names()`).
+        layers: kind of layer → recipe to use for it instead: {"attention": "fp16"}.
+        calibrate: UTF-8 text or .jsonl file for recipes that calibrate; by default the greetings
+            that the demonstration models were trained on.
+        calibrate_sequences, calibrate_length: sequences and tokens per sequence to calibrate on;
+            128 × 512 by default.
+        percentile: percentile p at which a recipe clips; by default chosen by model size.
         ssm_state: "fp32", "fp16" or "int8", for layers that run on int8 ops.
         kv_cache: "fp32" or "fp16", for attention; by default the recipe's.
         embedding, head: "int8" or "fp16", for recipes with int8 activations.
-        groups: scales for groups of Mamba-2's x, B and C, after Quamba2.
-        verify: run the graph against the fp32 network, and put the figures into the manifest; a
-            model whose weights exceed VERIFY_LIMIT in memory is not run, and the manifest says so.
-        tokenizer: a file or directory that goes before what the checkpoint has; "bytes" reads
-            text as bytes.
-        strict: refuse fields of config.json that edge has not heard of; otherwise `notice` lists
-            them.
-        architectures: to compile the kernels of the CUDA engine for, as 87 for sm_87. Without any
-            the bundle still has the plan to compile from, if there are kernels for its ops.
-        origin: where the checkpoint is from; without it, the name of its directory or file.
+        groups: use Quamba2's grouped scales for Mamba-2's x, B and C.
+        verify: compare the graph with the fp32 network and record the figures in the manifest. A
+            model whose weights exceed VERIFY_LIMIT in memory is skipped, which the manifest notes.
+        tokenizer: file or directory that replaces the checkpoint's tokenizer; "bytes" reads text
+            as bytes.
+        strict: refuse unknown fields of config.json; otherwise `notice` lists them.
+        architectures: architectures to compile the CUDA engine's kernels for, such as 87 for sm_87.
+            Even without any, the bundle has a launch plan if all its ops have kernels.
+        origin: where the checkpoint is from; by default the name of its directory or file.
         progress: called with a stage and the share of the export that is done.
 
-    The same checkpoint, text and choices give the same bundle, byte for byte.
-
     Raises CheckpointError when the checkpoint cannot be read; ExportError when a recipe is unknown
-    or does not fit the model, the calibration text is of no use, `out` is something other than a
+    or does not fit the model, the calibration text is unusable, `out` is something other than a
     bundle, the tokenizer does not fit, the graph is wrong, or kernels cannot be compiled.
     """
     report = progress or (lambda stage, fraction: None)
@@ -209,14 +209,14 @@ def export_checkpoint(
 def _notices(
     source: Checkpoint, prepared: PreparedPlan, mixed: Mixture, accuracy: dict[str, Any]
 ) -> Iterator[str]:
-    """What the user should know."""
+    """Yield warnings for the user."""
     if unknown := source.unknown_fields:
-        yield f"{unknown_line(unknown)}; they were left out of account"
+        yield f"{unknown_line(unknown)}; they were ignored"
     if thin := {} if prepared.hessian is None else prepared.hessian.thin():
         count, least = sum(map(len, thin.values())), min(thin)
         yield (
-            f"{count} experts read too few tokens of the calibration text to be rounded by them, "
-            f"such as {thin[least][0]} of {least}: calibrate with more text"
+            f"{count} experts saw too few tokens of the calibration text for GPTQ, "
+            f"such as expert {thin[least][0]} of {least}: calibrate with more text"
         )
     if poor := poor_line(mixed.name, mixed.rounds_activations, accuracy):
         yield poor
@@ -225,7 +225,7 @@ def _notices(
 def _text_choice(
     path: str | os.PathLike[str] | None, sequences: int | None, length: int | None
 ) -> TextChoice | None:
-    """None when nothing about the text was said."""
+    """Return the choice of text, or None when no option concerns it."""
     if path is None and sequences is None and length is None:
         return None
     return TextChoice(
@@ -236,7 +236,7 @@ def _text_choice(
 
 
 def size_line(manifest: Manifest, count: int) -> str:
-    """Recipe, size, and share of `count` fp32 parameters."""
+    """Describe the recipe, the size, and its share of `count` fp32 parameters."""
     size = manifest.nbytes
     if manifest.quantization.recipe == "fp32":
         return f"fp32: {size / 1e6:.1f} MB"
@@ -245,7 +245,7 @@ def size_line(manifest: Manifest, count: int) -> str:
 
 
 def _provenance(source: Checkpoint, origin: Origin | None) -> Provenance:
-    if source.manifest is not None:  # what the bundle was made from, and the bundle
+    if source.manifest is not None:  # keep the bundle's own source, and add the bundle
         return source.manifest.provenance.model_copy(update={"bundle": source.fingerprint()})
     origin = origin or Origin(source.path.resolve().name)
     return Provenance(
@@ -260,7 +260,7 @@ def _provenance(source: Checkpoint, origin: Origin | None) -> Provenance:
 def _quantization(
     chosen: Recipe, mixed: Mixture, prepared: PreparedPlan, built: BuiltGraph, writer: BundleWriter
 ) -> Quantization:
-    # A width that no block divides keeps a matrix fp32: say what was stored, not what was asked.
+    # Record what was stored, not what was requested: a width that no block divides stays fp32.
     details: dict[str, Any] = dict(chosen.details)
     details |= {f"{bits}-bit matrices": count for bits, count in built.matrices.items()}
     details |= mixed.choices()
@@ -290,8 +290,8 @@ def _copy_text(
 
 
 def check_graph(folder: Path) -> None:
-    """ONNX's own checker over the graph and its external data. Raises ExportError."""
-    # The checker looks for weights beside the graph; the bundle keeps them one folder up.
+    """Run ONNX's checker on the graph and its external data. Raises ExportError if it fails."""
+    # The checker looks for weights next to the graph; the bundle keeps them one folder up.
     beside = folder / "checked.onnx"
     shutil.copyfile(folder / GRAPH_FILE, beside)
     try:
@@ -303,4 +303,4 @@ def check_graph(folder: Path) -> None:
     functions = onnx.load(folder / GRAPH_FILE, load_external_data=False).functions
     unknown = {f.name.partition("_")[0] for f in functions} - OPS.keys()
     if unknown:
-        raise ExportError(f"the graph defines ops that are not stated: {sorted(unknown)}")
+        raise ExportError(f"the graph defines ops without a statement: {sorted(unknown)}")

@@ -1,4 +1,4 @@
-"""Is the graph right, and what did rounding cost? The figures of `accuracy` in the manifest."""
+"""Check the exported graph and measure what quantizing cost: `accuracy` in the manifest."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from edge.tensors import parameters
 from edge.text.load import make_tokenizer
 
 Tokens = NDArray[np.int64]
-# Weights that verification holds in memory, with ONNX Runtime's own copies of them.
+# Bytes of weights that verification may hold in memory, ONNX Runtime's copies included.
 VERIFY_LIMIT = 12 << 30
 VERIFY_TOKENS = 192
-# Logits of the network, and of the graph, that are held at once.
+# Number of logits held at once, of the network and of the graph each.
 LOGITS = 1 << 26
-# Tokens that the reference ops run: they do it token by token.
+# Few, because the reference ops run token by token.
 ENGINE_TOKENS = 512
-# Times the perplexity above which a recipe is said to be a poor one for a model.
+# Ratio of perplexities above which the export warns about the recipe.
 COSTLY = 1.05
-# Text for verification: what a trained model sees is text, and random tokens exaggerate.
+# Verification runs on text, which models are trained on: random tokens exaggerate the differences.
 _TEXT = """\
 The river rises in the hills north of the town and runs for forty miles before it meets the sea. In
 spring, when the snow melts, the water is cold and fast, and the bridges are closed to carts.
@@ -49,16 +49,17 @@ def judge(
     tokenizer: TokenizerInfo,
     report: Progress,
 ) -> dict[str, Any]:
-    """`accuracy`: the graph against the fp32 network, and ONNX Runtime against the references.
+    """Compare the graph with the fp32 network, and ONNX Runtime with the reference ops.
 
-    Raises ExportError when they are further apart than rounding explains.
+    Returns the manifest's `accuracy`. Raises ExportError when a difference is larger than rounding
+    explains.
     """
     config, plan = source.config, prepared.plan
     size = resident_bytes(config, plan.bits, folder)
     if size > VERIFY_LIMIT:
         return {
-            "skipped": f"running it takes {size >> 30} GiB, more than the {VERIFY_LIMIT >> 30} GiB "
-            "that export allows itself"
+            "skipped": f"running it takes {size >> 30} GiB, more than the limit of "
+            f"{VERIFY_LIMIT >> 30} GiB"
         }
     report("verifying", 0.75)
     tokens, kind = prepared.held_out, "held-out tokens of the calibration text"
@@ -66,7 +67,7 @@ def judge(
         tokens, kind = sample_tokens(config, folder, tokenizer)
     tokens = tokens[:, : max(VERIFY_TOKENS, LOGITS // (config.vocab_size * len(tokens)))]
     figures = verify_graph(config, source, folder, tokens, plan.bits)
-    if kind == "random tokens":  # every model is equally bad at them
+    if kind == "random tokens":  # every model predicts them equally badly
         del figures["perplexity"], figures["perplexity_before"]
     result = {"on": kind, **figures}
     if rounds_activations and plan.exact:
@@ -76,7 +77,7 @@ def judge(
 
 
 def resident_bytes(config: ModelConfig, bits: int, folder: Path) -> int:
-    """About what a session holds: floating weights widened to fp32, quantized ones packed again."""
+    """Estimate the bytes of a session: ONNX Runtime widens floating weights and repacks others."""
     if bits >= 16:
         return 2 * 4 * parameters(config)
     return 2 * (folder / WEIGHT_FILE).stat().st_size
@@ -85,7 +86,7 @@ def resident_bytes(config: ModelConfig, bits: int, folder: Path) -> int:
 def sample_tokens(
     config: ModelConfig, folder: Path, tokenizer: TokenizerInfo
 ) -> tuple[Tokens, str]:
-    """Tokens [1, ≤VERIFY_TOKENS] of a fixed English text, or random ones where it has too few."""
+    """Return tokens [1, ≤VERIFY_TOKENS] of a fixed text, or random ones if it has too few."""
     limit = min(VERIFY_TOKENS, config.max_context or VERIFY_TOKENS)
     ids = _encode(folder, tokenizer)[:limit]
     if len(ids) >= min(limit, 64) and max(ids) < config.vocab_size:
@@ -100,7 +101,7 @@ def _encode(folder: Path, info: TokenizerInfo) -> list[int]:
 
 
 def accuracy_line(accuracy: dict[str, Any]) -> str:
-    """How far the bundle is from the network, in a line, or why that was not measured."""
+    """Describe in one line how far the bundle is from the network, or why it was not measured."""
     if "skipped" in accuracy:
         return f"not measured: {accuracy['skipped']}"
     return (
@@ -112,7 +113,7 @@ def accuracy_line(accuracy: dict[str, Any]) -> str:
 
 
 def perplexity_line(accuracy: dict[str, Any]) -> str:
-    """Perplexity before and after, or that it was not measured."""
+    """Describe the perplexity before and after, or say that it was not measured."""
     if "perplexity" not in accuracy:
         return "perplexity not measured"
     before, after = accuracy["perplexity_before"], accuracy["perplexity"]
@@ -120,11 +121,11 @@ def perplexity_line(accuracy: dict[str, Any]) -> str:
 
 
 def poor_line(recipe: str, rounds_activations: bool, accuracy: dict[str, Any]) -> str | None:
-    """That the recipe is a poor one for this model, and what to try; None where it is not."""
+    """Return a warning that the recipe suits this model poorly, and what to try, or None."""
     ratio = accuracy.get("perplexity", 0) / accuracy.get("perplexity_before", 1)
     if ratio <= COSTLY:
         return None
-    others = "which keep more bits: w8, fp16"
+    others = "that keeps more bits: w8, fp16"
     if rounds_activations:
-        others = "which leave activations floating: w8, w4"
-    return f"{recipe} costs this model {ratio:.2f} times its perplexity; try recipes {others}"
+        others = "that leaves activations floating: w8, w4"
+    return f"{recipe} multiplies this model's perplexity by {ratio:.2f}; try a recipe {others}"

@@ -1,4 +1,4 @@
-"""A bundle's launch plan, its device graph, and kernels for the architectures asked for."""
+"""Write a bundle's launch plan, device graph, and kernels for the requested architectures."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from edge.plugins.tensorrt.graph import device_graph
 
 @dataclass(frozen=True)
 class Added:
-    """What was written: `graphs` and `kernels` go into the manifest.
+    """Files that were added to a bundle; `graphs` and `kernels` go into the manifest.
 
     Attributes:
-        plan: the launch plan, if there is one.
-        unplanned: why there is none, or None.
-        unbuildable: why there is a plan, but no graph for TensorRT, or None.
+        plan: launch plan, or None.
+        unplanned: reason why there is no plan, or None.
+        unbuildable: reason why there is a plan but no graph for TensorRT, or None.
     """
 
     plan: LaunchPlan | None = None
@@ -32,15 +32,15 @@ class Added:
 
 
 def check_can_compile(architectures: Sequence[int]) -> None:
-    """Raises ExportError, before any work is done, where kernels are wanted and Triton is not."""
+    """Raise ExportError before any work is done if kernels are requested and Triton is missing."""
     if architectures:
         triton_version()
 
 
 def add_plan(writer: BundleWriter, graph: str, architectures: Sequence[int]) -> Added:
-    """Lower the written graph to `graphs/cuda.json` and `graphs/tensorrt.onnx`, where they can be.
+    """Lower the written graph to `graphs/cuda.json` and `graphs/tensorrt.onnx` where possible.
 
-    Raises ExportError, where kernels are wanted, when no plan can be made.
+    Raises ExportError when kernels are requested and the graph cannot be lowered to a plan.
     """
     model = (writer.folder / graph).read_bytes()
     try:
@@ -66,9 +66,9 @@ def add_kernels(
     report: Progress,
     share: tuple[float, float],
 ) -> Added:
-    """Compile the plan's kernels into `kernels/sm_XX/`, from `share[0]` of the export to `[1]`.
+    """Compile the plan's kernels into `kernels/sm_XX/`; progress runs from share[0] to share[1].
 
-    Raises ExportError: a kernel cannot be compiled.
+    Raises ExportError when a kernel cannot be compiled.
     """
     if added.plan is None or not architectures:
         return added

@@ -1,5 +1,5 @@
-"""The network in PyTorch, for any `ModelConfig`: what trains, what checkpoints load into, and what
-engines must match.
+"""The network in PyTorch, for any `ModelConfig`: it trains, checkpoints load into it, and engines
+must match it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edge.tensors import tensor_shapes
 
 @dataclass
 class NetworkState:
-    """What the network remembers: one dict of tensors a layer, and how many tokens it has seen."""
+    """The network's state: a dict of tensors per layer, and the number of tokens seen so far."""
 
     layers: list[State] = field(default_factory=list)
     position: int = 0
@@ -47,9 +47,10 @@ class Norm(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + mixer(norm(read)), read being x but in a parallel layer and aside of the stream, with
-    norms where `norms` of the mixer says. The mixer's parameters sit directly under the layer's
-    name.
+    """x + mixer(norm(read)), with norms placed as the mixer's `norms` says.
+
+    `read` is x, except in parallel layers and layers aside of the stream. The mixer's canonical
+    parameter names have no `mixer.`: they follow the layer's name directly.
     """
 
     def __init__(self, config: ModelConfig, index: int) -> None:
@@ -68,18 +69,19 @@ class Layer(nn.Module):
 
 
 def empty_state(layer: MixerConfig, batch: int) -> Shapes:
-    """Shapes of a layer's state before any token: its KV caches have length 0."""
+    """Return the shapes of a layer's state before any token: KV caches have length 0."""
     return layer.recurrent_states(batch) | layer.kv_caches(0, batch)
 
 
 def through(
     config: ModelConfig, layers: Iterable[tuple[nn.Module, State]], x: Tensor, position: int
 ) -> tuple[Tensor, list[State]]:
-    """x [B, T, D], embedded tokens, through layers, each given with the state before; `position` is
-    x's first.
+    """Run embedded tokens x [B, T, D] through `layers`, pairs of a layer and its state.
+
+    `position` is that of x's first token. Returns the output and the states after it.
     """
     after: list[State] = []
-    found = embedded = x  # the stream as the layer before found it, and before all layers
+    found = embedded = x  # input of the previous layer, and of the first
     aside: Tensor | None = None
     for index, (layer, before) in enumerate(layers):
         if config.layers[index].is_aside:
@@ -95,7 +97,7 @@ def through(
 class Network(nn.Module):
     """Logits for tokens, with explicit state.
 
-    Parameter names are the canonical ones of `edge.tensors` with `layers.i.mixer.` inserted;
+    Parameter names are the canonical ones of `edge.tensors`, with `mixer.` after `layers.i.`;
     `load_canonical` and `canonical_tensors` translate.
     """
 
@@ -112,7 +114,7 @@ class Network(nn.Module):
         )
 
     def initial_state(self, batch: int = 1) -> NetworkState:
-        """The state before any token: zeros, and KV caches of length 0."""
+        """Return the state before any token: zeros, and KV caches of length 0."""
         weight = self.embedding.weight
         layers: list[State] = []
         for layer in self.config.layers:
@@ -126,14 +128,14 @@ class Network(nn.Module):
     def forward(
         self, tokens: Tensor, state: NetworkState | None = None
     ) -> tuple[Tensor, NetworkState]:
-        """tokens [B, T] → logits [B, T, V] and the state after the last token; `state` is kept."""
+        """Return logits [B, T, V] for tokens [B, T] and the state after; leaves `state` as is."""
         hidden, state = self.hidden(tokens, state)
         return self.head(hidden), state
 
     def hidden(
         self, tokens: Tensor, state: NetworkState | None = None
     ) -> tuple[Tensor, NetworkState]:
-        """tokens [B, T] → final normed hidden [B, T, D] and the state after the last token."""
+        """Return the final normed hidden [B, T, D] for tokens [B, T], and the state after."""
         state = state or self.initial_state(tokens.shape[0])
         x = self.embedding(tokens)
         layers = zip(self.layers, state.layers, strict=True)
@@ -143,31 +145,31 @@ class Network(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The head's matrix [V, D], which is the embedding's where they are tied."""
+        """The head's matrix [V, D]; the embedding's where they are tied."""
         return (self.lm_head or self.embedding).weight
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Final hidden [..., D] → logits [..., V]."""
+        """Return logits [..., V] for the final hidden [..., D]."""
         logits, cap = F.linear(hidden, self.head_weight), self.config.logits_softcap
         return logits if cap is None else soft_cap(logits, cap)
 
     def canonical_tensors(self) -> dict[str, Tensor]:
-        """Canonical name → parameter, in the order of `edge.tensors.tensor_shapes`."""
+        """Return canonical name → parameter, in the order of `edge.tensors.tensor_shapes`."""
         return {name: self._tensor(name) for name in tensor_shapes(self.config)}
 
     def _tensor(self, name: str) -> Tensor:
-        """A parameter by canonical name, or what takes its place where it is made of another."""
+        """Return a parameter by canonical name, or the tensor computed in its place."""
         found: Tensor = getattr(*self.holder(name))
         return found
 
     def holder(self, name: str) -> tuple[nn.Module, str]:
-        """The module that has a parameter of this canonical name, and its name there."""
+        """Return the module that holds the parameter of a canonical name, and its name there."""
         path = re.sub(r"^(layers\.\d+)\.(?!(?:post_)?norm\.)", r"\1.mixer.", name)
         module, _, kind = path.rpartition(".")
         return self.get_submodule(module), kind
 
     @torch.no_grad()
     def load_canonical(self, tensors: dict[str, Tensor]) -> None:
-        """Copy tensors in by canonical name; every name must be there with its shape."""
+        """Copy tensors in by canonical name; every name must be present with its shape."""
         for name, parameter in self.canonical_tensors().items():
             parameter.copy_(tensors[name])

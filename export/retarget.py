@@ -1,4 +1,4 @@
-"""A finished bundle gets what GPUs run; its weights and its graph stay what they are."""
+"""Add what GPUs run to a finished bundle, without changing its weights or its graph."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def add_targets(
     *,
     progress: Progress | None = None,
 ) -> ExportSummary:
-    """Write the bundle with this version's plan and device graph, and kernels, to `out`.
+    """Write the bundle to `out` with this version's launch plan, device graph and kernels.
 
-    Kernels that it has for other architectures are made again for the plan. Files that stay are
-    hard links where the file system allows, copies elsewhere; `out` may be the bundle itself.
+    Kernels that the bundle already has for other architectures are recompiled for the new plan.
+    Unchanged files are hard-linked where the file system allows, and copied elsewhere. `out` may be
+    the bundle itself.
 
-    Raises BundleError: damaged or altered; ExportError: no plan can be made of the graph, or no
-    kernels here.
+    Raises BundleError when the bundle is damaged or altered; ExportError when the graph cannot be
+    lowered, or kernels cannot be compiled on this machine.
     """
     report = progress or (lambda stage, fraction: None)
     report("reading", 0.0)
@@ -38,7 +39,7 @@ def add_targets(
         graph = manifest.graphs.get("ort")
         if graph is None:
             raise BundleError(
-                "names no graph to make a plan of",
+                "names no graph to make a launch plan from",
                 file=opened.path / "manifest.json",
                 field="graphs.ort",
                 remedy="export the model again from its checkpoint",
@@ -59,8 +60,8 @@ def add_targets(
             manifest=written,
             parameters=count,
             checkpoint_bytes=manifest.nbytes,
-            accuracy="what it was: the graph and the weights are the same",
-            verdict=f"{size_line(written, count)}; weights as they were",
+            accuracy="unchanged: the graph and the weights are the same",
+            verdict=f"{size_line(written, count)}; weights unchanged",
             unplanned=added.unplanned,
             unbuildable=added.unbuildable,
         )
@@ -78,7 +79,7 @@ def _fields(manifest: Manifest, added: Added) -> dict[str, object]:
 
 
 def _carry(bundle: Bundle, path: str, target: Path) -> None:
-    """The file itself, or a copy: of what was hashed, whatever lies there by now."""
+    """Hard-link or copy a file of the bundle as it was hashed, even if it was replaced since."""
     fd = bundle.fd(path)
     if _linked(bundle.path / path, target):
         checked, found = os.fstat(fd), os.lstat(target)
@@ -93,6 +94,6 @@ def _carry(bundle: Bundle, path: str, target: Path) -> None:
 def _linked(source: Path, target: Path) -> bool:
     try:
         os.link(source, target, follow_symlinks=False)
-    except OSError:  # another file system, one without hard links, someone else's file
+    except OSError:  # another file system, no hard links, or a file of another user
         return False
     return True

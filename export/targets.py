@@ -1,4 +1,4 @@
-"""What `--target` names: architectures, and the boards and cards that have them."""
+"""Names that `--target` accepts: GPU architectures, and the boards and cards that have them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ NAMES: dict[str, int] = {f"sm_{sm}": sm for sm in ARCHITECTURES} | {
 
 
 def architectures(targets: Iterable[str]) -> tuple[int, ...]:
-    """`["cpu,sm_87", "l4"]` → (87, 89), each once; `cpu`, which every bundle has, is none.
+    """Return the distinct architectures: `["cpu,sm_87", "l4"]` → (87, 89).
 
-    Raises InputError for a name that is not known, which lists those that are.
+    `cpu` adds nothing: every bundle runs on it. Raises InputError for an unknown name and lists
+    the known ones.
     """
     found = set()
     for name in (part.strip().lower() for text in targets for part in text.split(",")):
@@ -35,14 +36,14 @@ def architectures(targets: Iterable[str]) -> tuple[int, ...]:
             continue
         if name not in NAMES:
             raise InputError(
-                f"unknown target {name!r}", field="--target", remedy=f"choose of {describe()}"
+                f"unknown target {name!r}", field="--target", remedy=f"choose from: {describe()}"
             )
         found.add(NAMES[name])
     return tuple(sorted(found))
 
 
 def describe() -> str:
-    """Every target on one line, with boards that have it."""
+    """Return every target on one line, each with the boards that have it."""
     return "; ".join(
         [CPU, *(f"sm_{sm} ({', '.join(_BOARDS[sm])})" for sm in ARCHITECTURES if sm in _BOARDS)]
     )

@@ -1,4 +1,4 @@
-"""What a checkpoint says about text: its tokenizer, chat template, special tokens and defaults."""
+"""Read a checkpoint's text files: tokenizer, chat template, special tokens and defaults."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from edge.text.spm import CONTROL, UNUSED, USER_DEFINED, read_model
 
 BYTES = 256
 CHAT_TEMPLATE = "chat_template.jinja"
-# state-spaces' own checkpoints carry no tokenizer, whatever they were trained with
+# state-spaces' checkpoints ship without the tokenizer they were trained with
 _REMEDY = (
-    "name the tokenizer it was trained with by --tokenizer FILE; state-spaces' models use "
+    "name the tokenizer it was trained with: --tokenizer FILE; state-spaces' models use "
     "EleutherAI/gpt-neox-20b's tokenizer.json, and --tokenizer bytes reads text as bytes"
 )
 AS_BYTES = "bytes"
-# these classes begin texts with `bos` unless their settings say otherwise
+# these classes prepend `bos` unless their settings say otherwise
 _ADD_BOS = ("LlamaTokenizer", "CodeLlamaTokenizer")
 
 
 def tokenizer_info(
     checkpoint: Checkpoint, config: ModelConfig, given: Path | None = None
 ) -> tuple[TokenizerInfo, list[tuple[Path, str]]]:
-    """The manifest's entry, and (file to copy, path in the bundle) pairs.
+    """Return the manifest's tokenizer entry, and (file to copy, path in the bundle) pairs.
 
-    `given`: a tokenizer file, or a directory with one, to use instead of the checkpoint's own;
-    AS_BYTES for the bytes of a text, as models of 256 tokens are read without being told.
-    tokenizer.json goes before a SentencePiece model. Raises ExportError: no tokenizer, one that
-    cannot be read, or one with more tokens than the model has.
+    `given` is a tokenizer file, or a directory with one, to use instead of the checkpoint's, or
+    AS_BYTES to read text as bytes, the default for models of 256 tokens. tokenizer.json takes
+    precedence over a SentencePiece model. Raises ExportError when there is no tokenizer, when it
+    cannot be read, or when it has more tokens than the model.
     """
     named = given is not None and not (str(given) == AS_BYTES and not given.exists())
     files = {p.name: p for p in checkpoint.tokenizer_files}
@@ -85,12 +85,12 @@ def tokenizer_info(
 
 
 def _check_reads_bytes(checkpoint: Checkpoint, config: ModelConfig, given: Path | None) -> None:
-    """Raises ExportError unless the model reads bytes, or was asked to."""
+    """Raise ExportError unless the model reads bytes or the user chose bytes."""
     if given is None and checkpoint.no_tokenizer is not None:
         raise checkpoint.no_tokenizer
     if config.vocab_size < BYTES:
         raise ExportError(
-            f"has no tokenizer, and its {config.vocab_size} tokens are fewer than the bytes",
+            f"has no tokenizer, and its {config.vocab_size} tokens are too few for 256 bytes",
             file=checkpoint.path, remedy=_REMEDY,
         )  # fmt: skip
     if given is None and config.vocab_size != BYTES:
@@ -98,12 +98,12 @@ def _check_reads_bytes(checkpoint: Checkpoint, config: ModelConfig, given: Path 
 
 
 def _adds_bos(settings: dict[str, Any], found: Path, bos: str) -> bool:
-    """Whether texts begin with `bos`, as transformers decides it."""
+    """Return whether texts begin with `bos`, decided as transformers does."""
     stated = settings.get("add_bos_token")
     if isinstance(stated, bool):
         return stated
     kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
-    # Llama 1's files may come without settings
+    # Llama 1 checkpoints may lack tokenizer_config.json
     if kind in _ADD_BOS or (not kind and found.suffix == ".model"):
         return True
     if found.name != "tokenizer.json":
@@ -118,12 +118,12 @@ def _adds_bos(settings: dict[str, Any], found: Path, bos: str) -> bool:
 
 
 def _given(path: Path) -> dict[str, Path]:
-    """Tokenizer files at a path the user named, by name. Raises ExportError when there is none."""
+    """Return name → tokenizer file at a path the user gave. Raises ExportError if none is there."""
     found = [path] if path.is_file() else sorted(path.glob("*")) if path.is_dir() else []
     names = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
     files = {p.name: p for p in found if p.name in names or p.suffix == ".model"}
     if not any(name == "tokenizer.json" or name.endswith(".model") for name in files):
-        what = "holds no tokenizer.json and no .model file" if path.exists() else "is not there"
+        what = "holds no tokenizer.json and no .model file" if path.exists() else "does not exist"
         raise ExportError(
             what,
             file=path,
@@ -142,7 +142,7 @@ def _special(generation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _below(limit: int, special: dict[str, Any]) -> dict[str, Any]:
-    """The special tokens whose ids are below `limit`."""
+    """Return the special tokens whose ids are below `limit`."""
     bos, pad = (special[k] if (special[k] or 0) < limit else None for k in ("bos", "pad"))
     return {"bos": bos, "pad": pad, "eos": tuple(t for t in special["eos"] if t < limit)}
 
@@ -158,20 +158,20 @@ def _settings(path: Path | None) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """A special token is a string, or an object that holds one."""
+    """Return the text of a special token, given as a string or as an object that holds one."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def _read(path: Path) -> tuple[int, dict[str, int]]:
-    """How many ids the tokenizer has, and its vocabulary."""
+    """Return the number of ids of the tokenizer, and its vocabulary."""
     try:
         if path.name == "tokenizer.json":
             from tokenizers import Tokenizer
 
             data = read_file(path)
-            growth(json.loads(data))  # before the library does what the file says
+            growth(json.loads(data))  # before the library acts on the file
             vocabulary: dict[str, int] = Tokenizer.from_str(data.decode()).get_vocab()
         else:
             from sentencepiece import SentencePieceProcessor
@@ -180,7 +180,7 @@ def _read(path: Path) -> tuple[int, dict[str, int]]:
             vocabulary = {model.id_to_piece(i): i for i in range(model.get_piece_size())}
     except (KeyboardInterrupt, SystemExit, EdgeError):
         raise
-    except BaseException as problem:  # both libraries raise kinds of their own, a panic too
+    except BaseException as problem:  # both libraries raise their own types, Rust panics included
         raise ExportError(f"cannot be read as a tokenizer: {problem}", file=path) from None
     if len(set(vocabulary.values())) < len(vocabulary):
         raise ExportError("gives one id to several pieces", file=path, field="model.vocab")
@@ -188,7 +188,7 @@ def _read(path: Path) -> tuple[int, dict[str, int]]:
 
 
 def chat_template(checkpoint: Checkpoint) -> str | None:
-    """The Jinja template, from its own file or from tokenizer_config.json; None without one."""
+    """Return the Jinja template, from its own file or tokenizer_config.json, or None."""
     files = {p.name: p for p in checkpoint.tokenizer_files}
     if CHAT_TEMPLATE in files:
         return read_utf8(files[CHAT_TEMPLATE], MAX_TEMPLATE_BYTES)
@@ -199,14 +199,14 @@ def chat_template(checkpoint: Checkpoint) -> str | None:
     return template if isinstance(template, str) else None
 
 
-# as generation_config.json calls them
+# names in generation_config.json, where they differ
 _WRITTEN_AS = {"max_tokens": "max_new_tokens", "stop": "stop_strings"}
 
 
 def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
-    """Sampling defaults in generation_config.json; `do_sample: false` is temperature 0.
+    """Return the sampling defaults of generation_config.json; `do_sample: false` is temperature 0.
 
-    Raises ExportError naming every field whose value is of another type or out of range.
+    Raises ExportError naming every field whose value has the wrong type or is out of range.
     """
     if checkpoint.manifest is not None:
         return checkpoint.manifest.generation
@@ -238,8 +238,8 @@ def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
 
 
 def licence(checkpoint: Checkpoint) -> str | None:
-    """As the weights state it, or `license:` in the front matter of README.md, where model hubs
-    keep it; None without.
+    """Return the licence stated by the weights, or by `license:` in README.md's front matter, where
+    model hubs keep it, or None.
     """
     readme = checkpoint.card
     if checkpoint.stated_licence is not None or readme is None:
@@ -256,16 +256,17 @@ def licence(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-_BYTES = 2  # a field of a protocol buffer that has a length
+_BYTES = 2  # wire type of a length-delimited protobuf field
 MAX_ADDED = 1 << 16
 
 
 def added_tokens(
     settings: Mapping[str, Any], added: Mapping[str, Any]
 ) -> dict[int, tuple[str, bool]]:
-    """What was added to a SentencePiece model later, `<|im_end|>` and its like, with ids behind its
-    own pieces: id → text and whether it is a control token, of tokenizer_config.json
-    (`added_tokens_decoder`) and added_tokens.json; what is malformed is left out.
+    """Return the tokens added to a SentencePiece model after training, such as `<|im_end|>`.
+
+    Maps id to text and whether it is a control token, read from `added_tokens_decoder` of
+    tokenizer_config.json and from added_tokens.json. Malformed entries are skipped.
     """
     found = {i: (text, True) for text, i in added.items() if isinstance(i, int) and text}
     decoder = settings.get("added_tokens_decoder")
@@ -279,10 +280,10 @@ def added_tokens(
 def with_added_tokens(
     checkpoint: Checkpoint, model: Path, tokens: Mapping[int, tuple[str, bool]]
 ) -> Path:
-    """The model with the tokens behind its pieces, in a file that lasts as long as `checkpoint`.
+    """Append tokens to a SentencePiece model, in a file that lasts as long as `checkpoint`.
 
-    It is `model` itself where all of them are pieces of it. Raises ExportError for ids far behind
-    the model's, and for a model that cannot be read.
+    Returns `model` itself when it has all of them already. Raises ExportError when an id is far
+    beyond the model's last, or the model cannot be read.
     """
     data = model.read_bytes()
     try:

@@ -1,10 +1,10 @@
-"""Ops of `edge.plugins` for training and long prefills in PyTorch: Mamba-2's scan in
-parallel form, the causal convolution and the norms with backward passes of their own.
+"""Ops of `edge.plugins` for training and long prefills in PyTorch: Mamba-2's scan in parallel form,
+and the causal convolution and the norms with their own backward passes.
 
-The maths is the reference's, which is the truth they are tested against. Plain autograd of the
-convolution's shifted sums costs a quarter of a small model's training step on a CPU; rows are taken
-one at a time there, so that fp32 intermediates stay in the cache. Under autocast a norm's result
-has autocast's dtype, since a Linear reads it and would cast it.
+They compute what the references do and are tested against them. Plain autograd of the convolution's
+shifted sums costs a quarter of a small model's training step on a CPU. There, rows are processed
+one at a time so that fp32 intermediates stay in the cache. Under autocast a norm's result has
+autocast's dtype, because the Linear that reads it would cast it anyway.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def selective_scan_heads_chunked(
 
 
 def _blocks(x: Tensor) -> list[slice]:
-    """Slices of the first axis to work on together."""
+    """Return slices of the first axis to process together: all on a GPU, single rows on a CPU."""
     block = x.shape[0] if x.is_cuda else 1
     return [slice(start, start + block) for start in range(0, x.shape[0], block)]
 
@@ -86,13 +86,13 @@ def _result_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
 
 
 def _scale(h: Tensor, eps: float) -> Tensor:
-    """1 / sqrt(mean(h²) + eps) over the last axis, kept."""
+    """Return 1 / sqrt(mean(h²) + eps) over the last axis, with that axis kept."""
     squares = torch.linalg.vector_norm(h, dim=-1, keepdim=True).square_()
     return squares.div_(h.shape[-1]).add_(eps).rsqrt_()
 
 
 def _norm_backward(d: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
-    """Gradient of h·scale(h) for its input: scale · (d - normed · mean(d · normed)). Reuses d."""
+    """Return the gradient of h·scale(h): scale · (d - normed · mean(d · normed)). Overwrites d."""
     along = (d * normed).mean(-1, keepdim=True)
     return d.addcmul_(normed, along, value=-1).mul_(scale)
 
@@ -154,7 +154,7 @@ class _GatedRmsNorm(torch.autograd.Function):
 
 
 def rms_norm_training(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`edge.plugins.norm.reference.rms_norm`. Shapes as there, with an axis before the last."""
+    """`edge.plugins.norm.reference.rms_norm` with its own backward pass; x has two axes or more."""
     y: Tensor = _RmsNorm.apply(x, weight, eps, _result_dtype(x, weight))
     return y
 
@@ -162,13 +162,16 @@ def rms_norm_training(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def gated_rms_norm_training(
     y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int
 ) -> Tensor:
-    """`edge.plugins.gated_norm.reference.gated_rms_norm`, with an axis before the last."""
+    """`edge.plugins.gated_norm.reference.gated_rms_norm` with its own backward pass.
+
+    y and z have two axes or more.
+    """
     out: Tensor = _GatedRmsNorm.apply(y, z, weight, eps, groups, _result_dtype(y, weight))
     return out
 
 
 class _CausalConv1d(torch.autograd.Function):
-    """Rows are taken a few at a time so that fp32 intermediates stay in the cache."""
+    """Processes a few rows at a time so that fp32 intermediates stay in the cache."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -214,7 +217,7 @@ def _convolve(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def causal_conv1d_training(
     x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """`edge.plugins.causal_conv1d.reference.causal_conv1d`, sums in fp32. Shapes as there."""
+    """`edge.plugins.causal_conv1d.reference.causal_conv1d` with sums in fp32. Same shapes."""
     state = conv_state.to(x.dtype)
     b = weight.new_zeros(weight.shape[0]) if bias is None else bias
     y: Tensor = _CausalConv1d.apply(x, state, weight, b)

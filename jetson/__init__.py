@@ -1,1 +1,1 @@
-"""What proves the runtime on a Jetson. The rest of this folder is shell, Docker, systemd, ROS 2."""
+"""Verification of the runtime on a Jetson. The rest here is shell, Docker, systemd and ROS 2."""

@@ -3,16 +3,16 @@
 #
 #   jetson/install.sh [--dry-run] [--venv DIR] [--wheel FILE] [--no-plugins]
 #
-# --dry-run      say what would be done, and do nothing
+# --dry-run      print what would be done, and do nothing
 # --venv DIR     the virtual environment, .venv in this checkout by default
 # --wheel FILE   install this wheel of mamba-edge instead of the checkout
-# --no-plugins   do not build the TensorRT plugin library (then there is no tensorrt engine)
+# --no-plugins   do not build the TensorRT plugin library, which the tensorrt engine needs
 #
-# ONNX Runtime is PyPI's for CPUs. A build for GPUs that is installed already, into the virtual environment
-# or the system, stays (docs/use/onnx-runtime.md).
+# It installs PyPI's ONNX Runtime for CPUs, unless a build for GPUs is already installed, in the virtual
+# environment or the system (docs/use/onnx-runtime.md).
 #
-# Running it again brings an installation up to date. What only root may do is printed, not done.
-# EDGE_JETSON_ROOT is looked under for the system's files instead of / (the tests set it).
+# Run it again to update an installation. Commands that need root are printed, not run.
+# EDGE_JETSON_ROOT replaces / as the root of the system's files (the tests set it).
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -56,7 +56,7 @@ read_arguments() {
   if [ -n "$wheel" ] && [ ! -f "$wheel" ]; then refuse "$wheel: no such wheel"; fi
 }
 
-# a command, or in a dry run its text
+# print a command, and run it unless this is a dry run
 run() {
   printf '+ %s\n' "$(printf '%q ' "$@" | sed 's/ $//')"
   [ "$dry_run" = yes ] || "$@"
@@ -98,8 +98,8 @@ detect_jetpack() {
   fi
   echo "$board, L4T $l4t: JetPack $jetpack"
   if [ "$l4t" = 36.4.7 ]; then
-    echo "note: L4T 36.4.7 refuses large allocations; edge then takes its memory in pieces." \
-      "Updating to L4T 36.5 is better."
+    echo "note: L4T 36.4.7 refuses large allocations, so edge allocates memory in pieces." \
+      "Update to L4T 36.5 to avoid this."
   fi
 }
 
@@ -138,7 +138,7 @@ check_packages() {
     "  sudo apt install $(pinned "${missing[@]}")"
 }
 
-# NVIDIA's repository for JetPack 7 has TensorRT 11 too, which does not name the Orin Nano
+# NVIDIA's repository for JetPack 7 also has TensorRT 11, which does not list the Orin Nano
 pinned() {
   local package
   local -a named=()
@@ -153,7 +153,7 @@ check_python() {
   local found
   found=$("$python" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   [ "$found" = "$version" ] || refuse \
-    "$python is Python $found, JetPack $jetpack has its TensorRT for Python $version"
+    "$python is Python $found, but JetPack $jetpack has TensorRT for Python $version"
 }
 
 # -- installing -----------------------------------------------------------------------------------
@@ -161,15 +161,15 @@ check_python() {
 make_environment() {
   if [ -f "$venv/pyvenv.cfg" ]; then
     grep -qi '^include-system-site-packages *= *true' "$venv/pyvenv.cfg" || refuse \
-      "$venv does not see the system's packages, TensorRT among them" \
-      "remove it, or name another: --venv DIR"
+      "$venv does not see the system's packages, such as TensorRT" \
+      "remove it, or choose another folder: --venv DIR"
     return
   fi
   run "$python" -I -m venv --system-site-packages "$venv"
 }
 
-# ONNX Runtime's builds for GPUs are packages of other names with the same module: pip would put the
-# CPU's over it
+# ONNX Runtime's builds for GPUs are packages of other names with the same module: pip would
+# overwrite it with the build for CPUs
 ort_extra() {
   local interpreter=$venv/bin/python others
   [ -x "$interpreter" ] || interpreter=$python
@@ -185,19 +185,19 @@ print(*{*p().get("onnxruntime", ())} - {"onnxruntime"})')
 install_runtime() {
   local what extras
   local -a pip=("$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check)
-  # setuptools would pack modules that an earlier build left in build/lib
+  # setuptools would package modules that an earlier build left in build/lib
   [ ! -d "$checkout/build/lib" ] || run rm -rf "$checkout/build/lib"
   what="file://$(realpath "${wheel:-$checkout}")"
   extras=cuda,server$(ort_extra)
   run "${pip[@]}" --constraint "$here/constraints-jp$jetpack.txt" "mamba-edge[$extras] @ $what"
-  # pip keeps what is installed where a wheel has the same version
+  # pip does not replace an installed package by a wheel of the same version
   [ -z "$wheel" ] || run "${pip[@]}" --no-deps --force-reinstall "$wheel"
 }
 
 build_plugins() {
   [ "$plugins" = yes ] || return 0
   run make -C "$checkout" plugins "TENSORRT_INCLUDE=$tensorrt_include" "CUDA_INCLUDE=$(cuda_include)"
-  # where the installed package looks for it (edge/runtime/tensorrt/library.py)
+  # the installed package looks for it there (edge/runtime/tensorrt/library.py)
   run install -D -m 644 "$checkout/build/tensorrt/libedge_tensorrt.so" \
     "$venv/lib/python$version/site-packages/edge/plugins/tensorrt/lib/libedge_tensorrt.so"
 }
@@ -211,4 +211,4 @@ make_environment
 install_runtime
 build_plugins
 run "$venv/bin/edge" doctor
-[ "$dry_run" = yes ] || echo "done: try $venv/bin/edge-chat, then prove it with jetson/verify.sh"
+[ "$dry_run" = yes ] || echo "done: try $venv/bin/edge-chat, then verify the board with jetson/verify.sh"

@@ -1,1 +1,1 @@
-"""Implementations of the ops: plain references here, kernels and TensorRT plugins as they land."""
+"""The ops: statements, references, ONNX bodies, kernels for GPUs and CPUs, TensorRT plugins."""

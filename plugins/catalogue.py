@@ -1,22 +1,22 @@
-"""Find ops by looking at the folders beside this file: an op is there when its folder is.
+"""Discover the ops: every folder beside this file that has a `statement.py` defines some.
 
-A folder holds one idea: an op, its relatives and all that runs them. What a file has to be called,
-and a name in it, follows from the op's name (`GeluTanh` in snake case is `gelu_tanh`):
+A folder holds an op, closely related ops, and everything that runs them. Names of files, and of
+functions in them, follow from the op's name (`GeluTanh` is `gelu_tanh` in snake case):
 
-    statement.py        every `Op` that the module assigns is an op of the domain `edge`
-    reference.py        `gelu_tanh_node`, or else `gelu_tanh`, is called with those inputs and
-                        attributes, by the statement's names, that its parameters ask for
-    body.py             `GELU_TANH`, the text of its ONNX function, or `gelu_tanh`, which makes it,
-                        or else `body`, which makes every op's; what ONNX Runtime runs faster
-                        begins with `ORT_` or `ort_`
-    device.py           the ops of the folder as TensorRT has them, where it is more than the same
-                        op on columns of values: `statements` yields them, bodies are as in body.py
-    lowering.py         how kernels are called: `lower_gelu_tanh`, or `lower` for every op of the
-                        folder without a function of its own; `PAIRS` that kernels run at once
-    triton_{file}.py    Triton kernels, which launch plans call `{file}.{function}`
-    cpu*.h              the same kernels in C++ for CPUs, each under that name
+    statement.py        every `Op` assigned in the module is an op of the domain `edge`
+    reference.py        `gelu_tanh_node`, else `gelu_tanh`: called with the inputs and attributes
+                        that its parameters name, named as in the statement
+    body.py             `GELU_TANH`, the text of its ONNX function, or `gelu_tanh`, which returns
+                        the text, else `body`, which returns the text of any op in the folder;
+                        the prefix `ORT_` or `ort_` marks bodies written for ONNX Runtime's speed
+    device.py           the folder's TensorRT ops, where these are more than the same op on columns
+                        of its inputs: `statements` yields them, bodies are named as in body.py
+    lowering.py         how kernels are launched: `lower_gelu_tanh`, or `lower` for every op
+                        without a function of its own; `PAIRS` lists nodes that one kernel runs
+    triton_{file}.py    Triton kernels, called `{file}.{function}` in launch plans
+    cpu*.h              the same kernels in C++ for CPUs, under the same names
 
-Statements need nothing but the standard library.
+Statements need only the standard library.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def snake(op: str) -> str:
 
 @cache
 def parts(name: str) -> dict[str, ModuleType]:
-    """The module called `name` of every folder that has one, by folder."""
+    """Import the module `name` of every folder that has one; folder → module."""
     folders = sorted(file.parent.name for file in FOLDER.glob(f"*/{name}.py"))
     return {folder: importlib.import_module(f"{PACKAGE}.{folder}.{name}") for folder in folders}
 
@@ -52,18 +52,18 @@ def _homes() -> dict[str, tuple[str, Op]]:
     for folder, module in parts("statement").items():
         for op in (each for each in vars(module).values() if isinstance(each, Op)):
             if op.name in found:
-                raise ValueError(f"{op.name} is stated in {found[op.name][0]} and in {folder}")
+                raise ValueError(f"{op.name} is stated in both {found[op.name][0]} and {folder}")
             found[op.name] = folder, op
     return found
 
 
 def home(op: str) -> str:
-    """The folder of an op. Raises KeyError when none states it."""
+    """Return the folder of an op. Raises KeyError when no folder states it."""
     return _homes()[op][0]
 
 
 def ops_in(folder: str) -> tuple[Op, ...]:
-    """The ops that a folder states."""
+    """Return the ops that a folder states."""
     return tuple(op for where, op in _homes().values() if where == folder)
 
 
@@ -71,11 +71,11 @@ OPS: dict[str, Op] = {name: op for name, (_, op) in _homes().items()}
 
 
 def kernel_file(name: str) -> Path | None:
-    """The Triton file that launch plans call `name`: `scan` of `scan.scan`."""
+    """Return the Triton file that launch plans call `name`: the first `scan` in `scan.scan`."""
     return next(iter(FOLDER.glob(f"*/triton_{name}.py")), None)
 
 
 def kernel_module(name: str) -> str | None:
-    """The module of `kernel_file`."""
+    """Return the name of the module in `kernel_file`."""
     file = kernel_file(name)
     return None if file is None else f"{PACKAGE}.{file.parent.name}.{file.stem}"

@@ -1,4 +1,4 @@
-"""Answers for `asyncio`: the model runs in a worker thread, and the event loop stays free."""
+"""Support for `asyncio`: the model runs in a worker thread, so the event loop is never blocked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def next_piece(pieces: Iterator[str], hold: AbstractContextManager[None]) -> str | None:
-    """The next piece of an answer, None after the last."""
+    """Return the next piece of an answer, or None after the last."""
     with hold:
         return next(pieces, None)
 
@@ -21,17 +21,17 @@ async def in_worker(
 ) -> T:
     """Run `work` on an answer in a worker thread of the event loop.
 
-    When the task is cancelled, so is the answer by `cancel`; `close` comes once the step or chunk
-    it is in has ended.
+    If the task is cancelled, `cancel` ends the answer. `close` is called once the current step or
+    chunk has finished.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         cancel()
-        while not running.done():  # no second cancellation may leave the session in use
+        while not running.done():  # a second cancellation must not leave the session in use
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
-        running.exception()  # for an answer without a waiter
+        running.exception()  # retrieve it: nobody else awaits this future
         close()
         raise

@@ -1,8 +1,9 @@
-"""The buffers that the runs of a state read and write, and the lists that tell ONNX Runtime where.
+"""The buffers that the runs of a state read and write, bound for ONNX Runtime.
 
-These are vectors of OrtValues, not an IOBinding, which looks up and checks every value when it is
-bound: a session that drafts seldom runs twice from the same slots to the same slots. For `demo`, 50
-values, vectors take 10 µs to make and an IOBinding 42, or 170 with its first run.
+The bindings are vectors of OrtValues. An IOBinding looks up and checks every value when it is
+bound, and a session that drafts seldom runs twice from the same slots to the same slots. For
+`demo`, with 50 values, vectors take 10 µs to make and an IOBinding 42 µs, or 170 µs with its first
+run.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from edge.runtime.ring import RingRun
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-# kinds of runs whose inputs are kept, with matrices of tokens × tokens
+# runs whose control inputs are cached; each entry holds matrices of tokens × tokens
 _STEERED = 64
-# inputs that say what to run, but for the taps of convolutions
+# control inputs of a run, except the taps of convolutions
 _STEERING = (
     "tokens", "rows", "kept", "stored", "parents", "tree", "last_only", "ancestors", "paths",
     "positions", "past", "total", "last",
@@ -37,12 +38,12 @@ _CPU = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
 
 
 class BindingKey(NamedTuple):
-    """What tells one run's buffers from another's.
+    """The key under which a run's bound buffers are cached.
 
     Attributes:
-        run: which slots it reads and writes.
+        run: slots that the run reads and writes.
         rows: "last", "all" or "some".
-        row_count: how many.
+        row_count: number of logits rows.
     """
 
     run: RingRun
@@ -51,28 +52,32 @@ class BindingKey(NamedTuple):
 
 
 class BoundValues(NamedTuple):
-    """A run's inputs and outputs, in the order of their names, with views of what it produces.
+    """A run's inputs and outputs in the order of their names, and views of its results.
 
-    `held` are matrices that nothing else may hold: the inputs point into them.
+    `held` keeps matrices alive that the inputs point into.
     """
 
     feed_names: list[str]
     feeds: OrtValueVector
     fetch_names: list[str]
     fetches: OrtValueVector
-    devices: list[OrtDevice]  # of the outputs
+    devices: list[OrtDevice]  # one per output
     logits: Floats  # [L, B, V]
-    result: Floats  # [B, L, V], the same memory
+    result: Floats  # [B, L, V], a view of `logits`
     finite: NDArray[np.bool_]
     held: tuple[Floats, Floats]
 
 
 class Constants:
-    """Inputs of chains, the same for every state of an engine: prefixes serve every length."""
+    """Inputs of chain runs, shared by all states of an engine. A run uses prefixes of them."""
 
     def __init__(self, longest: int, widths: Collection[int], window: int) -> None:
-        """`longest`: most tokens of any run. `widths`: of convolutions. `window`: most pending
-        tokens before a run.
+        """Allocate the inputs.
+
+        Args:
+            longest: maximum number of tokens in a run.
+            widths: convolution widths.
+            window: maximum number of pending tokens before a run.
         """
         self.longest = longest
         self.order: Ints = np.arange(longest + window, dtype=np.int64)
@@ -80,11 +85,11 @@ class Constants:
         self.kept_taps = _kept(self.taps)
         self.parents: Ints = self.order - 1
         self.no, self.yes = np.array(False), np.array(True)
-        # bindings keep the triangles alive; this only shares them
+        # bindings keep the triangles alive; this cache only shares them
         self._triangles: weakref.WeakValueDictionary[int, Floats] = weakref.WeakValueDictionary()
 
     def ancestors(self, count: int) -> Floats:
-        """[T, T], 1 where the column's token is the row's or comes before it."""
+        """Return the [T, T] matrix that is 1 where the column's token is at or before the row's."""
         triangle = self._triangles.get(count)
         if triangle is None:
             triangle = np.tri(count, dtype=np.float32)
@@ -93,7 +98,7 @@ class Constants:
 
 
 def _kept(taps: Mapping[int, Ints]) -> dict[int, Ints]:
-    """Rows that are the convolution's state after each token: all but the oldest."""
+    """Return the taps that form the convolution state after each token: all but the oldest."""
     return {width: np.ascontiguousarray(rows[:, 1:]) for width, rows in taps.items()}
 
 
@@ -112,7 +117,7 @@ class TreeInputs:
         return self._ancestors[: count * count].reshape(count, count)
 
     def paths(self, pending: int, count: int) -> Floats:
-        """[P + T, P + T]: `ancestors`, all of them descended from the pending tokens, a chain."""
+        """Return [P + T, P + T]: `ancestors` with the pending tokens as a chain before the root."""
         whole = pending + count
         return self._paths[: whole * whole].reshape(whole, whole)
 
@@ -130,11 +135,11 @@ class TreeInputs:
             self.parents[node] = parent
             step = node
             for back in range(self._previous.shape[1]):
-                # past the root, count back into the convolution state: -1 is its newest row
+                # before the root, count back into the convolution state: -1 is its newest row
                 self._previous[node, back] = step
                 step = parents[step] if step >= 0 else step - 1
         for width, taps in self.taps.items():
-            # the state's rows come before the run's
+            # the state's rows precede the run's
             np.add(self._previous[:, :width][:, ::-1], width - 1, out=taps)
             self.kept_taps[width][:] = taps[:, 1:]
         paths = self.paths(pending, len(parents))
@@ -144,12 +149,13 @@ class TreeInputs:
 
 
 class Bindings:
-    """Inputs and logits of one state's runs, and the vectors of both. Allocated once."""
+    """Inputs and logits of one state's runs, and the vectors that bind them. Allocated once."""
 
     def __init__(self, inputs: Collection[str], constants: Constants, vocab: int,
                  state: StateBuffers) -> None:  # fmt: skip
-        """`inputs`: names of the graph's."""
-        # not the state itself: a cycle would keep its memory until the next garbage collection
+        """`inputs`: names of the graph's inputs."""
+        # keep no reference to the state: a cycle would delay freeing its memory until the next
+        # garbage collection
         logs = state.layout.logs
         self._kept = [item for item in state.rings.items() if item[0] not in logs]
         self._logs = [item for item in state.rings.items() if item[0] in logs]
@@ -171,17 +177,19 @@ class Bindings:
         widths = [f"{kept}taps{width}" for kept in ("", "kept_") for width in constants.taps]
         self._steering_names = [n for n in (*_STEERING, *widths) if n in inputs]
         self._feed_names, self._fetch_names = self._names(commit=False)
-        # of what is committed nothing is logged
+        # a committing run writes no logs
         self._commit_names = self._names(commit=True)[1]
         self._devices = [_CPU] * len(self._fetch_names)
 
     def room(self, count: int) -> bool:
-        """Whether `logits` of so many rows are allocated."""
+        """Return whether `logits` has at least `count` rows allocated."""
         return count <= len(self._logits)
 
     def logits(self, count: int) -> Floats:
-        """[count, B, V]. More than window + 1 are allocated when first asked for, and kept: what
-        was bound before is then not to be used again.
+        """Return logits [count, B, V].
+
+        More than window + 1 rows are allocated on first use and kept. Earlier bindings are then
+        invalid.
         """
         if not self.room(count):
             longest = self._constants.longest
@@ -189,11 +197,11 @@ class Bindings:
         return self._logits[:count]
 
     def aside(self) -> Floats:
-        """[1, B, V], logits where no run of at most a window has its own."""
+        """Return logits [1, B, V] that no run of at most a window writes to."""
         return self._logits[self._window : self._window + 1]
 
     def _names(self, *, commit: bool) -> tuple[list[str], list[str]]:
-        """Names of inputs and of outputs, in the order in which `bind` lists them."""
+        """Return the names of inputs and outputs, in the order in which `bind` lists them."""
         kept, logs, bases, caches = (
             [name for name, _ in items]
             for items in (self._kept, self._logs, self._bases, self._caches)
@@ -204,7 +212,7 @@ class Bindings:
         return [*self._steering_names, *kept, *logs, *bases, *caches], fetched
 
     def bind(self, key: BindingKey, logits: Floats | None = None) -> BoundValues:
-        """Inputs and outputs of a run; `logits`: where they go, else their usual place."""
+        """Bind the inputs and outputs of a run. `logits` overrides where its logits are written."""
         logits = self.logits(key.row_count) if logits is None else logits
         steering, matrices = self._steering(key)
         run = key.run
@@ -241,8 +249,9 @@ class Bindings:
         start: int | None = None,
         count: int | None = None,
     ) -> OrtValue:
-        """`array`, array[start] or array[start : start + count] for ONNX Runtime, made once; who
-        calls sees to it that the memory stays.
+        """Return a cached OrtValue of `array`, array[start] or array[start : start + count].
+
+        The caller keeps the memory alive.
         """
         key = name, start, count
         found = self._values.get(key)
@@ -253,8 +262,8 @@ class Bindings:
         return found
 
     def _steering(self, key: BindingKey) -> tuple[list[OrtValue], tuple[Floats, Floats]]:
-        """What steers a run, in the order of its names, and the matrices among it."""
-        # slots and bases aside
+        """Return a run's control inputs in the order of their names, and the matrices in them."""
+        # control inputs do not depend on slots and bases
         what = key.run[4:], key.rows, key.row_count
         found = self._steered.get(what)
         if found is None:

@@ -1,4 +1,4 @@
-"""A state in this process's memory, which is all taken when the state is made."""
+"""A state in this process's memory, all of it allocated when the state is created."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ALIGNMENT = 64
 
 
 class StateBuffers(State):
-    """A state in numpy arrays (`edge.runtime.ring` says how many of what, and why).
+    """A state in numpy arrays; `edge.runtime.ring` derives the number of slots and bases.
 
-    A run reads the live slot and writes one slot per token. Scan states with logs are stored for
-    some tokens, their bases, and brought up to the live token by the next run.
+    A run reads the live slot and writes one slot per token. Scan states with logs are stored only
+    at some tokens, the bases; the next run brings them up to the live token.
 
     Attributes:
-        rings: input name → [slots, …slot shape], of the layout's type for it; logs too.
-        bases: likewise [bases, …slot shape], of the scan states that have logs.
+        rings: input name → [slots, …slot shape] in the layout's dtype; includes the logs.
+        bases: input name → [bases, …slot shape], for scan states that have logs.
         caches: input name → [B, KV heads, capacity, padded head_dim].
     """
 
@@ -47,7 +47,7 @@ class StateBuffers(State):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of every slot, base and cache, used or not."""
+        """Bytes of all slots, bases and caches, used or not."""
         arrays = (*self._tensors.values(), *self.caches.values())
         return sum(array.nbytes for array in arrays)
 
@@ -71,7 +71,8 @@ class StateBuffers(State):
             at = end - self._first(name, first)
             start = at - array.shape[2]
             self.caches[name][:, :, start:at] = array
-            # nothing looks there, but what ONNX Runtime multiplies by 0 has to be finite
+            # no token attends to these rows, but ONNX Runtime multiplies them by 0: NaN would
+            # spread
             self.caches[name][:, :, :start] = 0
 
     def _move(self, slots: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
@@ -114,13 +115,13 @@ class StateBuffers(State):
 
 
 def _repeated(array: Array, axis: int, times: int) -> Array:
-    """A view with an axis of `times` behind `axis`, whose neighbours it counts."""
+    """Return a view in which `axis` is split in two, the second of size `times`."""
     shape = array.shape
     return array.reshape(*shape[:axis], shape[axis] // times, times, *shape[axis + 1 :])
 
 
 def _allocate(kept: Mapping[str, ArrayType]) -> dict[str, Array]:
-    """All arrays in one zeroed block: zeroing touches its pages before a run."""
+    """Allocate all arrays in one zeroed block; zeroing faults its pages in before the first run."""
     sizes = {name: dtype.itemsize * math.prod(shape) for name, (shape, dtype) in kept.items()}
     offsets, total = packed(sizes, _ALIGNMENT)
     try:

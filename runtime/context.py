@@ -1,4 +1,4 @@
-"""One sequence of an engine: a state, and which tokens it has consumed."""
+"""One sequence of an engine: a state and the tokens it has consumed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Consumed:
-    """What a state has consumed.
+    """The tokens that a state has consumed.
 
     Attributes:
-        tokens: their ids, but for those that are forgotten.
-        pending: the last sampled token when it has not been fed yet.
-        forgotten: how many consumed tokens are no longer kept.
-        gap: they were all before this index of `tokens`, which cannot be gone behind.
+        tokens: ids of the consumed tokens, without the forgotten ones.
+        pending: the last sampled token if it has not been fed yet.
+        forgotten: number of consumed tokens whose ids are no longer kept.
+        gap: index into `tokens` before which all forgotten tokens were; a rewind cannot cross it.
     """
 
     tokens: tuple[int, ...] = ()
@@ -35,7 +35,7 @@ class Consumed:
 
 @dataclass(frozen=True)
 class ContextMark:
-    """A place to come back to: one state, and the tokens that led to it."""
+    """A point to return to: a copy of the state and the tokens that led to it."""
 
     state: Snapshot
     consumed: Consumed
@@ -58,11 +58,11 @@ class Context:
 
     @property
     def position(self) -> int:
-        """How many tokens have been consumed, those included that are forgotten."""
+        """Number of consumed tokens, including forgotten ones."""
         return len(self.tokens) + self.forgotten
 
     def check_room(self, count: int) -> None:
-        """Raise ContextFullError unless the KV caches could hold `count` tokens in all."""
+        """Raise ContextFullError unless the KV caches can hold `count` tokens in total."""
         if self.capacity is not None and count > self.capacity:
             raise ContextFullError(
                 f"{count} tokens do not fit into a context of {self.capacity}",
@@ -70,12 +70,10 @@ class Context:
                 remedy="start a new session or send less; models without attention have no limit",
             )
 
-    # -- running ---------------------------------------------------------------------------------
-
     def feed(self, tokens: Sequence[int], halted: Callable[[], object]) -> Logits | None:
-        """Consume tokens in chunks; logits [V] after the last, valid until the next run.
+        """Consume tokens in chunks and return logits [V] after the last, valid until the next run.
 
-        None when `halted()` said so before all chunks were through; what was fed stays fed.
+        Returns None if `halted()` was true before the last chunk; tokens already fed stay consumed.
         """
         logits: Logits | None = None
         for start in range(0, len(tokens), self.engine.chunk):
@@ -86,11 +84,11 @@ class Context:
         return logits
 
     def step(self, token: int) -> Logits:
-        """Consume one token; logits [V], valid until the next run."""
+        """Consume one token and return logits [V], valid until the next run."""
         return self._run((token,), commit=False)
 
     def advance(self, tokens: Sequence[int]) -> Logits:
-        """Consume tokens, so that they can be taken back where the window allows; logits [V]."""
+        """Consume tokens and return logits [V]. At most `window` tokens can be rewound."""
         if len(tokens) <= self.state.window:
             return self._run(tokens, commit=False)
         logits = self.feed(tokens, lambda: False)
@@ -98,10 +96,10 @@ class Context:
         return logits
 
     def verify(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Logits:
-        """Run at most a window of tokens; logits [T, V] after each, valid until the next run.
+        """Run at most `window` tokens and return logits [T, V], valid until the next run.
 
-        Without `parents` they are consumed, and all of them can be taken back. A tree is consumed
-        by `keep` alone, which has to come next.
+        Without `parents` the tokens are consumed and can all be rewound. With `parents` they are a
+        tree, which `keep` must consume next.
         """
         run = self.engine.run
         logits = run(np.asarray([tokens], np.int64), self.state, parents=parents, rows="all")
@@ -112,7 +110,7 @@ class Context:
         return rows
 
     def keep(self, node: int, tokens: Sequence[int]) -> None:
-        """Consume the path of the tree that ends at `node`, which is `tokens`."""
+        """Consume `tokens`, the tree's path from the root to `node`."""
         self.state.select(node)
         self.tokens.extend(tokens)
         self.pending = None
@@ -124,14 +122,14 @@ class Context:
         row: Logits = logits[0, -1]
         return row
 
-    # -- going back ------------------------------------------------------------------------------
-
     def align(self, wanted: Sequence[int], known: int = 0) -> int:
-        """Go back so that what was consumed begins what is wanted, leaving at least one token to
-        feed. That is the first `known` tokens consumed, of which nothing is asked, and `wanted`.
+        """Rewind to the longest common prefix with the wanted tokens, leaving at least one to feed.
 
-        Returns how many tokens in all need not be run again: all that agree, when the state can be
-        rewound that far, and no interrupt left it with others than `tokens` says, else none.
+        The wanted tokens are the first `known` consumed ones, taken as they are, then `wanted`.
+
+        Returns the number of tokens that need not be run again. The context is cleared and the
+        result is 0 if the state cannot be rewound that far, or if an interrupt left it at another
+        position than `tokens` says.
         """
         held = self.tokens[known:]
         agree = known + common_prefix(held, wanted, min(len(held), len(wanted) - 1))
@@ -145,14 +143,15 @@ class Context:
         return agree
 
     def rewind(self, count: int) -> None:
-        """Take back the last `count` tokens. StateError beyond the state's reach."""
+        """Rewind the last `count` tokens. Raises StateError beyond the state's reach."""
         if count:
             self.state.rewind(count)
             del self.tokens[-count:]
 
     def drop(self, made: int, kept: int) -> int:
-        """Take back of the last `made` tokens, of which one may be pending, those after the first
-        `kept`, if the state reaches that far; how many stay.
+        """Rewind the last `made` tokens to the first `kept` of them and return how many remain.
+
+        The last of them may be pending. Nothing is rewound if the state does not reach that far.
         """
         excess = made - max(kept, 1)
         if excess > self.state.reach:
@@ -171,24 +170,24 @@ class Context:
         self.consumed = Consumed()
 
     def forget(self, start: int, count: int) -> None:
-        """Keep no longer what `count` consumed tokens from `start` on were; the state has them."""
+        """Drop the ids of `count` consumed tokens from `start` on; the state is unchanged."""
         if count:
             del self.tokens[start : start + count]
             self.forgotten += count
             self.gap = max(start, self.gap - count)
 
     def mark(self) -> ContextMark:
-        """Return where this is now; costs a copy of one state."""
+        """Return the current point to return to. Costs a copy of one state."""
         return ContextMark(self.state.snapshot(), self.consumed)
 
     def restore(self, mark: ContextMark) -> None:
-        """Go back to a mark, by copying its state in."""
+        """Return to a mark by copying its state in."""
         self.state.restore(mark.state)
         self.consumed = mark.consumed
 
     @property
     def consumed(self) -> Consumed:
-        """What the state has consumed. Setting it leaves the state alone."""
+        """The tokens that the state has consumed. Setting it does not change the state."""
         return Consumed(tuple(self.tokens), self.pending, self.forgotten, self.gap)
 
     @consumed.setter
@@ -198,9 +197,9 @@ class Context:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int], limit: int | None = None) -> int:
-    """How many of the first tokens agree, of at most `limit`."""
+    """Return the length of the common prefix, at most `limit`."""
     low, high = 0, min(len(a), len(b)) if limit is None else limit
-    # comparing slices is a hundred times quicker than comparing tokens, and nearly all agree
+    # comparing slices is a hundred times faster than comparing tokens, and nearly all agree
     while low < high:
         middle = (low + high + 1) // 2
         if list(a[low:middle]) == list(b[low:middle]):

@@ -1,4 +1,4 @@
-"""Texts as vectors: the last hidden states of a text, pooled."""
+"""Text embeddings: the last hidden states of a text, pooled into one vector."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ if TYPE_CHECKING:
 
 Pooling = Literal["mean", "last"]
 Vectors: TypeAlias = NDArray[np.float32]
-Text: TypeAlias = str | Sequence[int]  # or token ids, as they stand
+Text: TypeAlias = str | Sequence[int]  # a text, or its token ids
 
 
 class Embedder:
-    """Makes vectors, with a state of its own. Threads may share it: they take turns, a text each.
+    """Computes embeddings with a state of its own. Threads may share it; they take turns per text.
 
     Attributes:
-        width: d_model, numbers of a vector.
-        capacity: most tokens of a text, None without attention.
+        width: number of values in a vector, d_model.
+        capacity: maximum number of tokens of a text; None without attention.
     """
 
     def __init__(self, model: Model, *, capacity: int | None = None) -> None:
-        """Takes memory: of a state, see `Engine.new_state`, and with ONNX Runtime of a second
-        session over the same weights. Raises EngineError: the engine has no hidden states.
+        """Allocate a state (see `Engine.new_state`).
+
+        On ONNX Runtime, also load a second session over the same weights. Raises EngineError if the
+        engine does not give hidden states.
         """
         self._beside = model.engine if isinstance(model.engine, JoinedEngine) else None
         self._engine, self._unit = _hidden(model)
@@ -47,9 +49,10 @@ class Embedder:
         self.capacity = self._state.capacity
 
     def read(self, text: Text) -> list[int]:
-        """The tokens that a text is read as, `bos` among them where the model wants one.
+        """Return the tokens of a text, with `bos` first if the model uses one.
 
-        Raises InputError: empty, too long, ids out of range; ContextFullError.
+        Raises InputError for a text that is empty or too long and for ids out of range, and
+        ContextFullError.
         """
         tokens = self._reader.encode(text)
         if len(text):
@@ -71,10 +74,10 @@ class Embedder:
         normalize: bool = True,
         halted: Callable[[], object] = lambda: None,
     ) -> Vectors | None:
-        """The vector [d_model] of one text of at least one token; None when `halted()` said so
-        before all of it was read.
+        """Return the vector [d_model] of a text of at least one token.
 
-        Raises InputError: pooling; EngineError.
+        Returns None if `halted()` was true before the last chunk. Raises InputError for an unknown
+        pooling, and EngineError.
         """
         if pooling not in get_args(Pooling):
             raise InputError(f"must be mean or last, got {pooling!r:.40}", field="pooling")
@@ -106,7 +109,7 @@ class Embedder:
         return vectors[0] if one else vectors
 
     def _run(self, tokens: Sequence[int], pooling: Pooling) -> NDArray[np.float64]:
-        """Hidden states [L, d_model] of a chunk, in units of the engine."""
+        """Return the hidden states [L, d_model] of a chunk, in the engine's units."""
         rows: Literal["all", "last"] = "all" if pooling == "mean" else "last"
 
         def run() -> NDArray[np.float64]:
@@ -118,13 +121,16 @@ class Embedder:
 
 
 def _hidden(model: Model) -> tuple[Engine, float]:
-    """See `Engine.hidden`. Raises EngineError, BundleError."""
+    """Return an engine that gives hidden states, and their unit: see `Engine.hidden`.
+
+    Raises EngineError, BundleError.
+    """
     engine = model.engine
     if isinstance(engine, JoinedEngine):
         engine = engine.engine
     if engine.name != "ort":
         return engine.hidden()
-    from edge.runtime.ort import OrtEngine  # not above: it needs ONNX Runtime
+    from edge.runtime.ort import OrtEngine  # imported late: it needs ONNX Runtime
 
     assert isinstance(engine, OrtEngine)
     with open_bundle(model.path) as bundle:

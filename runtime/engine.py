@@ -1,4 +1,4 @@
-"""What every engine offers."""
+"""The interface of all engines."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from edge.runtime.state import State
 DEFAULT_WINDOW = 8
 MAX_WINDOW = 256
 MAX_BATCH = 1024
-# What the head reads, by its name in graphs and plans; where the recipe rounds it, the name of the
-# int8 numbers, and of what a unit of them is.
+# Names of the head's input in graphs and plans: as floats, or as int8 values and their scale if the
+# recipe quantizes it.
 HIDDEN, ROUNDED_HIDDEN, HIDDEN_SCALE = "final", "final.q", "final.scale"
 
 
 class Engine(ABC):
-    """Runs a model's graph over states it has made.
+    """Runs a model's graph over states that it has created.
 
     Attributes:
         name: `ort`, `cpu`, `cuda` or `tensorrt`.
-        chunk: most tokens of one committing run.
-        provider: what ONNX Runtime runs on: `cpu`, `cuda` or `tensorrt`; None for other engines.
-        passed_over: why `auto` did not take `cpu`; None where it did, or an engine was named.
+        chunk: maximum number of tokens in a committing run.
+        provider: ONNX Runtime's provider, `cpu`, `cuda` or `tensorrt`; None for other engines.
+        passed_over: reason why `auto` did not choose `cpu`; None if it did, or if an engine was
+            named.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Engine(ABC):
 
     @property
     def trees(self) -> bool:
-        """Whether it runs drafted trees, of one sequence at least; else chains alone."""
+        """Whether the engine runs drafted trees, at least of one sequence; if not, chains only."""
         return True
 
     @property
@@ -53,23 +54,27 @@ class Engine(ABC):
 
     @property
     def finds_argmax(self) -> bool:
-        """Whether `run_greedy` can be asked: it spares the host the logits."""
+        """Whether `run_greedy` is supported, which avoids copying logits to the host."""
         return False
 
     @property
     def most_joined(self) -> int:
-        """Most states of one `step_jointly`; 1 where this model's steps cannot be joined."""
+        """Maximum number of states in `step_jointly`; 1 if this model's steps cannot be joined."""
         return 1
 
     @abstractmethod
     def new_state(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> State:
-        """A cleared state of `batch` sequences with everything its runs need, allocated now.
+        """Return a cleared state of `batch` sequences, with everything its runs need allocated.
 
-        `window`: most tokens of a run that can be taken back. `capacity`: tokens the KV caches
-        hold; None is the trained context, at most 4096; ignored without attention.
-        Raises InputError for sizes out of range, StateError without memory.
+        Args:
+            batch: number of sequences.
+            window: maximum number of tokens that can be rewound.
+            capacity: number of tokens the KV caches hold; None is the trained context, at most
+                4096. Ignored without attention.
+
+        Raises InputError for sizes out of range, StateError if memory runs out.
         """
 
     @abstractmethod
@@ -82,41 +87,43 @@ class Engine(ABC):
         rows: Rows = "last",
         commit: bool = False,
     ) -> NDArray[np.float32]:
-        """Run tokens [B, T] from the live state on; logits [B, L, V] of the `rows` asked for.
+        """Run tokens [B, T] from the live state and return logits [B, L, V] of the given `rows`.
 
-        Without `commit` T is at most the window and every token can be taken back. With it T is at
-        most `chunk` and only the state after the last token is kept. `parents` makes the tokens a
-        tree: parents[t] < t is the token before t, -1 the live state; `state.select(node)` must
-        follow. `rows`: "last", "all", or token indices in the order wanted.
+        Without `commit`, T is at most the window and every token can be rewound. With `commit`, T
+        is at most `chunk` and only the state after the last token is kept. `parents` makes the
+        tokens a tree: parents[t] < t is the token before t, or -1 for the live state;
+        `state.select(node)` must follow. `rows`: "last", "all", or token indices in any order.
 
         The logits are a view of memory the state owns, valid until its next run.
 
         Raises InputError (ids, shapes, tree, rows), ContextFullError (KV caches), StateError (a
-        state of another engine, a tree waiting for `select`), EngineError (another thread, a forked
-        process, logits that are not finite, a failure inside). Whatever is raised, the state is
-        where it was; only `reach` may be shorter.
+        state of another engine, a tree waiting for `select`) and EngineError (another thread, a
+        forked process, logits that are not finite, an internal failure). After an error the state
+        is unchanged, except that `reach` may be shorter.
         """
 
     def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
-        """`run` of a chain that can be taken back; the likeliest token [B] after the last one, the
-        lowest of equal ones. Raises as `run` does.
+        """Run a chain that can be rewound and return the likeliest next token [B].
+
+        Of equally likely tokens, the lowest id wins. Raises as `run` does.
         """
         raise EngineError(f"engine {self.name} does not choose tokens itself")
 
     def step_jointly(self, steps: Sequence[JointStep]) -> list[Stepped]:
-        """One token for each of at most `most_joined` states of one sequence, as `run` and
-        `run_greedy` would give it one by one, to the bit, in one run that reads each weight once.
+        """Step at most `most_joined` single-sequence states by one token each, in one run.
 
-        What is wrong with one state is its own result, and the others continue. Raises EngineError
-        where the run itself failed: every state is then where it was.
+        The run reads each weight once. The results are bit-identical to those of `run` and
+        `run_greedy` for each state alone. An error of one state is that state's result, and the
+        others continue. Raises EngineError if the run itself fails; every state is then unchanged.
         """
         raise EngineError(f"engine {self.name} does not join steps")
 
     def hidden(self) -> tuple[Engine, float]:
-        """An engine over the same weights whose `run` gives what the head would read, [B, L,
-        d_model] in units of the second value, and spares the head. Its states are its own.
+        """Return an engine over the same weights whose `run` gives the head's input, and its unit.
 
-        Raises EngineError: this model's plan, or this engine, does not give them.
+        Its `run` skips the head and returns [B, L, d_model] in multiples of the unit. It does not
+        share states with this engine. Raises EngineError if this engine, or this model's plan, does
+        not give hidden states.
         """
         raise EngineError(
             f"engine {self.name} gives logits, not hidden states",
@@ -128,16 +135,16 @@ class Engine(ABC):
     def memory_plan(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> dict[str, int]:
-        """Bytes by purpose, for one state of these sizes (`edge.runtime.memory`)."""
+        """Return bytes by purpose for one state of these sizes (`edge.runtime.memory`)."""
 
 
 def _inner(name: str) -> Any:
-    """A property that is the inner engine's own."""
+    """Return a property that forwards to the wrapped engine."""
     return property(lambda wrapper: getattr(wrapper.engine, name))
 
 
 class WrappedEngine(Engine):
-    """Another engine, `engine`, but for its runs."""
+    """Base of engines that wrap another, `engine`, and change only how it runs."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -161,7 +168,7 @@ def layout_of(
     dtypes: Mapping[str, str],
     logs: Mapping[str, Log] | None = None,
 ) -> StateLayout:
-    """The layout of a state that `Engine.new_state` is asked for. Raises InputError."""
+    """Return the layout of a state for the arguments of `Engine.new_state`. Raises InputError."""
     within(batch, MAX_BATCH, "batch")
     within(window, MAX_WINDOW, "window")
     if capacity is not None and config.has_attention:
@@ -170,13 +177,13 @@ def layout_of(
 
 
 def within(value: int, limit: int, name: str) -> None:
-    """Raises InputError: the size called `name` is not 1 … limit."""
+    """Raise InputError unless the size called `name` is in 1 … limit."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
         raise InputError(f"must be 1 … {limit}, got {value!r}", field=name)
 
 
 def forked(what: str) -> EngineError:
-    """The refusal of an engine in a process that was forked from its own, where `what` not here."""
+    """Return the error for using an engine in a forked child. `what`: such as "threads are"."""
     return EngineError(
         f"the engine was loaded before this process was forked: its {what} not here",
         remedy="load the model in the child process",
@@ -185,12 +192,12 @@ def forked(what: str) -> EngineError:
 
 @dataclass(frozen=True)
 class JointStep:
-    """The next token of one state. `greedy`: the likeliest token after it is wanted, no logits."""
+    """The next token of one state. `greedy`: return the likeliest next token, not logits."""
 
     token: int
     state: State
     greedy: bool = False
 
 
-# logits [V], a view of memory the state owns; or the likeliest token; or why there is none
+# logits [V], a view of memory the state owns; or the likeliest token; or the error
 Stepped = NDArray[np.float32] | int | EdgeError

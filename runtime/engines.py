@@ -1,4 +1,4 @@
-"""Which engines there are, and how one is chosen and loaded."""
+"""The available engines, and how one is chosen and loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHOICES = f"{', '.join(ENGINES[:-1])} or {ENGINES[-1]}"
 
 
 def check_engine(name: str) -> None:
-    """Raises EngineError: there is no such engine."""
+    """Raise EngineError for an unknown engine."""
     if name not in ENGINES:
         raise EngineError(
             f"unknown engine {name!r:.60}",
@@ -30,13 +30,15 @@ def check_engine(name: str) -> None:
 
 
 def has_providers(engine: str) -> bool:
-    """Whether a provider may be named with the engine: `auto` then is ONNX Runtime."""
+    """Return whether a provider may be given with this engine; `auto` then means `ort`."""
     return engine in ("auto", "ort")
 
 
 def check_provider(engine: str, provider: str | None) -> None:
-    """Refuse a provider that means nothing to the engine. Raises EngineError: that, or an unknown
-    name, here or in EDGE_ORT_PROVIDERS.
+    """Check the names of engine and provider.
+
+    Raises EngineError for an unknown name, here or in EDGE_ORT_PROVIDERS, and for a provider given
+    with an engine that has none.
     """
     check_engine(engine)
     if has_providers(engine):
@@ -50,12 +52,12 @@ def check_provider(engine: str, provider: str | None) -> None:
 
 
 def on_cpu(engine: str, provider: str | None) -> bool:
-    """Whether an engine, of ONNX Runtime one with this provider, runs on the CPU."""
+    """Return whether an engine, with this provider if it is `ort`, runs on the CPU."""
     return engine == "cpu" or (engine == "ort" and provider in (None, ort_providers.CPU))
 
 
 def title(engine: Engine) -> str:
-    """An engine's name for people, with the provider where it is not the CPU's."""
+    """Return an engine's display name, with the provider unless that is the CPU's."""
     plain = engine.provider in (None, ort_providers.CPU)
     return engine.name if plain else f"{engine.name} ({engine.provider})"
 
@@ -70,16 +72,22 @@ def open_engine(
 ) -> Engine:
     """Load a bundle into the engine called `name`.
 
-    "auto" is `cpu` where its kernels are compiled and the bundle has a launch plan for them, else
-    `ort`, which then says why (`passed_over`). Who names a provider, here or in
-    EDGE_ORT_PROVIDERS, means `ort`. No consumer GPU has run `cuda` yet.
+    "auto" is `cpu` if its kernels are compiled and the bundle has a launch plan for them, otherwise
+    `ort`, whose `passed_over` then says why. Naming a provider, here or in EDGE_ORT_PROVIDERS,
+    selects `ort`. No consumer GPU has run `cuda` yet.
 
-    `threads` is for `ort` and `cpu`: None is one per physical core this process may use, one for a
-    small model. `spin` and `provider` are for `ort`: threads that spin wait for work awake, quicker
-    on a machine that does nothing else and far slower beside other work; `provider` is `cpu`,
-    `cuda` or `tensorrt`, None what EDGE_ORT_PROVIDERS lists (tried in turn), else the CPU. Raises
-    BundleError, EngineError: also a provider that does not run here, or is named for another
-    engine, or kernels for CPUs that were not compiled.
+    Args:
+        bundle: the bundle to load.
+        name: one of `ENGINES`.
+        threads: CPU threads of `ort` and `cpu`; None is one per physical core this process may use,
+            or one for a small model.
+        spin: whether threads of `ort` busy-wait for work: faster on an otherwise idle machine, far
+            slower beside other work.
+        provider: provider of `ort`, `cpu`, `cuda` or `tensorrt`; None is the first that starts of
+            those EDGE_ORT_PROVIDERS lists, or the CPU.
+
+    Raises BundleError and EngineError, the latter also if the provider does not run here or is
+    given with another engine, or if the CPU kernels are not compiled.
     """
     check_provider(name, provider)
     if name == "cpu":
@@ -121,7 +129,7 @@ def _cpu(bundle: Bundle, threads: int | None) -> CpuEngine:
 
 
 def _ort(bundle: Bundle, threads: int | None, spin: bool, provider: str | None) -> OrtEngine:
-    from edge.runtime import memory  # not above: programs start without numpy, where room is short
+    from edge.runtime import memory  # imported late: programs start without numpy to save memory
     from edge.runtime.ort import OrtEngine
 
     memory.check_load(memory.plan_bundle(bundle.manifest, window=1, capacity=1), bundle.path)

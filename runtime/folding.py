@@ -1,12 +1,12 @@
-"""How much ONNX Runtime computes of constants while it loads a graph, counted before it does.
+"""A bound on the constants that ONNX Runtime folds while it loads a graph, computed beforehand.
 
-It folds every node whose inputs are constants, and takes for constants also the shapes of values
-that it can tell: 1.23.2 as large as they come, 1.31.1 up to a gigabyte each, both without end and
-outside of any arena. So a graph is walked before, with what is known of each constant: its shape,
-or at least how many elements it has at most, and the numbers of small ones, which shapes are made
-of. What cannot be told is taken to be without bound, and such a graph is loaded without folding:
-then its runs compute the same, within the memory of runs. Ops that the exporter's constants do not
-need are not told.
+ONNX Runtime folds every node whose inputs are constants, and treats shapes it can infer as
+constants too. Version 1.23.2 folds constants of any size, 1.31.1 up to a gigabyte each; neither
+limits their total, and both allocate outside of any arena. So the graph is walked first, tracking
+for each constant its shape, or at least a bound on its elements, and the values of small ones, of
+which shapes are made. A constant that cannot be bounded counts as unbounded, and its graph is
+loaded without folding: its runs then compute the same values within the memory limit of runs. Only
+ops that the exporter's constants need have rules.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ import numpy as np
 from edge.runtime.folding_ops import RANK, RULES, SMALL, KnownConstant, Unbounded
 from edge.runtime.graph import Message, integers, name_of, op_of, tensor_values
 
-# what folding may make of a graph, in elements: so many, and so many times those of its weights
+# limit on folded elements: a fixed allowance plus a multiple of the weights' elements
 _FREE, _OF_WEIGHTS = 1 << 23, 6
 _MOST_STEPS, _MOST_DEPTH = 200_000, 32
 
-# of a name: a constant, a value of a run, or an input that was left out
+# a name maps to a constant, to _RUN for a value computed in runs, or to _OMITTED for an input left
+# out
 _RUN, _OMITTED = object(), object()
 Scope = dict[bytes, Any]
 
 
 def is_bounded(model: Message) -> bool:
-    """Whether loading a graph, as `graph.check` returns it, computes little of constants."""
+    """Return whether folding the constants of a graph from `graph.check` stays within the limit."""
     walk = _Walk(model)
     try:
         walk.graph(model["graph"], {b"": _OMITTED}, {}, 0)
@@ -40,11 +41,11 @@ def is_bounded(model: Message) -> bool:
 
 
 class _Walk:
-    """A walk through a graph and what it calls.
+    """A walk through a graph and the functions it calls.
 
     Attributes:
-        made: elements that folding makes.
-        stored: elements of the graph's tensors.
+        made: number of elements that folding creates.
+        stored: number of elements in the graph's tensors.
     """
 
     def __init__(self, model: Message) -> None:
@@ -58,7 +59,7 @@ class _Walk:
     def graph(
         self, graph: Message, outer: Scope, attributes: Mapping[bytes, Message], depth: int
     ) -> list[Any]:
-        """What its outputs are. `outer`: values that it sees; `attributes`: of the call."""
+        """Return the graph's outputs. `outer`: values in scope; `attributes`: those of the call."""
         scope = dict(outer)
         scope |= {name_of(each): _RUN for each in graph.get("input", ())}
         for tensor in graph.get("initializer", ()):
@@ -76,7 +77,7 @@ class _Walk:
             self._steps += 1
             if self._steps > _MOST_STEPS or self.made > 1 << 60:
                 raise Unbounded
-            # a name that no node before this one makes: ONNX Runtime sorts nodes by itself
+            # ONNX Runtime sorts nodes itself, so a name may not be produced by an earlier node
             reads = [scope.get(name) for name in node.get("input", ())]
             if None in reads:
                 raise Unbounded
@@ -110,12 +111,12 @@ class _Walk:
             return [_literal(own)]
         if op == (b"", b"Shape") and reads[:1] == [_RUN]:
             return [KnownConstant(RANK, (RANK,), False)]
-        if _RUN in reads or op == (b"", b"SequenceEmpty"):  # tensors alone are folded
+        if _RUN in reads or op == (b"", b"SequenceEmpty"):  # only tensors are folded
             return [_RUN]
         rule = RULES.get(op[1]) if op[0] == b"" else None
         while reads and reads[-1] is _OMITTED:
             reads = reads[:-1]
-        # a rule knows its inputs by their places
+        # rules identify inputs by position, so none may be missing in between
         if rule is None or not reads or (_OMITTED in reads and op[1] != b"Clip"):
             raise Unbounded
         made = rule(reads, own)
@@ -142,7 +143,7 @@ class _Walk:
 
 
 def _either(ends: list[list[Any]]) -> list[Any]:
-    """Outputs of an If, which is replaced by a branch where its condition is a constant."""
+    """Return the outputs of an If; one with a constant condition is replaced by a branch."""
     made = []
     for each in zip(*ends, strict=False):
         constants = [end for end in each if isinstance(end, KnownConstant)]
@@ -163,11 +164,11 @@ def _stored(tensor: Message) -> KnownConstant:
     return KnownConstant.shaped(shape)
 
 
-_INTEGERS = (6, 7)  # of TensorProto.DataType: int32, int64
+_INTEGERS = (6, 7)  # TensorProto.DataType: int32, int64
 
 
 def _literal(own: Mapping[bytes, Message]) -> KnownConstant:
-    """What a Constant node says."""
+    """Return the value of a Constant node."""
     for name, attribute in own.items():
         if name == b"value" and "t" in attribute:
             return _stored(attribute["t"])

@@ -1,4 +1,4 @@
-"""What standard ops make of constants, as far as it can be told: sizes, shapes and few numbers."""
+"""Rules that bound the results of standard ops on constants: sizes, shapes and small values."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from numpy.typing import NDArray
 
 from edge.runtime.graph import Message, integers
 
-SMALL = 64  # elements of a constant whose numbers are kept
-RANK = 16  # of any value at most
+SMALL = 64  # maximum number of elements of a constant whose values are tracked
+RANK = 16  # maximum rank of any value
 
 Numbers = NDArray[np.int64]
 
 
 class Unbounded(Exception):
-    """What a node makes cannot be told."""
+    """The result of a node cannot be bounded."""
 
 
 @dataclass(frozen=True)
 class KnownConstant:
-    """What is known of a constant.
+    """What is known about a constant.
 
     Attributes:
-        count: elements at most.
-        shape: each axis at most; None is unknown.
-        exact: `shape` is not only a bound.
-        numbers: all of them, where they are few integers and known.
+        count: maximum number of elements.
+        shape: maximum size of each axis; None is unknown.
+        exact: whether `shape` is exact and not only a bound.
+        numbers: the values, if they are known and at most `SMALL` integers.
     """
 
     count: int
@@ -80,7 +80,7 @@ def _identity(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
 
 
 def _fits(numbers: Numbers) -> bool:
-    """Whether 32 bits hold them."""
+    """Return whether all numbers fit into 32 bits."""
     return bool(np.all(abs(numbers) < 1 << 31))
 
 
@@ -91,7 +91,7 @@ def _cast(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
 
 
 def _together(reads: list[KnownConstant]) -> KnownConstant:
-    """The shape of an elementwise op."""
+    """Return the broadcast shape of an elementwise op."""
     if any(read.shape is None for read in reads):
         return KnownConstant(math.prod(max(1, read.count) for read in reads))
     shapes = [read.shape or () for read in reads]
@@ -99,7 +99,7 @@ def _together(reads: list[KnownConstant]) -> KnownConstant:
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     joined = [0 if 0 in axis else max(axis) for axis in zip(*padded, strict=True)]
     exact = all(read.exact for read in reads)
-    # an axis that is 0 at most may be 1, and then it is another's that counts
+    # with inexact shapes a 0 is only a bound: the other operand's axis may decide
     joined = joined if exact else [max(axis) for axis in zip(*padded, strict=True)]
     return KnownConstant.shaped(joined, exact)
 
@@ -115,7 +115,7 @@ def _arithmetic(compute: Callable[[Numbers, Numbers], Any]) -> Rule:
             numbers = [read.numbers for read in reads]
             if all(n is not None and _fits(n) for n in numbers):
                 found = np.asarray(compute(reads[0].known(), reads[1].known()))
-                # whether they have 32 bits or 64 is not told: what needs more is not known
+                # the dtype, int32 or int64, is not tracked: values beyond 32 bits are unknown
                 return [KnownConstant.of(found)] if _fits(found) else [made]
         return [made]
 
@@ -185,7 +185,7 @@ def _concat(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
     rank = len(shapes[0] or ())
     if any(shape is None or len(shape) != rank for shape in shapes) or not rank:
         return [KnownConstant(count)]
-    if b"axis" not in own:  # in its first versions that is 1
+    if b"axis" not in own:  # early opsets default to 1
         raise Unbounded
     axis = _number(own, b"axis", 0) % rank
     numbers = [read.numbers for read in reads]

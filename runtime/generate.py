@@ -1,4 +1,4 @@
-"""One answer: prefill, then sample and step until something ends it."""
+"""One answer: prefill, then sample and step until it ends."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ def generate(
     prefill: Callable[[], Logits | None],
     finish: Callable[[bool], None],
 ) -> Generator[str, None, None]:
-    """Make an answer: its text as it is decided, "" where only a tool call grew, after a
-    first "" before anything has run.
+    """Generate an answer and yield its text, piece by piece.
 
-    `prefill` consumes the prompt and returns the logits [V] after it, or None when the answer was
-    halted. `finish` is called once, however this ends, with whether it succeeded: of a step that
-    failed or was interrupted nothing is certain.
+    The first piece is "", before anything has run. Later pieces are "" when only a tool call grew.
+
+    `prefill` consumes the prompt and returns the logits [V] after it, or None if the answer was
+    halted. `finish` is called once, however this ends, with whether it succeeded. After False the
+    state is unknown, because a step failed or was interrupted.
     """
     ended: FinishReason | None = None
     try:
@@ -68,7 +69,7 @@ def generate(
                         break
             if tail := answer.rest():
                 yield tail
-    except GeneratorExit:  # closed, or dropped half-way: the answer ends here
+    except GeneratorExit:  # closed or dropped before the end: the answer ends here
         ended = "cancelled"
         answer.rest()
     except BaseException:
@@ -79,7 +80,7 @@ def generate(
 
 
 def _ended(token: int, answer: Answer, context: Context, sampler: Sampler) -> FinishReason | None:
-    """Why the answer ends after this token, if it does."""
+    """Return why the answer ends after this token, or None if it continues."""
     mask, capacity = sampler.mask, context.capacity
     if token in answer.tokenizer.eos or answer.stops.stopped:
         return "stop"
@@ -92,13 +93,14 @@ def _ended(token: int, answer: Answer, context: Context, sampler: Sampler) -> Fi
 
 
 class Stepper:
-    """Takes a context on by one token at a time.
+    """Advances a context one token at a time.
 
     Attributes:
-        recent: what the penalties look at: special tokens end turns and are no repetition.
-        vocab_size: ids that may be sampled are below it.
-        noted: log probabilities of sampled tokens, where they are asked for: in order, those of an
-            accepted draft at once.
+        recent: tokens that the penalties apply to; special tokens end turns and do not count as
+            repetition.
+        vocab_size: upper bound of ids that may be sampled, exclusive.
+        noted: log probabilities of sampled tokens in order, if requested; those of an accepted
+            draft arrive together.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Stepper:
         special: Collection[int] = (),
         unassigned: Sequence[int] = (),
     ) -> None:
-        """`special`: ids of control tokens. `unassigned`: ids that stand for nothing."""
+        """`special`: ids of control tokens. `unassigned`: ids without a meaning."""
         self.context = context
         self.sampler = sampler
         self.special = special
@@ -123,7 +125,7 @@ class Stepper:
         self.noted: deque[TokenLogprob] = deque()
 
     def tokens(self, logits: Logits) -> Generator[int, None, None]:
-        """Sample from the logits after the prompt, then step and sample, without end."""
+        """Sample from the logits after the prompt, then step and sample indefinitely."""
         token = self.choose(logits)
         while True:
             self.context.pending = token
@@ -132,15 +134,16 @@ class Stepper:
             token = self.step(token)
 
     def say(self, token: int) -> None:
-        """A token joins the answer."""
+        """Add a token to the answer."""
         if token not in self.special:
             self.recent.append(token)
         if self.sampler.mask is not None:
             self.sampler.mask.say(token)
 
     def step(self, token: int) -> int:
-        """Consume a token and sample the next one; no logits are looked at where the engine finds
-        the likeliest token itself.
+        """Consume a token and sample the next one.
+
+        Plainly greedy sampling reads no logits if the engine finds the likeliest token itself.
         """
         context = self.context
         engine, state, run = context.engine, context.state, np.asarray([[token]], np.int64)
@@ -150,7 +153,7 @@ class Stepper:
                 context.tokens.append(token)
                 context.pending = None
                 return best
-            state.rewind(1)  # padding of the vocabulary, which no model was taught to say
+            state.rewind(1)  # vocabulary padding, which no model was trained on
         logits = engine.run(run, state)
         context.tokens.append(token)
         context.pending = None
@@ -163,16 +166,16 @@ class Stepper:
         return token
 
     def note(self, logits: Logits, token: int) -> None:
-        """Keep what these logits [V] give the token that was chosen, where that is asked for."""
+        """Record the chosen token's log probability under logits [V], if requested."""
         count = self.sampler.params.logprobs
         if count is not None:
             self.noted.append(logprob_of(self._possible(logits), token, count))
 
     def allowed(self, logits: Logits, path: Sequence[int] = ()) -> Logits:
-        """Logits [vocab_size] after `path`, drafted tokens that come after what was said: padding
-        rows, ids that mean nothing and what the answer's grammar excludes cannot be drawn.
+        """Return logits [vocab_size] after `path`, drafted tokens that follow the answer so far.
 
-        A penalty and a bias copy what they change, so this may be a view of the engine's memory.
+        Padding rows are cut off; unassigned ids and tokens that the answer's grammar excludes are
+        -inf. The result may be a view of the engine's memory: penalties and biases copy first.
         """
         return self.sampler.allowed(self._possible(logits), path)
 
@@ -185,19 +188,19 @@ class Stepper:
 
 
 class Answer:
-    """An answer while it is made.
+    """An answer while it is being generated.
 
     Attributes:
-        tokenizer: of its tokens.
-        continued: it continues the prompt's text, so its first space counts.
-        prompt_tokens, reused_tokens: see `GenerationResult`; the first grows while a prompt is fed.
-        prompt_length: how many tokens are to be fed.
-        logprobs: of the tokens, where they are asked for.
-        given: characters given out, those of calls included.
-        stops: looks for stop strings in the text.
-        reader: finds calls of tools in the text, where there are tools.
-        kept: how many of the tokens the text is made of: those of a stop string are not among them.
-        result: how it ended, once it has and was no failure.
+        tokenizer: decodes the answer's tokens.
+        continued: whether the answer continues the prompt's text, so that a leading space counts.
+        prompt_tokens, reused_tokens: see `GenerationResult`; the first grows during prefill.
+        prompt_length: number of prompt tokens to feed.
+        logprobs: log probabilities of the tokens, if requested.
+        given: number of characters emitted, including those of tool calls.
+        stops: finds stop strings in the text.
+        reader: finds tool calls in the text; None without tools.
+        kept: number of tokens in the answer, without those of a stop string.
+        result: the result once the answer has ended without a failure.
     """
 
     def __init__(
@@ -228,11 +231,11 @@ class Answer:
         self._began = time.monotonic()
 
     def seconds(self) -> float:
-        """Seconds since it was asked for."""
+        """Return the seconds since the request."""
         return time.monotonic() - self._began
 
     def halted(self) -> FinishReason | None:
-        """Why it has to end before the next run, if it has to."""
+        """Return why the answer must end before the next run, or None."""
         if self.cancelled.is_set():
             return "cancelled"
         deadline = self.params.deadline_s
@@ -241,8 +244,9 @@ class Answer:
         return None
 
     def add(self, token: int, noted: deque[TokenLogprob]) -> str | None:
-        """A token joins the answer: the text to be shown, None where none is decided. The first of
-        `noted`, where there are any, is its own.
+        """Add a token to the answer and return the text to show, or None if none is decided yet.
+
+        The first entry of `noted`, if any, belongs to this token.
         """
         self.tokens.append(token)
         self.token_s.append(self.seconds())
@@ -256,11 +260,11 @@ class Answer:
         return self._give(decided) if decided else None
 
     def rest(self) -> str:
-        """What is to be shown of the text that was held back, when no token comes any more."""
+        """Return the text that was held back and is to be shown, after the last token."""
         return self._give(self.stops.feed(self._decoder.finish()) + self.stops.finish(), last=True)
 
     def _give(self, text: str, *, last: bool = False) -> str:
-        """What is to be shown of decided text: not what calls a tool."""
+        """Return the part of decided text to show, without tool calls."""
         self.given += len(text)
         if self.reader is not None:
             text = self.reader.feed(text)
@@ -287,19 +291,19 @@ class Answer:
         )
 
     def _length(self, count: int) -> int:
-        """Characters of the first tokens."""
+        """Return the number of characters of the first `count` tokens."""
         return len(self.tokenizer.decode(self.tokens[:count], continued=self.continued))
 
 
 class Generation(Iterator[str]):
-    """An answer being made: iterate it for pieces of text, then read `result`.
+    """An answer in progress: iterate it for pieces of text, then read `result`.
 
     Under `asyncio`, `async for` iterates it and `await` runs it to its `result`. The model runs
-    in a worker thread; a task that is cancelled ends the answer within one step or chunk.
+    in a worker thread; cancelling the task ends the answer within one step or chunk.
 
-    Closing it, or dropping it half-way, ends the answer like `cancel`. Whatever ends it, session
-    and transcript agree afterwards. An answer that ends before its first token leaves no trace, and
-    neither does one that ends in an error.
+    Closing it, or dropping the last reference, ends the answer like `cancel`. However it ends,
+    session and transcript agree afterwards. An answer that ends before its first token, or in an
+    error, leaves no trace.
     """
 
     def __init__(
@@ -308,8 +312,11 @@ class Generation(Iterator[str]):
         pieces: Generator[str, None, None],
         hold: AbstractContextManager[None],
     ) -> None:
-        """`pieces`: of `generate`. `hold`: the session, for this thread; raises EngineError while
-        another thread has it.
+        """Start at the first piece.
+
+        Args:
+            pieces: generator returned by `generate`.
+            hold: holds the session for this thread; raises EngineError while another thread does.
         """
         # `pieces` does not know this object, so that dropping it runs __del__ at once
         self._answer, self._pieces, self._hold = answer, pieces, hold
@@ -346,22 +353,25 @@ class Generation(Iterator[str]):
         return in_worker(self.finish, self.cancel, self.close).__await__()
 
     def cancel(self) -> None:
-        """End the answer within one step or chunk; from any thread, any time."""
+        """End the answer within one step or chunk. May be called from any thread at any time."""
         self._answer.cancelled.set()
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether the answer has ended."""
         return getgeneratorstate(self._pieces) == GEN_CLOSED
 
     def stopped(self) -> bool:
-        """Whether it has ended, as it does here if it was cancelled; for who holds the session."""
+        """End the answer if it was cancelled, and return whether it has ended.
+
+        The caller must hold the session.
+        """
         if not self.ended and self._answer.cancelled.is_set():
             self._pieces.close()
         return self.ended
 
     def close(self) -> None:
-        """End the answer here. Nothing happens when it has ended."""
+        """End the answer now. Does nothing if it has already ended."""
         if not self.ended:
             with self._hold:
                 self._pieces.close()
@@ -378,7 +388,7 @@ class Generation(Iterator[str]):
 
     @property
     def prefill(self) -> tuple[int, int]:
-        """How many tokens of the prompt have been fed, and how many are to be; from any thread.
+        """Number of prompt tokens fed so far, and number to feed. Readable from any thread.
 
         (0, 0) until it is known which tokens the state already holds.
         """
@@ -386,16 +396,16 @@ class Generation(Iterator[str]):
 
     @property
     def text(self) -> str:
-        """The text given out so far."""
+        """The text emitted so far."""
         return "".join(self._answer.text)
 
     def logprobs(self, start: int = 0) -> tuple[TokenLogprob, ...]:
-        """Log probabilities of the tokens whose text has begun to appear, from `start` on."""
+        """Return log probabilities, from `start` on, of tokens whose text has begun to appear."""
         answer = self._answer
         return tuple(takewhile(lambda one: one.at < answer.given, answer.logprobs[start:]))
 
     def call_deltas(self) -> tuple[CallDelta, ...]:
-        """What has joined calls of tools since this was asked last."""
+        """Return the additions to tool calls since the previous call of this method."""
         reader = self._answer.reader
         if reader is None:
             return ()
@@ -404,7 +414,7 @@ class Generation(Iterator[str]):
 
     @property
     def result(self) -> GenerationResult:
-        """How it ended. Raises InputError while it has not."""
+        """The result. Raises InputError until the answer has ended."""
         if self._answer.result is None:
             raise InputError(
                 "the answer is not finished, or ended in an error",

@@ -1,9 +1,9 @@
-"""What a graph may be, checked before any library reads it.
+"""Validation of ONNX graphs, before any library reads them.
 
-ONNX Runtime and TensorRT run whatever a graph says, and 1.23.2 of ONNX Runtime reads weights from
-any path, and from any address. So everything is refused that the exporter does not write: other
-fields of the format, other ops, weights outside of the bundle, functions that call themselves. Read
-by hand on `edge.protobuf`, because the runtime does without onnx. Field numbers are those of
+ONNX Runtime and TensorRT execute whatever a graph says, and ONNX Runtime 1.23.2 reads weights from
+any path and any memory address. So anything that the exporter does not write is refused: other
+fields of the format, other ops, weights outside the bundle, recursive functions. Graphs are parsed
+with `edge.protobuf`, because the runtime does not depend on onnx. Field numbers are those of
 onnx.proto (github.com/onnx/onnx, onnx/onnx.proto).
 """
 
@@ -20,17 +20,17 @@ from edge.errors import BundleError
 from edge.ops import DEVICE_DOMAIN, DOMAIN
 from edge.protobuf import VARINT, fields, message
 
-MAX_GRAPH = 16 << 20  # bytes of a file; that of a model of 64 layers has half a million
-MAX_NODES = 500_000  # when every call is replaced by its function; a model of 64 layers has 20,000
-MAX_DEPTH = 8  # of graphs in nodes
-MAX_VALUES = 1 << 24  # of a constant that a node fills
+MAX_GRAPH = 16 << 20  # bytes of a file; a model of 64 layers takes half a million
+MAX_NODES = 500_000  # with all function calls inlined; a model of 64 layers has 20,000
+MAX_DEPTH = 8  # nesting of graphs in nodes
+MAX_VALUES = 1 << 24  # elements of a constant that a node fills
 REMEDY = "export the model again, from a checkpoint that you trust"
 
 Message: TypeAlias = dict[str, Any]
 
-# kind → field number → its name. `*` repeats, `:Kind` is a message, `#` an integer, `~` numbers in
-# any form, the others bytes. What is not here is refused: a library might see in it what is not
-# seen here.
+# kind → field number → its name. `*` marks a repeated field, `:Kind` a message, `#` an integer, `~`
+# numbers in any encoding; the others are bytes. Unlisted fields are refused: a library might give
+# them a meaning that is not checked here.
 _KINDS: Mapping[str, Mapping[int, str]] = {
     "Model": {
         1: "ir_version#", 2: "producer_name", 3: "producer_version", 4: "domain",
@@ -62,7 +62,7 @@ _KINDS: Mapping[str, Mapping[int, str]] = {
     },
     "Entry": {1: "key", 2: "value"},
 }  # fmt: skip
-# the same, taken apart: name, whether it repeats, `#`, `~` or neither, and the kind of message
+# the same, parsed: name, whether it repeats, `#`, `~` or neither, and the kind of message
 _FIELDS = {
     kind: {
         number: (
@@ -73,20 +73,20 @@ _FIELDS = {
     for kind, numbered in _KINDS.items()
 }  # fmt: skip
 _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
-# TensorProto.DataType → where its numbers are, one by one; int32_data where none is said
+# TensorProto.DataType → field with its values one by one; int32_data if not listed
 _TYPED_OF = {1: "float_data", 7: "int64_data", 11: "double_data", 12: "uint64_data",
              13: "uint64_data"}  # fmt: skip
-# what an attribute can hold → its AttributeProto.AttributeType
+# field of an attribute's value → its AttributeProto.AttributeType
 _VALUES = {"f": 1, "i": 2, "s": 3, "t": 4, "g": 5, "floats": 6, "ints": 7, "strings": 8}
 # TensorProto.DataType → bits
 _BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64,
          16: 16, 21: 4, 22: 4}  # fmt: skip
 _EXTERNAL = 1
-# op → the first of its inputs that say how much it fills
+# op → index of the first input that determines the size of its output
 _SIZES = {b"ConstantOfShape": 0, b"Expand": 1, b"Range": 0}
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 
-# what functions and graphs are made of; tests/test_graph_checks.py holds it against the exporter
+# ops that functions and graphs may use; tests/test_graph_checks.py compares them to the exporter's
 OPS = {
     "": frozenset(
         b"Abs Add And BitShift BitwiseAnd BitwiseXor Cast Clip Concat ConcatFromSequence "
@@ -109,10 +109,13 @@ _OWN = (DOMAIN.encode(), DEVICE_DOMAIN.encode())
 def check(
     model: bytes, weights: Mapping[str, int], file: str | PathLike[str], *, plugins: bool = False
 ) -> Message:
-    """A graph, taken apart; one that the exporter cannot have written is refused.
+    """Parse a graph and refuse one that the exporter cannot have written.
 
-    `weights`: sizes of the files that its tensors may lie in, by name. `plugins`: ops of
-    `edge.device` need no function.
+    Args:
+        model: bytes of the ONNX file.
+        weights: file name → size, of files that may hold the graph's tensors.
+        file: path for errors.
+        plugins: whether ops of `edge.device` may lack a function.
 
     Raises BundleError naming the tensor, the op or the function at fault.
     """
@@ -137,17 +140,20 @@ class _Check:
         for function in model.get("functions", ()):
             key = function.get("domain", b""), function.get("name", b"")
             if key[0] not in _OWN or key in self._functions:
-                raise ValueError(f"function {_said(*key)} appears twice, or not this project's")
+                raise ValueError(f"function {_said(*key)} appears twice or is not this project's")
             self._functions[key] = function
         self._sizes: dict[tuple[bytes, bytes], int] = {}
 
     def all(self) -> None:
         self._sized_functions()
         if self._graph_size(self._graph) > MAX_NODES:
-            raise ValueError(f"its calls come to more than {MAX_NODES} nodes")
+            raise ValueError(f"it has more than {MAX_NODES} nodes with its calls inlined")
 
     def _sized_functions(self) -> None:
-        """Nodes of every function with what it calls, callees first, without recursion here."""
+        """Compute the node count of every function with all calls inlined.
+
+        Callees come first, on an explicit stack.
+        """
         inside: list[tuple[bytes, bytes]] = []
         for key in self._functions:
             inside.append(key)
@@ -167,9 +173,9 @@ class _Check:
                     inside.append(waiting)
 
     def _graph_size(self, graph: Message) -> int:
-        """Nodes of a graph or a function, which are checked on the way."""
+        """Check the nodes of a graph or function and return their number with calls inlined."""
         size, counts = 0, _counts(graph)
-        inputs = graph.get("input", ())  # of functions they are only names
+        inputs = graph.get("input", ())  # a function's inputs are plain names
         _check_names(graph, [*map(name_of, inputs)] if graph is self._graph else inputs)
         for node, depth in _nodes(graph):
             domain, op = op_of(node)
@@ -182,7 +188,7 @@ class _Check:
             if not node.get("output") or depth > MAX_DEPTH:
                 raise ValueError(f"node {_said(domain, op)} has no output, or is nested too deeply")
             if (domain, op) == (b"", b"Loop") and (node.get("input") or [b""])[0] not in counts:
-                raise ValueError("a Loop does not run one round for each row of a tensor")
+                raise ValueError("a Loop does not run once for each row of a tensor")
             size += 1
             _check_attributes(node)
             for attribute in node.get("attribute", ()):
@@ -201,9 +207,9 @@ class _Check:
         name = tensor.get("name", b"")
         dims, bits = integers(tensor.get("dims", ())), _BITS.get(tensor.get("data_type", 0))
         if bits is None or len(dims) > 16 or any(not 0 <= dim < 1 << 40 for dim in dims):
-            raise ValueError(f"tensor {_said(name)} has a type or a shape that is not known")
+            raise ValueError(f"tensor {_said(name)} has an unknown type or an invalid shape")
         if 0 in dims and max(dims) > MAX_VALUES:
-            raise ValueError(f"tensor {_said(name)} is empty, with {max(dims)} rows of nothing")
+            raise ValueError(f"tensor {_said(name)} is empty but has an axis of {max(dims)}")
         size = -(-math.prod(dims) * bits // 8)
         if tensor.get("data_location", 0) == _EXTERNAL:
             self._external(tensor, name, size)
@@ -213,15 +219,15 @@ class _Check:
         raw = tensor.get("raw_data")
         own = "raw_data" if raw is not None else _TYPED_OF.get(tensor["data_type"], "int32_data")
         if any(kind in tensor and kind != own for kind in _TYPED):
-            raise ValueError(f"tensor {_said(name)} holds values that are not of its type")
+            raise ValueError(f"tensor {_said(name)} holds values not of its type")
         if raw is not None:
             whole = len(raw) == size
-        else:  # numbers one by one, each of which takes a byte or more
+        else:  # values one by one, each at least one byte long
             held = (part for kind in _TYPED for part in tensor.get(kind, ()))
             bytes_held = sum(len(part) if isinstance(part, bytes) else 1 for part in held)
             whole = bytes_held * (2 if bits < 8 else 1) >= math.prod(dims)
         if not whole:
-            raise ValueError(f"tensor {_said(name)} does not hold the values that its shape says")
+            raise ValueError(f"tensor {_said(name)} does not hold as many values as its shape says")
 
     def _external(self, tensor: Message, name: bytes, size: int) -> None:
         entries = [
@@ -230,7 +236,7 @@ class _Check:
         ]
         found = dict(entries)
         if len(found) != len(entries) or set(found) != {b"location", b"offset", b"length"}:
-            raise ValueError(f"tensor {_said(name)} does not say its location, offset and length")
+            raise ValueError(f"tensor {_said(name)} must have a location, an offset and a length")
         location = found[b"location"].decode("latin-1")
         if location not in self._weights:
             raise ValueError(
@@ -242,12 +248,12 @@ class _Check:
         offset, length = (int(found[key]) for key in (b"offset", b"length"))
         if length != size or offset + length > self._weights[location]:
             raise ValueError(
-                f"tensor {_said(name)} takes {size} bytes: {length} at {offset} of {location}, "
+                f"tensor {_said(name)} takes {size} bytes, not {length} at {offset} of {location}, "
                 f"which has {self._weights[location]}"
             )
 
     def _filled(self, graph: Message) -> None:
-        """Nodes that fill a tensor whose shape the graph states."""
+        """Refuse nodes that fill a tensor of a constant shape with more than MAX_VALUES values."""
         stated = {tensor.get("name", b""): tensor for tensor in graph.get("initializer", ())}
         for node, _ in _nodes(graph):
             if op_of(node) == (b"", b"Constant"):
@@ -267,7 +273,10 @@ class _Check:
 
 
 def _check_attributes(node: Message) -> None:
-    """Raises ValueError for what libraries read otherwise: attributes twice, or of two values."""
+    """Raise ValueError for a repeated attribute or one with two values.
+
+    Libraries disagree about these.
+    """
     attributes = node.get("attribute", ())
     names = {each.get("name", b"") for each in attributes}
     for each in attributes:
@@ -284,7 +293,7 @@ def _check_attributes(node: Message) -> None:
 
 
 def _check_names(graph: Message, inputs: Iterable[bytes]) -> None:
-    """Raises ValueError where two values of a graph or function have one name."""
+    """Raise ValueError if two values of a graph or function have the same name."""
     made = [*inputs]
     made += [tensor.get("name", b"") for tensor in graph.get("initializer", ())]
     made += [name for node in graph.get("node", ()) for name in node.get("output", ()) if name]
@@ -294,7 +303,7 @@ def _check_names(graph: Message, inputs: Iterable[bytes]) -> None:
 
 
 def _nodes(graph: Message) -> Iterator[tuple[Message, int]]:
-    """Nodes of a graph or a function, and of graphs in them, with how deep they lie."""
+    """Yield the nodes of a graph or function and of nested graphs, with their depth."""
     waiting = [(graph, 1)]
     while waiting:
         one, depth = waiting.pop()
@@ -304,7 +313,7 @@ def _nodes(graph: Message) -> Iterator[tuple[Message, int]]:
 
 
 def _counts(graph: Message) -> set[bytes]:
-    """Values that are the number of a tensor's rows: of Shape or Size, as they are or squeezed."""
+    """Return values that count rows of a tensor: results of Shape or Size, possibly squeezed."""
     found: set[bytes] = set()
     for node, _ in _nodes(graph):
         op, read = op_of(node), (node.get("input") or [b""])[0]
@@ -314,13 +323,13 @@ def _counts(graph: Message) -> set[bytes]:
 
 
 def op_of(node: Message) -> tuple[bytes, bytes]:
-    """Domain and name of a node's op."""
+    """Return the domain and name of a node's op."""
     domain = node.get("domain", b"")
     return b"" if domain == b"ai.onnx" else domain, node.get("op_type", b"")
 
 
 def name_of(value: bytes) -> bytes:
-    """The name of a ValueInfoProto, or of what is only a name."""
+    """Return the name of a ValueInfoProto."""
     return next((message(name) for number, _, name in fields(value) if number == 1), b"")
 
 
@@ -329,7 +338,7 @@ def _said(*names: bytes) -> str:
 
 
 def integers(values: Any) -> list[int]:
-    """Repeated int64, packed or not."""
+    """Return the values of a repeated int64 field, packed or not."""
     found: list[int] = []
     for value in values:
         found += _unpacked(value) if isinstance(value, bytes) else [value]
@@ -352,7 +361,7 @@ def _unpacked(data: bytes) -> list[int]:
 
 
 def tensor_values(tensor: Message) -> list[int]:
-    """Numbers of a small integer tensor."""
+    """Return the values of a small integer tensor."""
     raw = tensor.get("raw_data")
     if raw is not None and len(raw) <= 1024:
         size = _BITS.get(tensor.get("data_type", 0), 64) // 8 or 1
@@ -364,7 +373,7 @@ def tensor_values(tensor: Message) -> list[int]:
 
 
 def _read(kind: str, data: bytes, depth: int = 0) -> Message:
-    """A message as a dict; ValueError: a field that is not known, or twice where it may be once."""
+    """Parse a message into a dict. Raises ValueError for a field that `_KINDS` does not allow."""
     if depth > 3 * MAX_DEPTH:
         raise ValueError("it is nested too deeply")
     known, found = _FIELDS[kind], Message()

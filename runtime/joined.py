@@ -1,9 +1,9 @@
-"""An engine for several threads, each with its own conversation: their steps are made together.
+"""An engine shared by several threads, each with its own conversation, that batches their steps.
 
-Who wants a step waits for the others that made the last one with it, no longer than that one took,
-and the last to come makes the step of all. Longer runs, prompts and drafts, are made one by one, in
-the order they came, and never two in a row while somebody waits for a step: a prompt is read in
-short chunks, so the others wait for one at most.
+A thread that wants a step waits for the others that took part in the last one, at most as long as
+that step took. The last to arrive runs the step for all. Longer runs (prefill and drafts) go one by
+one in order of arrival, and never two in a row while a step is waiting. Prefill runs in short
+chunks, so a step waits for one chunk at most.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from edge.errors import EdgeError, EngineError
 from edge.runtime.engine import Engine, JointStep, Rows, Stepped, WrappedEngine
 from edge.runtime.state import State
 
-CHUNK = 64  # tokens of a prompt that others wait for
+CHUNK = 64  # maximum prefill tokens that other threads' steps wait for
 T = TypeVar("T")
 
 
 class _Asked:
-    """A step that is waited for, and what came of it."""
+    """A step that a thread waits for, and its result."""
 
     def __init__(self, step: JointStep) -> None:
         self.step = step
@@ -36,15 +36,15 @@ class _Asked:
 
 
 class JoinedEngine(WrappedEngine):
-    """See `Engine` and the module. A state belongs to one thread at a time; what it gives does not
-    depend on the others.
+    """See `Engine` and the module.
 
-    An engine that cannot join steps makes them in turn.
+    A state belongs to one thread at a time. Its results do not depend on the other states. If the
+    wrapped engine cannot join steps, they run in turn.
 
     Attributes:
-        engine: the one that is shared.
-        chunk: most tokens of one committing run, fewer than alone.
-        size: states of the last step.
+        engine: the shared engine.
+        chunk: maximum number of tokens in a committing run, at most `CHUNK`.
+        size: number of states in the last step.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -54,13 +54,11 @@ class JoinedEngine(WrappedEngine):
         self._most = engine.most_joined
         self._changed = threading.Condition()
         self._steps: deque[_Asked] = deque()
-        self._alone: deque[object] = deque()  # who wants a run of their own, in order
-        self._turn: object = None  # whose run is under way
-        self._stepped = True  # since the last run of one alone
-        self._due: set[int] = set()  # states of the last step that have not come back
-        self._until = 0.0  # when they are no longer waited for
-
-    # -- running ---------------------------------------------------------------------------------
+        self._alone: deque[object] = deque()  # threads waiting for an exclusive run, in order
+        self._turn: object = None  # holder of the run in progress
+        self._stepped = True  # whether a step ran since the last exclusive run
+        self._due: set[int] = set()  # states of the last step that have made no new request
+        self._until = 0.0  # time at which waiting for them ends
 
     def run(
         self,
@@ -87,17 +85,16 @@ class JoinedEngine(WrappedEngine):
         return self.in_turn(state, lambda: self.engine.run_greedy(tokens, state))
 
     def leave(self, state: State) -> None:
-        """Nobody need wait for the next step of this state."""
+        """Stop other threads from waiting for the next step of this state."""
         with self._changed:
             self._due.discard(id(state))
             if not self._due:
                 self._changed.notify_all()
 
-    # -- turns -----------------------------------------------------------------------------------
-
     def in_turn(self, state: State, work: Callable[[], T]) -> T:
-        """Do `work` with a state while no step is made, of this engine or of another one on the
-        same device; steps that wait are made before the next such run.
+        """Run `work` on a state exclusively, on this engine or another one on the same device.
+
+        Waiting steps run before the next exclusive run.
         """
         mine = object()
         try:
@@ -121,7 +118,7 @@ class JoinedEngine(WrappedEngine):
         return not self._due or len(self._steps) >= self._most or time.monotonic() >= self._until
 
     def _leave_queue(self, queue: deque[Any], mine: object) -> None:
-        """Also where an interrupt came before the turn did, or in the middle of it."""
+        """Leave the queue and end the turn, also after an interrupt before or during the turn."""
         with self._changed:
             if mine in queue:
                 queue.remove(mine)
@@ -145,7 +142,10 @@ class JoinedEngine(WrappedEngine):
         return mine.found
 
     def _give_up(self, mine: _Asked) -> None:
-        """After an interrupt. While another thread makes the step, the state is that thread's."""
+        """Withdraw a step after an interrupt.
+
+        While another thread runs the step, the state belongs to that thread, so wait for it.
+        """
         with self._changed:
             while mine.found is None and mine not in self._steps and self._turn not in (None, mine):
                 self._changed.wait()
@@ -175,7 +175,7 @@ class JoinedEngine(WrappedEngine):
                 self._tell(members, found or self._interrupted(mine, members), began)
 
     def _interrupted(self, mine: _Asked, members: Sequence[_Asked]) -> list[Stepped | None]:
-        """The others' steps are made again, from where they were: the interrupt was not theirs."""
+        """Rewind all members; the others' steps run again, because the interrupt was not theirs."""
         found: list[Stepped | None] = []
         for asked in members:
             found.append(EngineError("the step was interrupted") if asked is mine else None)
@@ -201,7 +201,7 @@ class JoinedEngine(WrappedEngine):
     def _made(self, steps: Sequence[JointStep]) -> Sequence[Stepped]:
         if len(steps) > 1:
             return self.engine.step_jointly(steps)
-        # a run of one state is recorded
+        # engines record and replay runs of one state
         step = steps[0]
         token = np.asarray([[step.token]], np.int64)
         if step.greedy:

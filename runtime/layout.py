@@ -1,4 +1,4 @@
-"""Which state tensors a model carries and how one of their slots is shaped."""
+"""The state tensors of a model and the shapes of their slots."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 Shape = tuple[int, ...]
-# of an array: shape and type
+# shape and dtype of an array
 ArrayType = tuple[Shape, np.dtype[Any]]
 
 DEFAULT_CAPACITY = 4096
-# the types of a launch plan and of logs as numpy has them
+# dtypes of launch plans and logs → numpy dtypes
 NUMPY: Mapping[DType, np.dtype[Any]] = {
     "f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "i8": np.dtype(np.int8),
     "u8": np.dtype(np.uint8), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64),
@@ -32,14 +32,15 @@ NUMPY: Mapping[DType, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class Identity:
-    """What a state belongs to: three fingerprints, compared when states meet.
+    """Fingerprints of the model that a state belongs to, compared before states are combined.
 
     Attributes:
-        model: of what a state depends on: config, types of states, graph and weights. What else a
-            bundle says of itself, a README or who made it, is no part of it.
+        model: SHA-256 of everything the state depends on: config, state dtypes, graph and weights.
+            Other contents of the bundle, such as a README or its author, do not count.
         quantization: name of the recipe.
-        tokenizer: of the tokenizer, "" where none is known.
-        bundle: of the whole bundle, which earlier versions saved as `model`; "" for a bare graph.
+        tokenizer: fingerprint of the tokenizer, "" if unknown.
+        bundle: fingerprint of the whole bundle, which earlier versions saved as `model`; "" for a
+            bare graph.
     """
 
     model: str
@@ -49,11 +50,11 @@ class Identity:
 
     @staticmethod
     def of_bundle(bundle: Bundle) -> Identity:
-        """The identity of a bundle's states, whichever engine runs it."""
+        """Return the identity of a bundle's states, the same for every engine."""
         manifest = bundle.manifest
         graphs = {manifest.graphs.get("ort") or min(manifest.graphs.values(), default="")}
         depends = {
-            # by the manifest's own serializer: that of the part alone would have to be built
+            # the manifest's own serializer: pydantic would have to build one for the part alone
             "config": manifest.model_dump(mode="json", include={"model"})["model"],
             "states": dict(manifest.state_dtypes),
             "files": {
@@ -72,28 +73,29 @@ class Identity:
 
     @staticmethod
     def of_graph(config: ModelConfig, graph: bytes) -> Identity:
-        """The identity of a graph without a bundle around it."""
+        """Return the identity of a graph without a bundle."""
         digest = hashlib.sha256(config.model_dump_json().encode() + b"\0" + graph)
         return Identity(model=digest.hexdigest())
 
 
 @dataclass(frozen=True)
 class StateLayout:
-    """Names, shapes and types of a model's state for one batch size and KV capacity.
+    """Names, shapes and dtypes of a model's state for one batch size and KV capacity.
 
     Attributes:
         recurrent: input name → shape of one slot; convolution states [K-1, B, C] (time first, as
             the graph reads them), scan states [B, …].
         caches: input name → [B, KV heads, capacity, padded head_dim].
-        batch: B.
-        capacity: tokens the KV caches hold; 0 without attention.
-        dtypes: input name → "float16" or "int8" of those that are not fp32. A zero is 0 in all.
-        logs: input name → what one token's row of it is: what the scans whose states are not kept
-            for every token read. No part of a snapshot.
-        windows: cache → positions that a token looks back on in it, its own among them; those of
-            layers that look back on all are not here.
-        slots: tokens that the caches of `windows` hold where they slide; None where they hold
-            `capacity` as the others do.
+        batch: number of sequences, B.
+        capacity: number of tokens the KV caches hold; 0 without attention.
+        dtypes: input name → "float16" or "int8", for tensors that are not fp32. Zero is stored as 0
+            in all of them.
+        logs: input name → type of one token's row: the inputs of scans whose states are not stored
+            at every token. Not part of a snapshot.
+        windows: cache → number of positions a token attends to in it, its own included. Caches of
+            layers with full attention are absent.
+        slots: number of tokens that the caches in `windows` hold if they slide; None if they hold
+            `capacity` tokens like the others.
     """
 
     recurrent: dict[str, Shape]
@@ -114,8 +116,9 @@ class StateLayout:
         dtypes: Mapping[str, str] | None = None,
         logs: Mapping[str, Log] | None = None,
     ) -> StateLayout:
-        """`capacity` None is the trained context, 4096 tokens where that is longer or unknown.
+        """Return the layout of a model's state.
 
+        `capacity` None is the trained context, or 4096 tokens if that is longer or unknown.
         `dtypes`: a manifest's `state_dtypes`; `logs`: its `scan_logs`.
         """
         if not config.has_attention:
@@ -135,11 +138,11 @@ class StateLayout:
         return StateLayout(recurrent, caches, batch, capacity, dtypes or {}, logs or {}, windows)
 
     def sliding(self, *, window: int, chunk: int) -> StateLayout:
-        """The same state with caches that slide, where that is less than the whole context.
+        """Return the layout with sliding caches, if they take less than the full context.
 
-        A run of T tokens needs what its first token looks back on, were `window` tokens taken back,
-        and T slots. Room for as much again lets what is needed move to the front without touching
-        what is needed before it has moved, and seldom.
+        A run of T tokens needs T slots plus the positions its first token attends to, even after
+        `window` tokens are rewound. Twice the room for those positions lets them move to the front
+        without overwriting rows that are still to be moved, and makes moves rare.
         """
         longest = max(chunk, window)
         slots = 2 * (self.looks_back - 1 + window) + longest
@@ -153,15 +156,15 @@ class StateLayout:
 
     @property
     def looks_back(self) -> int:
-        """The most positions that a token looks back on in a cache with a window."""
+        """Maximum number of positions a token attends to in a cache with a window."""
         return max(self.windows.values(), default=1)
 
     def slides(self, name: str) -> bool:
-        """Whether this cache forgets the oldest tokens."""
+        """Return whether this cache drops the oldest tokens."""
         return self.slots is not None and name in self.windows
 
     def with_batch(self, batch: int) -> StateLayout:
-        """The same state for another number of sequences."""
+        """Return the layout for a different number of sequences."""
         recurrent = {}
         for name, shape in self.recurrent.items():
             axis = batch_axis(name)
@@ -171,29 +174,28 @@ class StateLayout:
 
     @property
     def based(self) -> frozenset[str]:
-        """Recurrent tensors that are kept for some tokens only: the scan states of layers with
-        logs.
-        """
-        # `layers.0.x_log` is of `layers.0`
+        """Recurrent tensors stored only at some tokens: the scan states of layers with logs."""
+        # `layers.0.x_log` belongs to `layers.0`
         layers = {tuple(name.split(".")[:2]) for name in self.logs}
         return frozenset(".".join((*layer, "ssm_state")) for layer in layers)
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Type of one tensor's values."""
+        """Return the dtype of a tensor."""
         return np.dtype(self.dtypes.get(name, "float32"))
 
     def bytes_of(self, name: str, shape: Shape) -> int:
-        """What `shape` values of this tensor take."""
+        """Return the bytes that an array of this tensor's dtype and this shape takes."""
         return self.dtype(name).itemsize * math.prod(shape)
 
     def rows(self, name: str, count: int) -> ArrayType:
-        """`count` rows of a log: shape and type."""
+        """Return shape and dtype of `count` rows of a log."""
         log = self.logs[name]
         return (count, self.batch, log.width), NUMPY[log.dtype]
 
     def kept(self, slots: int, bases: int, rows: int) -> dict[str, ArrayType]:
-        """Arrays of this many slots, based slots and log rows: name → shape, the count first, and
-        type.
+        """Return name → array type, for the given numbers of slots, bases and log rows.
+
+        The number is the first axis of each shape.
         """
         based = self.based
         out: dict[str, ArrayType] = {
@@ -204,7 +206,7 @@ class StateLayout:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one recurrent state: what a snapshot costs besides its KV rows."""
+        """Bytes of one recurrent state, which is a snapshot without its KV rows."""
         return sum(self.bytes_of(name, shape) for name, shape in self.recurrent.items())
 
     @property
@@ -213,24 +215,26 @@ class StateLayout:
 
     @property
     def growing_bytes(self) -> int:
-        """Of these, what a longer context takes more of: not those of caches that slide."""
+        """The part of `cache_bytes` that grows with the capacity: caches that do not slide."""
         return sum(self.bytes_of(n, s) for n, s in self.caches.items() if not self.slides(n))
 
     @property
     def looked_at_bytes(self) -> int:
-        """What a token of a full context reads of the KV caches."""
+        """Bytes of KV cache that one token of a full context reads."""
         rows = {n: min(self.capacity, self.windows.get(n, self.capacity)) for n in self.caches}
         return sum(
             self.bytes_of(name, (s[0], s[1], rows[name], s[3])) for name, s in self.caches.items()
         )
 
     def needed(self, length: int) -> int:
-        """Of `length` tokens, how many the next one may look back on in a cache with a window."""
+        """Return how many of `length` tokens the next one may attend to in a windowed cache."""
         return min(length, self.looks_back - 1)
 
     def cache_shapes(self, length: int, *, whole: bool | None = None) -> dict[str, Shape]:
-        """Shapes of the KV caches' rows that a copy of the state after `length` tokens has: all, or
-        the last that are needed. `whole`: all of every cache; None where these do not slide.
+        """Return the shapes of the KV rows in a copy of the state after `length` tokens.
+
+        With `whole` these are all rows of every cache, otherwise only the needed rows of windowed
+        caches. None means whole unless the caches slide.
         """
         whole = self.slots is None if whole is None else whole
         rows = {n: length if whole or n not in self.windows else self.needed(length)
@@ -239,8 +243,9 @@ class StateLayout:
 
 
 def packed(sizes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], int]:
-    """Offsets of parts of these sizes, one behind the other, each on a multiple of `alignment`
-    bytes; and the bytes of all.
+    """Lay out parts of these sizes one after another, each aligned to `alignment` bytes.
+
+    Returns the offset of each part and the total size.
     """
     offsets, total = {}, 0
     for name, size in sizes.items():
@@ -250,5 +255,5 @@ def packed(sizes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], in
 
 
 def batch_axis(name: str) -> int:
-    """The axis of the batch in a slot of this tensor."""
+    """Return the batch axis in a slot of this tensor."""
     return 1 if name.endswith(".conv_state") else 0

@@ -1,16 +1,17 @@
-"""The place of a state: which slots of its memory hold which tokens. No memory, only numbers.
+"""Ledgers: which slots of a state's memory hold which tokens. Only numbers, no tensors.
 
-A state is stored after some token, and what the scans read of each token since then is kept in
-logs: the pending rows, which the next run replays before its own tokens ("multi-step" of The Mamba
-in the Llama, arXiv 2408.15237, algorithm 2). KV caches are written in place and go back by length.
-There are two ways to keep history, with the same verbs:
+A state is stored after some token. The scan inputs of each later token are kept in logs as pending
+rows, which the next run replays before its own tokens ("multi-step" of The Mamba in the Llama,
+arXiv 2408.15237, algorithm 2). KV caches are written in place and rewound by length. There are two
+kinds of history, with the same interface:
 
-    ReplayLedger   everything is stored after a few tokens, and going back is dropping rows
-    RingLedger     (edge.runtime.ring) most tensors have a slot for every token, and going back is
-                   choosing a slot
+    ReplayLedger   everything is stored at a few tokens, and a rewind drops rows
+    RingLedger     (edge.runtime.ring) most tensors have a slot for every token, and a rewind
+                   chooses a slot
 
-A ledger is a value. A run makes a `Step`, which says what it reads and writes and where the state
-is afterwards; the state's ledger is replaced whole, so an interrupt never sees half.
+A ledger is an immutable value. A run is planned as a step, which says what the run reads and writes
+and holds the ledger afterwards. The state's ledger is replaced as a whole, so an interrupt never
+sees a partial update.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-KEEP, ADVANCED, LAST = range(3)  # values of the input run[STORE]
+KEEP, ADVANCED, LAST = range(3)  # values of the kernels' input run[STORE]
 
 
 class Tree(NamedTuple):
-    """A tree run whose path has not been chosen: parents and slots of its nodes."""
+    """A tree run whose path has not been selected yet: parents and slots of its nodes."""
 
     parents: tuple[int, ...]
     slots: Sequence[int]
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root to `node`; none for -1."""
+        """Return the nodes from the root to `node`; empty for -1."""
         nodes: list[int] = []
         while node != -1:
             nodes.append(node)
@@ -37,7 +38,7 @@ class Tree(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Nodes of the longest path."""
+        """Number of nodes on the longest path."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -48,9 +49,9 @@ class Slots(NamedTuple):
     """Slots of the three kinds of tensors.
 
     Attributes:
-        kept: of recurrent tensors.
-        based: of those that are stored for some tokens only.
-        rows: of the logs, oldest first.
+        kept: slots of recurrent tensors.
+        based: slots of recurrent tensors that are stored only at some tokens.
+        rows: log slots, oldest first.
     """
 
     kept: Sequence[int]
@@ -59,17 +60,17 @@ class Slots(NamedTuple):
 
 
 class Ledger(Protocol):
-    """What a state asks of its ledger, whichever way history is kept.
+    """The interface of ledgers, independent of how history is kept.
 
     Attributes:
-        window: most tokens of a run that can be taken back.
-        position: tokens consumed.
-        tree: waits for a node to be selected, or None.
-        reach: how many tokens can be taken back, at most the window.
+        window: maximum number of tokens that can be rewound.
+        position: number of tokens consumed.
+        tree: the tree that waits for a node to be selected, or None.
+        reach: number of tokens that can be rewound now, at most the window.
         pending: log rows to replay, oldest first.
-        here: what the live state consists of.
-        used: the same, and everything that can be gone back to.
-        first: the position in the first slot of caches that slide.
+        here: slots of the live state.
+        used: slots of the live state and of every state that a rewind can reach.
+        first: position stored in the first slot of sliding caches.
     """
 
     @property
@@ -97,48 +98,50 @@ class Ledger(Protocol):
     def first(self) -> int: ...
 
     def sliding_from(self, first: int) -> Ledger:
-        """The same, with caches that slide moved."""
+        """Return the ledger after sliding caches have moved to begin at position `first`."""
         ...
 
     def back(self, count: int) -> Ledger:
-        """`count` ≤ reach tokens ago."""
+        """Return the ledger of `count` ≤ reach tokens ago."""
         ...
 
     def moves(self, path: Sequence[int]) -> list[tuple[int, int]]:
-        """Slots to copy, from and to and in this order, before nodes of the tree are `chosen`."""
+        """Return (from, to) slots to copy, in this order, before nodes of the tree are `chosen`."""
         ...
 
     def chosen(self, path: Sequence[int]) -> Ledger:
-        """The tree's nodes of `path` are kept, the others forgotten."""
+        """Return the ledger with the tree's nodes on `path` kept and the others dropped."""
         ...
 
     def with_room(self, count: int) -> Ledger:
-        """The same state with a free slot and room for `count` ≤ window log rows, though it may
-        reach less far. So is every state before its memory is written.
+        """Return the ledger with a free slot and room for `count` ≤ window log rows.
+
+        The reach may shrink. Must be called before the state's memory is written.
         """
         ...
 
     def elsewhere(self, position: int, pending: int) -> Ledger:
-        """The ledger of a state after `position` tokens that is copied in, `pending` of them rows;
-        there is room.
+        """Return the ledger for copying in a state of `position` tokens, `pending` of them rows.
 
-        It lies in slots that the live state does not use, and nothing behind it can be taken back.
+        It uses slots that the live state does not use, and cannot be rewound. There must be room.
         """
         ...
 
 
 def state_slots(window: int) -> int:
-    """Slots in which steps replay nothing: for the newest state, one a window behind or up to two,
-    one between them that takes its place, and one to write to.
+    """Return the number of state slots with which steps replay nothing.
+
+    They hold the newest state, one that is one to two windows old, one between them that will take
+    its place, and one to write to.
     """
     return min(4, window + 2)
 
 
 def log_slots(window: int) -> int:
-    """Rows of the logs, for every sequence of the batch.
+    """Return the number of log rows for each sequence of the batch.
 
     A run of T tokens after r pending ones writes T rows beside those r. Both are at most the window
-    W, so 2·W rows are enough; what is left of them is for going back.
+    W, so 2·W rows suffice; unused ones extend the reach.
     """
     return 2 * window
 
@@ -148,13 +151,13 @@ class ReplayStep(NamedTuple):
 
     Attributes:
         pending: log slots to replay, oldest first.
-        advance: how many of them the stored state includes, where `store` is ADVANCED.
-        source, target: state slots to start from, and to store to.
+        advance: number of pending rows included in the stored state if `store` is ADVANCED.
+        source, target: state slots to start from and to store to.
         store: KEEP, ADVANCED or LAST.
-        past: tokens before this run.
+        past: number of tokens before this run.
         slots: log slot of each new token, -1 for none.
-        parents: of each new token for a tree, None for a chain.
-        after: where the state is once the run has succeeded.
+        parents: parent of each new token in a tree; None for a chain.
+        after: ledger once the run has succeeded.
     """
 
     pending: tuple[int, ...]
@@ -169,34 +172,33 @@ class ReplayStep(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """A stored state: its slot, and the tokens before it."""
+    """A stored state: its slot, and the number of tokens before it."""
 
     slot: int
     position: int
 
 
 class ReplayLedger(NamedTuple):
-    """History as a log: a few stored states, and the inputs of the tokens since the first of them.
+    """History as a log: a few stored states, and the scan inputs of tokens since the oldest one.
 
-    A run starts from the newest stored state and replays what came since. Where there are slots
-    enough, a step stores the state after its token, so that the next one replays nothing. So does a
-    longer run that replays nothing, or follows one of which nothing was taken back: the next is
-    likely to be kept whole too. Another one stores the state before its first token, which stays
-    whatever is taken back. States further back are kept for going back alone. With two slots there
-    is one stored state, a window behind.
+    A run starts from the newest stored state and replays the rows since then. Given enough slots, a
+    step stores the state after its token, so that the next step replays nothing. So does a longer
+    run that replays nothing, or that follows a run of which nothing was rewound, because it is then
+    likely to be kept whole too. Any other run stores the state before its first token, which
+    survives every rewind. Older states serve rewinds only. With two slots there is one stored
+    state, a window behind.
 
-    Nothing that a run reads, and nothing that can be gone back to, is written by it, so a run that
-    fails has changed nothing.
+    A run writes nothing that it reads or that a rewind can reach, so a failed run changes nothing.
 
     Attributes:
-        window: most tokens of a run that can be taken back.
-        slots: of stored states; one of them is free while rows are pending.
-        position: tokens consumed.
-        anchors: the stored states, oldest first; never without one.
-        rows: log slots of the tokens since the first, oldest first.
-        tree: waits for a node to be selected, or None.
-        floor: the position that cannot be gone behind, though its rows are there.
-        whole: nothing was taken back of the last run.
+        window: maximum number of tokens that can be rewound.
+        slots: number of slots for stored states; one of them is free while rows are pending.
+        position: number of tokens consumed.
+        anchors: the stored states, oldest first; at least one.
+        rows: log slots of the tokens since the oldest anchor, oldest first.
+        tree: the tree that waits for a node to be selected, or None.
+        floor: position that a rewind cannot cross, even if its rows are there.
+        whole: whether nothing of the last run was rewound.
         first: see `Ledger`.
     """
 
@@ -212,12 +214,12 @@ class ReplayLedger(NamedTuple):
 
     @property
     def source(self) -> int:
-        """The slot that the next run starts from."""
+        """Slot that the next run starts from."""
         return self.anchors[-1].slot
 
     @property
     def spare(self) -> int:
-        """The state slot that may be written; `with_room` frees one."""
+        """State slot that may be written; `with_room` frees one."""
         used = {anchor.slot for anchor in self.anchors}
         return next(slot for slot in range(self.slots) if slot not in used)
 
@@ -256,10 +258,10 @@ class ReplayLedger(NamedTuple):
         )
 
     def run(self, count: int, *, parents: tuple[int, ...] | None = None) -> ReplayStep:
-        """A run of `count` ≤ window tokens, all of which can be taken back; there is room."""
+        """Plan a run of `count` ≤ window tokens that can all be rewound. There must be room."""
         slots = self._free_rows(count)
         tree = None if parents is None else Tree(parents, slots)
-        # of a tree only one path will be kept
+        # only one path of a tree will be kept
         kept = count if tree is None else tree.depth
         after = self._replace(
             rows=self.rows + (slots if tree is None else ()),
@@ -275,24 +277,24 @@ class ReplayLedger(NamedTuple):
                 store, advance = LAST, 0
             after = after._replace(anchors=(*self.anchors, Anchor(target, stored)))
         after = after._thinned(self.position + kept)
-        if store != LAST:  # else the state before the run is kept until the next one
+        if store != LAST:  # with LAST the state before the run is kept until the next run
             after = after._with_spare()
         return ReplayStep(
             self.pending, advance, self.source, target, store, self.position, slots, parents, after
         )
 
     def _stored(self, kept: int, *, chain: bool) -> int:
-        """The position after which a run stores the state, unless it is there."""
+        """Return the position at which a run stores the state, unless it is already stored."""
         if self.slots == 2:
             return self.position + kept - self.window
         pending = len(self.pending)
         likely = kept == 1 or not pending or self.whole
-        # whatever is taken back, at most a window is pending then
+        # then at most a window of rows is pending after any rewind
         last = chain and likely and pending + kept <= self.window + 1
         return self.position + kept if last else self.position
 
     def _thinned(self, end: int) -> ReplayLedger:
-        """Drop what goes back by more than a window from `end`."""
+        """Drop anchors that only serve rewinds of more than a window from `end`."""
         found = self
         while len(found.anchors) > 1 and end >= found.anchors[1].position + self.window:
             found = found._without_first()
@@ -304,7 +306,7 @@ class ReplayLedger(NamedTuple):
         return tuple(free[:count])
 
     def commit(self, count: int) -> ReplayStep:
-        """A run of any number of tokens, of which only the state after the last is kept."""
+        """Plan a run of any number of tokens that keeps only the state after the last."""
         end = self.position + count
         anchors = (Anchor(self.spare, end),)
         after = ReplayLedger(self.window, self.slots, end, anchors, first=self.first)
@@ -314,8 +316,9 @@ class ReplayLedger(NamedTuple):
         )
 
     def applied(self) -> ReplayStep:
-        """No token: the live state is written to the spare slot, which there is while rows are
-        pending. It stays where it was too.
+        """Plan a run without tokens that writes the live state to the spare slot.
+
+        There is a spare slot while rows are pending. The ledger stays the same.
         """
         return ReplayStep(
             self.pending, 0, self.source, self.spare, LAST, self.position, (), None, self
@@ -332,7 +335,7 @@ class ReplayLedger(NamedTuple):
         return self._replace(first=first)
 
     def moves(self, path: Sequence[int]) -> list[tuple[int, int]]:
-        """Rows are read in any order: they stay where they are."""
+        """Move nothing: rows may be read in any order."""
         return []
 
     def chosen(self, path: Sequence[int]) -> ReplayLedger:

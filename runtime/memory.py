@@ -1,4 +1,4 @@
-"""How much memory a model will take, asked before it is loaded and answered again after."""
+"""Estimates of a model's memory, before and after it is loaded, and checks against what is free."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ _FLOAT = 4
 
 # Measured as growth of anonymous and file-backed resident memory, ONNX Runtime 1.31.1 and 1.23.2,
 # x86-64: 24 Mamba layers of 768 (129 M parameters) in fp32, fp16, w8, w4, w8a8; demonstrations.
-# The sum was 1.04 to 1.26 times what was measured; 1.25 for a hybrid with 4096 tokens of context.
-# `edge profile BUNDLE --json` gives a bundle's own figures, under `memory`.
+# The estimate was 1.04 to 1.26 times the measured total; 1.25 for a hybrid with 4096 tokens of
+# context. `edge profile BUNDLE --json` gives a bundle's own figures, under `memory`.
 # A process that has imported the runtime and loaded nothing holds 68 MB.
 PROGRAM = 68_000_000
-# ONNX Runtime's own code that loading and the first runs bring in: 8 MB, then 4 to 8.
+# ONNX Runtime's own code, paged in by loading (8 MB) and by the first runs (4 to 8 MB).
 _LIBRARY = 14_000_000
-# The least that any engine takes beside weights and states.
+# Minimum that any engine takes besides weights and states.
 LEAST = 12_000_000
-# Nodes of a session, beyond its weights: 21 to 24 MB for 24 Mamba layers.
+# Bytes per layer for a session's nodes, without weights: 21 to 24 MB for 24 Mamba layers.
 _MAMBA_NODES, _OTHER_NODES = 900_000, 300_000
-# Rounded weights, unpacked scales included, in files' sizes: 1.02 (w8), 1.08 (w8a8), 1.17 (w4).
+# Quantized weights with unpacked scales, relative to the files: 1.02 (w8), 1.08 (w8a8), 1.17 (w4).
 _ROUNDED = 1.1
-# What loading holds for a moment. fp16 is made fp32 before it is packed: 2.0 to 2.2 times the fp32
-# size; fp32: 1.45; rounded: 1.3 to 1.7 times the files.
+# Peak while loading. fp16 is widened to fp32 before it is packed: 2.0 to 2.2 times the fp32 size;
+# fp32: 1.45; quantized: 1.3 to 1.7 times the files.
 _LOADING = {32: 1.5, 16: 2.1}
 _LOADING_ROUNDED = 1.7
-# Of a limited address space also what is mapped and never touched: libraries, stacks of threads.
-# Where it is short of that, native code aborts: measured up to 30 MB with two threads.
+# A limited address space also counts what is mapped and never touched: libraries, thread stacks.
+# Native code aborts if it runs short of that: measured up to 30 MB with two threads.
 _MAPPED, _STACK = 32_000_000, 8_000_000
-# Heap, bindings and the least an arena takes.
+# Heap, bindings and the minimum of an arena.
 _RUN = 4_000_000
-# Of one layer's keys and of its values: what is valid in fp16, in fp32, and with the new tokens.
+# Copies of one layer's keys and values, in units of the fp16 cache: the valid rows in fp16 and in
+# fp32, and in fp32 with the new tokens.
 _WIDENED = 2 * (1 + 2 + 2)
-# What a run of ONNX Runtime may take: room for several at a time, wide batches, and weights turned.
+# Limit on ONNX Runtime's memory: room for parallel runs, wide batches and transposed weights.
 _SPARE, _SPARE_RUNS = 1 << 28, 16
 
 
@@ -60,17 +61,16 @@ def plan(
     weights: int,
     widens: bool = True,
 ) -> dict[str, int]:
-    """Bytes by purpose.
+    """Return bytes by purpose.
 
-    Keys: `weights` (resident, packed copies included), `state_ring` (every slot, base and log),
-    `kv_cache`,
-    `logits` (of a run of `window` tokens), `workspace` (estimated, of a run of `chunk` tokens),
-    `total` of these, and, not in the total, `state` (one recurrent state) and `snapshot` (one,
-    with full KV caches and no token pending). `widens`: fp16 caches are attended to as fp32 copies,
-    as ONNX Runtime does.
+    Keys: `weights` (resident, with packed copies), `state_ring` (all slots, bases and logs),
+    `kv_cache`, `logits` (of a run of `window` tokens), `workspace` (of a run of `chunk` tokens,
+    estimated) and their `total`. Not in the total: `state` (one recurrent state) and `snapshot`
+    (one, with full KV caches and no token pending). `widens`: whether attention copies fp16 caches
+    to fp32, as ONNX Runtime does.
     """
     state, cache = layout.slot_bytes, layout.cache_bytes
-    # several sequences are read token by token where there is attention
+    # with attention, several sequences run one token at a time
     tokens = 1 if layout.batch > 1 and config.has_attention else chunk
     out = {
         "weights": weights,
@@ -88,7 +88,7 @@ def plan(
 
 
 def _half_cache(layout: StateLayout) -> int:
-    """Bytes of the largest KV cache in fp16."""
+    """Return the bytes of the largest fp16 KV cache."""
     halves = (n for n in layout.caches if layout.dtype(n).itemsize == 2)
     return max((layout.bytes_of(name, layout.caches[name]) for name in halves), default=0)
 
@@ -102,12 +102,12 @@ def plan_bundle(
     snapshots: int = 0,
     program: int = 0,
 ) -> dict[str, int]:
-    """The plan of a bundle not yet loaded by `ort`: `plan`, with what loading adds, estimated.
+    """Estimate the memory of a bundle that `ort` has not loaded yet: `plan`, and loading itself.
 
-    `weights` are what ONNX Runtime keeps of them and maps. Besides the keys of `plan`: `program`
-    (the `program` bytes given, and the code that loading brings in), `snapshots` (that many, with
-    full KV caches), `loading` (the most there is while loading, before any state). `total` is the
-    sum of the parts, or `loading` where that is more.
+    `weights` are the bytes that ONNX Runtime keeps or maps. Additional keys: `program` (the
+    `program` bytes given, and the code that loading pages in), `snapshots` (the given number, with
+    full KV caches), `loading` (the peak while loading, before any state). `total` is the sum of the
+    parts, or `loading` if that is larger.
     """
     layout = StateLayout.of(
         manifest.model,
@@ -124,7 +124,7 @@ def plan_bundle(
 def with_loading(
     plan: dict[str, int], program: int, weights: int, snapshots: int
 ) -> dict[str, int]:
-    """The plan with what loading adds: see `plan_bundle`. `weights`: most of them while loading."""
+    """Add loading to a plan: see `plan_bundle`. `weights`: their peak bytes while loading."""
     copies = snapshots * plan["snapshot"]
     plan |= {"program": program, "snapshots": copies, "loading": weights + program}
     plan["total"] = max(plan["total"] + program + copies, plan["loading"])
@@ -132,22 +132,22 @@ def with_loading(
 
 
 def ring_bytes(layout: StateLayout, window: int) -> int:
-    """What a state keeps of its last tokens: their states, or bases and logs."""
+    """Return the bytes of a state's history: states of its last tokens, or bases and logs."""
     slots = ring_slots(window, logged=bool(layout.logs))
     arrays = layout.kept(slots, ring_bases(window), slots)
     return sum(dtype.itemsize * math.prod(shape) for shape, dtype in arrays.values())
 
 
 def _weights(manifest: Manifest) -> tuple[int, int]:
-    """Bytes of the weights once loaded, and the most that loading them takes."""
+    """Return the bytes of the weights once loaded, and the peak while loading them."""
     config, bits = manifest.model, manifest.quantization.bits
     files = sum(entry.size for entry in manifest.files if entry.path.endswith((".bin", ".onnx")))
     mamba = sum(layer.recurrent for layer in config.layers)
     nodes = mamba * _MAMBA_NODES + (len(config.layers) - mamba) * _OTHER_NODES
-    # the table of embeddings is read where it lies in the file, in bytes at the least
+    # the embedding table is mapped from the file, in at least one byte per value
     table = config.vocab_size * config.d_model * max(1, bits // 8)
     if bits in _LOADING:
-        # experts' matrices stay as they are: which will be read is unknown
+        # experts' matrices are not packed, as it is unknown which will be read
         stacked = sum(math.prod(shape) for shape in tensor_shapes(config).values() if shape[2:])
         size = _FLOAT * (parameters(config) - stacked) + bits // 8 * stacked
         return size + nodes + table, int(_LOADING[bits] * size) + nodes
@@ -155,12 +155,12 @@ def _weights(manifest: Manifest) -> tuple[int, int]:
 
 
 def workspace_bytes(config: ModelConfig, tokens: int, batch: int, capacity: int) -> int:
-    """What the intermediate values of a run of `batch` × `tokens` take at most, estimated.
+    """Estimate the maximum bytes of the intermediate values of a run of `batch` × `tokens`.
 
-    One layer's values live at a time, but memory for attention over `capacity` tokens is taken
-    apart from the others'. A Mamba-1 scan holds one array of tokens × state and about eight rows a
-    token (for 256 tokens of a 130M-shaped model 30 to 44 MB measured, 45 estimated), Mamba-2 a few
-    rows a token and matrices of tokens × tokens a head (44 MB measured, 52 estimated, 24 heads).
+    One layer's values are live at a time, but attention over `capacity` tokens has memory of its
+    own. A Mamba-1 scan holds one array of tokens × state and about eight rows per token (for 256
+    tokens of a 130M-shaped model 30 to 44 MB measured, 45 estimated). Mamba-2 holds a few rows per
+    token and a matrix of tokens × tokens per head (44 MB measured, 52 estimated, 24 heads).
     """
     most = attention = 0
     for layer in config.layers:
@@ -170,15 +170,16 @@ def workspace_bytes(config: ModelConfig, tokens: int, batch: int, capacity: int)
         else:
             most = max(most, values)
     windows = {layer.looks_back for layer in config.layers if layer.looks_back is not None}
-    # what each hides, and how far behind a token every other is, in int64
+    # one mask per window, and the distances between tokens in int64
     if windows:
         attention += (len(windows) + 2) * max(tokens, capacity)
     return _FLOAT * batch * tokens * (most + attention + 4 * config.d_model) + _RUN
 
 
 def most_of_runs(config: ModelConfig, chunk: int) -> int:
-    """Bytes that ONNX Runtime may take for a model: a bound for graphs that want to take more, far
-    above what any run of ours was seen to take.
+    """Return the limit on ONNX Runtime's memory for a model.
+
+    It stops malicious graphs, and is far above any measured run of an exported graph.
     """
     layout = StateLayout.of(config)
     runs = _SPARE_RUNS * workspace_bytes(config, chunk, 1, layout.capacity)
@@ -186,10 +187,10 @@ def most_of_runs(config: ModelConfig, chunk: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that can be taken without swapping, or None where the system does not say.
+    """Return the memory available without swapping, or None if the system does not report it.
 
-    The smallest of what the kernel reports, what the control group has left and what this process
-    may still take by its limits (ulimit -v, -d).
+    This is the smallest of what the kernel reports, what the control group has left and what the
+    limits of this process (ulimit -v, -d) leave.
     """
     found = [
         left
@@ -207,9 +208,9 @@ def check_fits(
     error: type[EdgeError] = EngineError,
     remedy: str = "use a smaller quantization, window or capacity, or stop other programs",
 ) -> None:
-    """Raises `error` when a plan's `total` exceeds the memory available.
+    """Raise `error` if a plan's `total` exceeds the available memory.
 
-    Nothing is refused where EDGE_MEMORY_CHECK=off, nor where the system does not say.
+    Does nothing if EDGE_MEMORY_CHECK=off or if the system does not report its memory.
     """
     if os.environ.get(CHECK_VARIABLE, "").lower() in ("off", "0", "no"):
         return
@@ -223,50 +224,48 @@ def check_fits(
 
 
 def check_weights(manifest: Manifest, path: Path) -> None:
-    """Refuse a bundle whose weights alone have no room here. Raises EngineError."""
+    """Raise EngineError if a bundle's weights alone do not fit into memory."""
     weights = sum(entry.size for entry in manifest.files if entry.path.endswith(".bin"))
     check_load({"total": weights + LEAST + _mapped()}, path)
 
 
 def check_address_space(path: Path) -> None:
-    """Refuse any bundle where a limit leaves no room to read its manifest: the native code that
-    does aborts. Raises EngineError.
+    """Raise EngineError if the address space is too limited to read a manifest.
+
+    The native code that reads it would abort.
     """
     if mapped := _mapped():
         check_load({"total": LEAST + mapped}, path)
 
 
 def _mapped() -> int:
-    """What counts of a limited address space besides memory; 0 without a limit."""
+    """Return the bytes that a limited address space needs besides memory; 0 without a limit."""
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
         return 0
     return _MAPPED + _STACK * (os.cpu_count() or 1)
 
 
 def check_load(least: Mapping[str, int], path: Path) -> None:
-    """Refuse a bundle that has no room here with the `least`, its plan with the smallest state.
-
-    Raises EngineError.
-    """
+    """Raise EngineError if a bundle does not fit. `least`: its plan with the smallest state."""
     remedy = "use a bundle of fewer bits (edge export --quant w4), or stop other programs"
     check_fits(least, file=path, remedy=remedy)
 
 
 def check_state(plan: Mapping[str, int]) -> None:
-    """Refuse a state, of an engine's `memory_plan`, that has no room. Raises StateError."""
+    """Raise StateError if a state does not fit. `plan`: from an engine's `memory_plan`."""
     size = plan["state_ring"] + plan["kv_cache"] + plan["logits"]
     remedy = "use a smaller capacity, window or batch, or stop other programs"
     check_fits({"total": size}, error=StateError, remedy=remedy)
 
 
 def trim() -> None:
-    """Give the system back what was freed, where the C library would keep it (glibc)."""
+    """Return freed memory to the system, which glibc would keep."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def private_bytes() -> int:
-    """Anonymous memory of this process, swapped or not; 0 where the system does not say."""
+    """Return the anonymous memory of this process, swapped or not; 0 if not reported."""
     fields = _fields("/proc/self/status")
     return fields.get("RssAnon", 0) + fields.get("VmSwap", 0)
 
@@ -281,9 +280,9 @@ def _limits() -> int | None:
 
 
 def _group() -> int | None:
-    """What the control groups (version 2) of this process have left; page cache counts as free.
+    """Return what the control groups (v2) of this process have left; page cache counts as free.
 
-    A limit may stand on any group above, and a container may show its own group as the root.
+    Any ancestor group may have a limit, and a container may show its own group as the root.
     """
     try:
         lines = OWN_GROUP.read_text().splitlines()
@@ -296,7 +295,7 @@ def _group() -> int | None:
 
 
 def _stems(path: str) -> list[str]:
-    """`a/b` is `a` and `a/b`; a path outside, as `../a`, is none."""
+    """Return the path and its ancestors: `a` and `a/b` for `a/b`, none for `../a`."""
     parts = path.split("/") if path else []
     return [] if ".." in parts else ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
@@ -314,7 +313,7 @@ def _left(group: Path) -> int | None:
 
 
 def _fields(file: str) -> dict[str, int]:
-    """`Name:  123 kB` lines as bytes."""
+    """Return name → bytes from lines like `Name:  123 kB`."""
     try:
         lines = Path(file).read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""`edge.load`: a bundle becomes a model, and a model gives out sessions."""
+"""`edge.load` loads a bundle as a `Model`, which creates sessions."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ EMBEDDED = ("demo", "demo-fp16", "demo-draft", "demo-bytes")
 
 
 class Model:
-    """A loaded bundle. Sessions share it; it may be used by several threads, one per session.
+    """A loaded bundle. Sessions share it; several threads may use it, one per session.
 
     Attributes:
-        path: the bundle.
-        fingerprint: of its manifest, which pins every byte.
-        engine: what runs its graph.
-        tokenizer: text to ids and back.
-        template: the chat template, None for a base model.
-        defaults: sampling parameters the model ships with.
+        path: path of the bundle.
+        fingerprint: fingerprint of the manifest, which pins every byte of the bundle.
+        engine: the engine that runs the graph.
+        tokenizer: converts text to ids and back.
+        template: the chat template; None for a base model.
+        defaults: the model's default sampling parameters.
     """
 
     def __init__(
@@ -69,13 +69,14 @@ class Model:
         return self.manifest.model
 
     def session(self, **options: Unpack[SessionOptions]) -> Session:
-        """A new session; see `SessionOptions`. Its memory is taken here."""
+        """Return a new session with its memory allocated; see `SessionOptions`."""
         return Session(self, **options)
 
     def joined(self) -> Model:
-        """The same model for several threads, each with a session of its own: their single tokens
-        are run together, which costs little more than one of them where the engine is a
-        one that joins steps. What a session says does not depend on the others.
+        """Return this model for several threads, each with its own session, with batched steps.
+
+        If the engine can join steps, a joint step costs little more than a single one. A session's
+        output does not depend on the others.
         """
         engine = JoinedEngine(self.engine)
         return Model(
@@ -83,8 +84,8 @@ class Model:
         )
 
     def embedder(self, *, capacity: int | None = None) -> Embedder:
-        """What makes vectors of tokens; one for each `capacity`, made when first asked for."""
-        from edge.runtime.embed import Embedder  # not above: sessions do without
+        """Return the embedder for this `capacity`, created on first use."""
+        from edge.runtime.embed import Embedder  # imported late: sessions do not need it
 
         with self._embedding:
             if capacity not in self._embedders:
@@ -98,14 +99,15 @@ class Model:
         pooling: Pooling = "mean",
         normalize: bool = True,
     ) -> Vectors:
-        """Vectors of texts or of token ids: [d_model] of one, [N, d_model] of a list of N.
+        """Return embeddings of texts or token ids: [d_model] for one, [N, d_model] for a list of N.
 
-        A vector is the mean of the last hidden states, of what the head would read, over all
-        tokens; or with `pooling` "last" that of the last token. `normalize` gives it length 1. A
-        text begins with the model's `bos`, where it wants one. Threads may call it.
+        A vector is the mean of the last hidden states (the head's input) over all tokens, or the
+        one of the last token with `pooling` "last". `normalize` scales it to length 1. A text
+        starts with the model's `bos` if it uses one. Thread-safe.
 
-        Raises InputError: an empty text, ids out of range, pooling; ContextFullError: attention
-        layers hold fewer tokens; EngineError: engine `tensorrt`, which gives logits alone.
+        Raises InputError for an empty text, ids out of range or an unknown pooling;
+        ContextFullError if the KV caches hold fewer tokens; EngineError with engine `tensorrt`,
+        which gives only logits.
         """
         return self.embedder().embed_texts(texts, pooling, normalize)
 
@@ -118,7 +120,7 @@ class Model:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close nothing: memory goes with the last reference."""
+        """Do nothing: memory is freed with the last reference."""
 
 
 def load(
@@ -132,16 +134,21 @@ def load(
 ) -> Model:
     """Load a bundle by path, or by the name of an embedded (EMBEDDED) or pulled one.
 
-    A folder with one of these names is meant by `./demo`. `threads` None is one per core this
-    process may use, and one alone for a small model; `spin` keeps them awake between products;
-    `provider` is ONNX Runtime's, `cpu`, `cuda` or `tensorrt` (see `open_engine`).
-    `on_progress("loading", bytes, of)` is called while weights are read, and with "checking" before
-    where they have to be hashed; what it raises ends the loading. Models of the same bytes and
-    options share their weights, on the engines `cpu` and `ort`, while one of them is in use.
+    Models with the same bytes and options share their weights on the engines `cpu` and `ort`, while
+    one of them is in use.
 
-    Raises BundleError, EngineError (also where it has no room in memory: EDGE_MEMORY_CHECK=off
-    tries anyway; where the provider does not run here; where ONNX Runtime is not installed),
-    TokenizerError.
+    Args:
+        bundle: path or name; write `./demo` for a folder with the name of an embedded bundle.
+        engine: one of `edge.runtime.engines.ENGINES`.
+        threads: CPU threads; None is one per core this process may use, or one for a small model.
+        spin: whether threads busy-wait between products; see `open_engine`.
+        provider: ONNX Runtime's provider, `cpu`, `cuda` or `tensorrt`; see `open_engine`.
+        on_progress: called as `on_progress("loading", bytes, of)` while weights are read, and with
+            "checking" before that if they must be hashed. An exception from it aborts loading.
+
+    Raises BundleError, TokenizerError and EngineError, the latter also if memory is too small
+    (EDGE_MEMORY_CHECK=off tries anyway), the provider does not run here or ONNX Runtime is not
+    installed.
     """
     check_provider(engine, provider)
     if threads is not None:
@@ -158,7 +165,7 @@ def load(
         return Model(path, opened.manifest, opened.fingerprint, running, tokenizer, template)
 
 
-# engines of this process that are still in use, by all that they depend on
+# engines of this process still in use, keyed by everything they depend on
 _ENGINES: WeakValueDictionary[tuple[Any, ...], Engine] = WeakValueDictionary()
 _CHOOSING = ("EDGE_CPU_LIBRARY", "EDGE_CPU_SET", "EDGE_ORT_PROVIDERS")
 
@@ -166,13 +173,14 @@ _CHOOSING = ("EDGE_CPU_LIBRARY", "EDGE_CPU_SET", "EDGE_ORT_PROVIDERS")
 def _engine(
     opened: Bundle, name: str, threads: int | None, spin: bool, provider: str | None
 ) -> Engine:
-    """The engine for a bundle: the one that another model of the same bytes runs on, where it is on
-    the CPU or ONNX Runtime's. Weights are then in memory once.
+    """Return the engine for a bundle, shared with other models of the same bytes and options.
+
+    Only `cpu` and `ort` are shared, so that their weights are in memory once.
     """
-    if name in ("cuda", "tensorrt"):  # of which device, or which build, may have changed
+    if name in ("cuda", "tensorrt"):  # their device or build may have changed since
         return open_engine(opened, name, threads=threads, spin=spin, provider=provider)
     chosen = [os.environ.get(variable) for variable in _CHOOSING]
-    cores = cpu.usable_cores()  # what `threads` None follows from
+    cores = cpu.usable_cores()  # determines `threads` None
     key = (os.getpid(), opened.fingerprint, name, threads, spin, provider, cores, *chosen)
     if (found := _ENGINES.get(key)) is not None:
         opened.verify()
@@ -196,10 +204,11 @@ def _enough_memory(path: Path) -> Iterator[None]:
 
 
 def resolve(bundle: str | os.PathLike[str], words: Sequence[str] = ()) -> Path:
-    """The folder that a path, the name of an embedded bundle, or that of a pulled one means.
+    """Return the folder for a path, or for the name of an embedded or pulled bundle.
 
-    A path that exists goes before a pulled one. `words`: what may stand in a bundle's place, and
-    may have been meant. Raises BundleError for what is neither, where it could be pulled.
+    An existing path takes precedence over a pulled bundle. `words`: words valid in place of a
+    bundle, to suggest for a misspelt name. Raises BundleError for a name or repository that is not
+    downloaded.
     """
     if isinstance(bundle, str) and bundle in EMBEDDED:
         path = Path(edge.__file__).parent / "apps" / "bundles" / bundle
@@ -210,11 +219,11 @@ def resolve(bundle: str | os.PathLike[str], words: Sequence[str] = ()) -> Path:
                 remedy="give the folder of a bundle, or make one: edge export CHECKPOINT -o BUNDLE",
             )
         return path
-    if bundle == "":  # which a path takes for the folder that one is in
+    if bundle == "":  # Path("") is the current folder
         raise BundleError("the name of the bundle is empty", remedy="give a folder, or demo")
     path = Path(bundle)
     if isinstance(bundle, str) and not os.path.lexists(path):
-        if bundle.startswith("~"):  # in a program, where no shell has seen it
+        if bundle.startswith("~"):  # given in a program, so no shell has expanded it
             return path.expanduser()
         if (pulled := store.find(bundle)) is not None:
             return pulled
@@ -224,13 +233,13 @@ def resolve(bundle: str | os.PathLike[str], words: Sequence[str] = ()) -> Path:
             raise BundleError(
                 "is not a folder",
                 file=bundle,
-                remedy=f"the model {name} is here: use that name"
+                remedy=f"the model {name} is already downloaded: use that name"
                 if here
                 else f"fetch it with: edge pull {bundle}",
             )
         if store.is_name(bundle):
             raise BundleError(
-                "is neither a folder nor the name of a model that is here",
+                "is neither a folder nor the name of a model on this machine",
                 file=bundle,
                 remedy=_meant(bundle, words)
                 or "edge list shows their names, edge pull fetches one",
@@ -239,8 +248,8 @@ def resolve(bundle: str | os.PathLike[str], words: Sequence[str] = ()) -> Path:
 
 
 def _meant(name: str, words: Sequence[str]) -> str | None:
-    """A question for who misspelt the name of a model."""
-    with suppress(OSError):  # of a folder that cannot be read
+    """Return a remedy that suggests similar names, or None if there are none."""
+    with suppress(OSError):  # the folder of pulled models may be unreadable
         here = [*words, *EMBEDDED, *store.names()]
         if near := difflib.get_close_matches(name, here, 3):
             return f"do you mean {' or '.join(near)}?"

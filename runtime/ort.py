@@ -1,4 +1,4 @@
-"""The `ort` engine: ONNX Runtime, every buffer given, one session for every length."""
+"""The `ort` engine: one ONNX Runtime session for every length, with all buffers preallocated."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 DEFAULT_CHUNK = 256
-# Bytes of weights up to which one thread is the quicker: waking a second one for every product
-# takes longer than half of it. On two threads of two cores demo (4.7 MB) takes a third more time a
-# step, and as long for a prompt of 128 tokens.
+# Bytes of weights up to which one thread is faster: waking a second one for every product costs
+# more than it saves. With two threads on two cores, `demo` (4.7 MB) takes a third longer per step,
+# and the same time for a prompt of 128 tokens.
 _SMALL = 8_000_000
-# bindings kept per state; one takes 50 bytes a value
+# bindings cached per state; one takes 50 bytes per value
 _KEPT = 1024
 
 
@@ -42,12 +42,12 @@ class OrtEngine(Engine):
     """ONNX Runtime over one graph. Several states, each on its own thread, may share it.
 
     Attributes:
-        threads: CPU threads one run uses.
-        provider: states are in the CPU's memory, and ONNX Runtime copies what another provider than
-            the CPU's reads and writes.
-        identity: what the states it makes belong to.
-        inputs: names of the graph's.
-        width: values of a row that `run` gives.
+        threads: number of CPU threads of a run.
+        provider: ONNX Runtime's provider. States are in CPU memory, so other providers copy what
+            they read and write.
+        identity: identity of the states it creates.
+        inputs: names of the graph's inputs.
+        width: number of values in a row that `run` returns.
     """
 
     name = "ort"
@@ -70,15 +70,22 @@ class OrtEngine(Engine):
     ) -> None:
         """Load a graph file of a bundle's folder: `folder`/graphs/….onnx, `folder`/weights.bin.
 
-        `threads` None is one per core this process may use; `spin` makes them wait for work
-        without sleeping (`session_options` says what that gains and costs). `data` is the graph
-        file's content where it was read before. `state_dtypes` is the manifest's: states that are
-        not fp32. `profile`: an empty folder in which ONNX Runtime keeps its profile, until
-        `end_profile`. `provider`: see `ort_providers.choose`. `folder`: where the weights
-        are read, by default the bundle's by its path. `width`: values of a row that `run` gives,
-        None for logits. Raises EngineError: not a graph ONNX
-        Runtime can load, or one that keeps a state in another type, or the provider does not run
-        here; BundleError: its inputs are not those of `config`.
+        Args:
+            graph: path of the graph file.
+            config: the model's config.
+            threads: CPU threads; None is one per core this process may use.
+            chunk: maximum number of tokens in a committing run.
+            identity: identity of the states; None derives it from the graph.
+            spin: whether threads busy-wait for work; see `session_options`.
+            data: content of the graph file, if already read.
+            state_dtypes: the manifest's dtypes of states that are not fp32.
+            profile: empty folder for ONNX Runtime's profile, written until `end_profile`.
+            provider: see `ort_providers.choose`.
+            folder: folder with the weights; None is the bundle's folder above `graph`.
+            width: number of values in a row that `run` returns; None for logits.
+
+        Raises EngineError if ONNX Runtime cannot load the graph, the graph keeps a state in another
+        dtype or the provider does not run here; BundleError if its inputs do not match `config`.
         """
         path = Path(graph)
         if data is None:
@@ -96,7 +103,7 @@ class OrtEngine(Engine):
         self._session, self.provider = ort_session.load_on(
             choice, data, path, options, folder, memory.most_of_runs(config, chunk)
         )
-        # weights are turned and packed while loading: a 130M model in int8 leaves 50 MB of copies
+        # loading transposes and packs weights: a 130M model in int8 leaves 50 MB of freed copies
         memory.trim()
         self._resident = max(0, memory.private_bytes() - before)
         self.identity = identity or Identity.of_graph(config, data)
@@ -120,10 +127,11 @@ class OrtEngine(Engine):
         provider: str | None = None,
         hidden: bool = False,
     ) -> OrtEngine:
-        """The engine for a bundle's `ort` graph. `threads` None is one per core this process may
-        use, and one alone for a small model; `provider` None is what EDGE_ORT_PROVIDERS lists, else
-        the CPU. `hidden`: its `run` gives the last hidden states [B, L, d_model] in place of
-        logits. Raises BundleError, EngineError.
+        """Return the engine for a bundle's `ort` graph.
+
+        `threads` None is one per core this process may use, or one for a small model. `provider`
+        None is what EDGE_ORT_PROVIDERS lists, or the CPU. With `hidden`, `run` returns the last
+        hidden states [B, L, d_model] instead of logits. Raises BundleError, EngineError.
         """
         manifest = bundle.manifest
         weights = sum(entry.size for entry in manifest.files if entry.path.endswith(".bin"))
@@ -149,8 +157,6 @@ class OrtEngine(Engine):
                 folder=bundle.folder,
             )
 
-    # -- states ----------------------------------------------------------------------------------
-
     def new_state(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> StateBuffers:
@@ -168,7 +174,7 @@ class OrtEngine(Engine):
     def memory_plan(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> dict[str, int]:
-        """See `Engine.memory_plan`. `weights` is what loading was seen to take."""
+        """See `Engine.memory_plan`. `weights` is the memory growth measured while loading."""
         layout = self._layout(batch, window, capacity)
         return memory.plan(
             self.config, layout, window=window, chunk=self.chunk, weights=self._resident
@@ -176,8 +182,6 @@ class OrtEngine(Engine):
 
     def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
         return layout_of(self.config, batch, window, capacity, self._state_dtypes, self._logs)
-
-    # -- running ---------------------------------------------------------------------------------
 
     def run(
         self,
@@ -198,7 +202,7 @@ class OrtEngine(Engine):
                         "a model with attention runs a tree for one sequence at a time",
                         field="parents",
                     )
-                # GroupQueryAttention takes several sequences one token at a time only
+                # GroupQueryAttention takes several sequences only one token at a time
                 if request.count > 1:
                     return self._run_one_by_one(request, state)
             return self._run(request, state)
@@ -207,14 +211,14 @@ class OrtEngine(Engine):
         workspace: OrtWorkspace = state.workspace
         step = state.ledger.run(request.count, parents=request.parents, commit=request.commit)
         position = state.ledger.position
-        # from here on the slots hold neither the old states nor, until the run is over, new ones
+        # the run overwrites slots of old states, and new states are valid only once it succeeds
         state.ledger = step.during
         bound = workspace.perform(request, step.run, position)
         state.ledger = step.after
         return bound.result
 
     def _run_one_by_one(self, request: Request, state: StateBuffers) -> NDArray[np.float32]:
-        """A chain as runs of one token; the state moves on when all have succeeded."""
+        """Run a chain token by token; the state advances when all runs have succeeded."""
         workspace: OrtWorkspace = state.workspace
         logits = workspace.logits(len(request.row_indices) + 1)
         ahead = state.ledger
@@ -231,7 +235,7 @@ class OrtEngine(Engine):
         return logits[1:].transpose(1, 0, 2)
 
     def execute(self, bound: BoundValues) -> None:
-        """Run what is bound. Raises EngineError."""
+        """Run a binding. Raises EngineError."""
         try:
             self._session.run_with_ortvaluevector(
                 self._options, bound.feed_names, bound.feeds, bound.fetch_names, bound.fetches,
@@ -241,7 +245,7 @@ class OrtEngine(Engine):
             raise EngineError(f"ONNX Runtime failed: {problem}") from problem
 
     def end_profile(self) -> Path:
-        """End the profile this engine was made with; the file with its events."""
+        """End the profile this engine was created with and return the file with its events."""
         return Path(self._session.end_profiling())
 
     def _check_process(self) -> None:
@@ -250,10 +254,10 @@ class OrtEngine(Engine):
 
 
 class OrtWorkspace:
-    """What the runs of one state need besides the state.
+    """Buffers and bindings for the runs of one state.
 
     Attributes:
-        engine: whose it is.
+        engine: the engine that runs the state.
     """
 
     def __init__(self, engine: OrtEngine, state: StateBuffers) -> None:
@@ -263,13 +267,13 @@ class OrtWorkspace:
         self._bound: OrderedDict[BindingKey, BoundValues] = OrderedDict()
 
     def logits(self, count: int) -> NDArray[np.float32]:
-        """[count, B, V], for runs of that many rows."""
+        """Return logits [count, B, V] for runs with `count` rows."""
         if not self._inputs.room(count):
             self._bound.clear()
         return self._inputs.logits(count)
 
     def perform(self, request: Request, run: RingRun, position: int) -> BoundValues:
-        """Run a request that starts at `position`; its logits are in what is returned."""
+        """Run a request that starts at `position` and return the binding that holds its logits."""
         self._stage(request, position, run.pending)
         rows, count = request.rows, request.count
         if isinstance(rows, str):
@@ -286,7 +290,7 @@ class OrtWorkspace:
             self._bound.move_to_end(key)
         self.engine.execute(bound)
         for row in bound.logits:
-            # .all() takes a detour of half a microsecond, a tenth of what a step costs in Python
+            # .all() adds half a microsecond, a tenth of a step's cost in Python
             if not np.logical_and.reduce(np.isfinite(row, out=bound.finite), axis=None):
                 raise EngineError(
                     "the logits are not finite", remedy="check the bundle, or clear the state"
@@ -294,7 +298,7 @@ class OrtWorkspace:
         return bound
 
     def _stage(self, request: Request, position: int, pending: int) -> None:
-        """Write the inputs of a run that starts at `position`, `pending` tokens behind a base."""
+        """Write the inputs of a run that starts at `position`, `pending` tokens after a base."""
         inputs, count = self._inputs, request.count
         inputs.tokens[:count] = request.tokens
         inputs.past[0] = position
@@ -310,11 +314,13 @@ class OrtWorkspace:
             inputs.rows[: len(request.rows)] = request.rows
 
     def apply(self, state: StateBuffers) -> Slots:
-        """Bring the scan states up to the live token: a run of one token more, of which nothing is
-        kept, nor the logits, which go where no run whose logits may still be read had its own.
+        """Bring the scan states up to the live token, and return the slots of the live state.
+
+        This runs one additional token and discards it. Its logits go to a separate row, because
+        those of the last run may still be read.
         """
         position, caches = state.position, list(state.caches.values())
-        # caches may be full: some row is run over and put back
+        # caches may be full, so the row that the run overwrites is restored
         at = position if state.capacity is None else min(position, state.capacity - 1)
         rows = [cache[:, :, at].copy() for cache in caches]
         step = state.ledger.applied()

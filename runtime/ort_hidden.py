@@ -1,4 +1,4 @@
-"""A graph without its head: the last hidden states are its output in place of logits."""
+"""Rewriting a graph to output its last hidden states instead of logits."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from edge.errors import EngineError
 from edge.protobuf import BYTES, VARINT, fields, message, put
 from edge.runtime.engine import HIDDEN, HIDDEN_SCALE, ROUNDED_HIDDEN
 
-_GRAPH = 7  # of a ModelProto; of onnx.proto, as those below
-_NODE, _TENSOR, _OUTPUT = 1, 5, 12  # of a GraphProto
-_READS, _MAKES, _OP = 1, 2, 4  # of a NodeProto
-_NAME = 1  # of a ValueInfoProto
-# a TensorProto: u8, its name, 128. Rounded values travel with 128 added here (plugins/quantize)
+_GRAPH = 7  # field of ModelProto; numbers here are from onnx.proto
+_NODE, _TENSOR, _OUTPUT = 1, 5, 12  # fields of GraphProto
+_READS, _MAKES, _OP = 1, 2, 4  # fields of NodeProto
+_NAME = 1  # field of ValueInfoProto
+# a TensorProto: u8, its name, 128. The graph stores int8 values plus 128 (plugins/quantize)
 _ZERO = "final.zero"
 _ZERO_TENSOR = put(2, VARINT, 2) + put(8, BYTES, _ZERO.encode()) + put(9, BYTES, b"\x80")
 
 
 def before_head(model: bytes) -> bytes:
-    """The graph with the nodes behind its last norm left out, and that norm's output, as floats,
-    under the name `logits`.
+    """Return the graph cut after its last norm, whose output, as floats, is named `logits`.
 
-    Raises EngineError: the graph has no such value.
+    Raises EngineError if the graph has no such value.
     """
     parts = [
         put(number, wire, _shorter(message(value)) if number == _GRAPH else value)

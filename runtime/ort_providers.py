@@ -1,7 +1,7 @@
-"""Which execution provider ONNX Runtime runs a graph on: chosen, started, and held to its word.
+"""Choosing and starting ONNX Runtime's execution provider, and checking that it really runs.
 
-ONNX Runtime takes a list of providers and ignores those that it cannot start, with a line
-in its log at most. Here a provider that was asked for runs, or there is an error.
+ONNX Runtime takes a list of providers and ignores those that it cannot start, at most with a line
+in its log. Here a requested provider either runs or raises an error.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     import onnxruntime  # type: ignore[import-untyped, unused-ignore]
 
 CPU = "cpu"
-# by our names
+# this project's names → ONNX Runtime's names
 PROVIDERS: Mapping[str, str] = {
     CPU: "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
 VARIABLE = "EDGE_ORT_PROVIDERS"
-# products in fp32 are to be products in fp32: the CUDA provider's default is TF32, of 10 bits
+# keep fp32 products in fp32: the CUDA provider's default is TF32, with 10 mantissa bits
 _OPTIONS: Mapping[str, Mapping[str, str]] = {"cuda": {"use_tf32": "0"}}
 _NAMES = "cpu, cuda or tensorrt"
 HELP = f"ONNX Runtime's, with --engine ort: {_NAMES}; else what {VARIABLE} lists."
 
-# makes a session that has these providers, in this order, and no others
+# creates a session with exactly these providers, in this order
 Providers = Sequence[tuple[str, dict[str, str]]]
 Make = Callable[[Providers], "onnxruntime.InferenceSession"]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was asked for.
+    """The requested providers.
 
     Attributes:
-        names: by our names, to be tried in turn.
-        field: where it was said, for errors.
+        names: keys of `PROVIDERS`, tried in turn.
+        field: source of the request, for errors.
     """
 
     names: tuple[str, ...]
@@ -50,9 +50,9 @@ class Choice:
 
 
 def choose(provider: str | None = None) -> Choice:
-    """The provider that is named, else those EDGE_ORT_PROVIDERS lists, else the CPU's.
+    """Return the given provider, or those EDGE_ORT_PROVIDERS lists, or the CPU's.
 
-    Raises EngineError: an unknown name.
+    Raises EngineError for an unknown name.
     """
     if provider is not None:
         return Choice((_known(provider, "provider"),), "provider")
@@ -60,7 +60,7 @@ def choose(provider: str | None = None) -> Choice:
 
 
 def listed() -> tuple[str, ...]:
-    """What EDGE_ORT_PROVIDERS lists. Raises EngineError: an unknown name."""
+    """Return the names in EDGE_ORT_PROVIDERS. Raises EngineError for an unknown name."""
     names = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
     return tuple(dict.fromkeys(_known(name, VARIABLE) for name in names if name))
 
@@ -72,8 +72,9 @@ def _known(name: str, field: str) -> str:
 
 
 def available() -> tuple[str, ...]:
-    """What the installed ONNX Runtime was built with, by its own names. Raises EngineError: it is
-    not installed.
+    """Return the providers in the installed ONNX Runtime, by its own names.
+
+    Raises EngineError if it is not installed.
     """
     from edge.onnx_runtime import onnxruntime
 
@@ -81,18 +82,18 @@ def available() -> tuple[str, ...]:
 
 
 def packages() -> list[str]:
-    """The installed packages that bring the module. More than one: they overwrote each other."""
-    # takes 10 ms to import
+    """Return the installed packages that provide the module; several overwrite each other."""
+    # imported late: takes 10 ms
     from importlib.metadata import packages_distributions
 
     return sorted(set(packages_distributions().get("onnxruntime", ())))
 
 
 def start(choice: Choice, make: Make) -> tuple[onnxruntime.InferenceSession, str]:
-    """A session on the first provider of the choice that runs here, and that provider's name.
+    """Return a session on the first provider of the choice that runs here, and the provider's name.
 
-    The CPU's comes behind each, for nodes that it has no kernels for. Raises EngineError: none of
-    them runs. What `make` raises for the CPU is the graph's own fault and goes through.
+    Each falls back to the CPU's for nodes it has no kernels for. Raises EngineError if none runs.
+    Exceptions that `make` raises for the CPU's are faults of the graph and pass through.
     """
     problems = []
     for name in choice.names:
@@ -121,7 +122,7 @@ def _started(name: str, make: Make) -> onnxruntime.InferenceSession:
             field=f"provider {name}",
             remedy=_remedy_without(),
         )
-    # what TensorRT does not take, CUDA may
+    # CUDA may run nodes that TensorRT does not support
     behind = [each for each in ("tensorrt", "cuda") if PROVIDERS[each] in built]
     names = [*behind[behind.index(name) :], CPU]
     try:
@@ -138,14 +139,14 @@ def _not_started(name: str, why: str) -> EngineError:
     return EngineError(
         f"ONNX Runtime cannot start {PROVIDERS[name]}{why}",
         field=f"provider {name}",
-        remedy=f"it needs an NVIDIA driver and the {needed} that its build is for, where libraries "
-        "are looked for: ONNX Runtime's own lines on standard error name what is missing; "
+        remedy=f"install an NVIDIA driver and the {needed} that this build needs, on the library "
+        "path; ONNX Runtime's messages on standard error name what is missing; "
         'pip install "mamba-edge[ort-gpu]" brings CUDA and cuDNN',
     )
 
 
 def _remedy_without() -> str:
-    """What to install; a CPU build has to go first, or it stays in the GPU build's place."""
+    """Return what to install. A CPU build must be removed first, or it shadows the GPU build."""
     remove = f"pip uninstall -y {' '.join(packages()) or 'onnxruntime'}, then "
     return (
         f'{remove}pip install "mamba-edge[ort-gpu]"; on a Jetson a wheel for its JetPack '
@@ -159,6 +160,6 @@ def _load_libraries() -> None:
 
     load: Any = getattr(onnxruntime, "preload_dlls", None)
     if load is not None:
-        # it tells what it did not find on standard output, which is the answer's
+        # it reports missing libraries on standard output, which is reserved for the answer
         with redirect_stdout(sys.stderr):
             load()

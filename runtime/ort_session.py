@@ -1,4 +1,4 @@
-"""An ONNX Runtime session for a graph: options, loading, and whether it is the graph expected."""
+"""ONNX Runtime sessions: options, loading, and checks of a graph's signature."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ _ONNX_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)", "int8":
 
 
 def session_options(threads: int, *, spin: bool = False) -> onnxruntime.SessionOptions:
-    """Options for the lowest latency of one run at a time.
+    """Return options for the lowest latency of one run at a time.
 
-    `spin`: a Mamba-130M-shaped model, 8-bit weights, two threads on two cores, ms a token: on a
-    nearly idle machine 10.8 spinning, 12.0 sleeping (best of 90); beside other work 44 spinning,
-    24 sleeping (median). Spinning threads also take the cores from a second session, a drafter's.
+    `spin`: busy-wait for work. A Mamba-130M-shaped model with 8-bit weights takes, with two threads
+    on two cores, per token: 10.8 ms spinning and 12.0 ms sleeping on a nearly idle machine (best of
+    90); 44 ms spinning and 24 ms sleeping beside other work (median). Spinning threads also take
+    cores from a second session, such as a drafter's.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -52,16 +53,17 @@ def session_options(threads: int, *, spin: bool = False) -> onnxruntime.SessionO
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
     # The same model's private memory after a run of 256 tokens, on 1.31: 1663 MB with ONNX
-    # Runtime's defaults, 330 MB with these two. The default order computes every layer's emitted
-    # states last, keeping all layers' scans alive until then; a memory pattern is a second arena.
+    # Runtime's defaults, 330 MB with these two options. The default order computes all layers'
+    # output states last, which keeps every scan alive until then; a memory pattern adds a second
+    # arena.
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
-    # graphs of int8 models spell out their integer products; none is to be guessed from
-    # QuantizeLinear and DequantizeLinear around floating ones
+    # graphs of int8 models contain integer products explicitly; none should be inferred from
+    # QuantizeLinear and DequantizeLinear around float products
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     if not cpu.has_vnni():
-        # without VNNI the u8×s8 product saturates in 16 bits; this makes it exact
+        # without VNNI the u8×s8 product saturates in 16 bits; this option makes it exact
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options
 
@@ -69,21 +71,21 @@ def session_options(threads: int, *, spin: bool = False) -> onnxruntime.SessionO
 def record_profile(options: onnxruntime.SessionOptions, folder: Path) -> None:
     """Write events of every node to `folder`, and the optimized graph to OPTIMIZED_GRAPH there.
 
-    Events name nodes that came out of a function by number only. In the default order of execution
-    the graph's file has its nodes in the order they run in, so the two can be laid side by side.
+    Events identify nodes inlined from a function only by number. In the default execution order,
+    the graph file lists nodes in the order they run, so events can be matched to nodes.
     """
     options.enable_profiling = True
     options.profile_file_prefix = str(folder / "profile")
     options.execution_order = onnxruntime.ExecutionOrder.DEFAULT
     options.optimized_model_filepath = str(folder / OPTIMIZED_GRAPH)
-    # the weights would be written beside the graph, all of them
+    # discard the weights, which would all be written beside the graph
     (folder / "weights").symlink_to(os.devnull)
     options.add_session_config_entry(f"{_OPTIMIZED_WEIGHTS}file_name", "weights")
     options.add_session_config_entry(f"{_OPTIMIZED_WEIGHTS}min_size_in_bytes", "0")
 
 
 def read(path: Path) -> bytes:
-    """A graph file's content. Raises EngineError."""
+    """Return a graph file's content. Raises EngineError."""
     try:
         return path.read_bytes()
     except OSError as problem:
@@ -93,7 +95,7 @@ def read(path: Path) -> bytes:
 def load(
     graph: bytes, path: Path, options: onnxruntime.SessionOptions
 ) -> onnxruntime.InferenceSession:
-    """A session on the CPU for a graph read from `path`. Raises EngineError."""
+    """Return a session on the CPU for a graph read from `path`. Raises EngineError."""
     return load_on(ort_providers.choose(ort_providers.CPU), graph, path, options)[0]
 
 
@@ -105,22 +107,29 @@ def load_on(
     folder: Path | None = None,
     most: int | None = None,
 ) -> tuple[onnxruntime.InferenceSession, str]:
-    """A session for a graph read from `path`, and the name of the provider it runs on: the first of
-    `choice` that can. `folder` has the weights; None is the one above the graph's. `most`: bytes
-    that it may take on the CPU, in loading and in all runs at a time; a run that wants more fails.
+    """Return a session for a graph, and the name of the provider it runs on.
 
-    Raises BundleError: the graph is not one that the exporter writes, or its weights lie elsewhere;
-    EngineError.
+    Args:
+        choice: providers to try in turn; the first that runs here is used.
+        graph: content of the graph file.
+        path: path of the graph file.
+        options: session options.
+        folder: folder with the weights; None is the one above the graph's.
+        most: maximum bytes of CPU memory for loading and all concurrent runs; a run that needs more
+            fails.
+
+    Raises BundleError if the exporter cannot have written the graph or its weights lie elsewhere,
+    and EngineError.
     """
     if folder is None:
         folder = path.parent.parent.absolute()
     if not is_bounded(check(graph, weight_files(folder), path)):
         options.add_session_config_entry(_WITHOUT, "ConstantFolding")
-    # the graph names "weights.bin", which lies beside the folder of graphs
+    # the graph refers to "weights.bin", which lies beside the folder of graphs
     options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
 
     def make(providers: ort_providers.Providers) -> onnxruntime.InferenceSession:
-        # its own way to fall back prints on standard output, and tells no one else
+        # onnxruntime's own fallback is reported only on standard output
         return onnxruntime.InferenceSession(graph, options, providers=providers, enable_fallback=0)
 
     try:
@@ -136,14 +145,14 @@ def load_on(
     return session, provider
 
 
-_STARTING = threading.Lock()  # the allocator is the process's while a session takes it
+_STARTING = threading.Lock()  # the registered allocator is global until a session takes it
 
 
 def _limit(options: onnxruntime.SessionOptions, most: int) -> None:
-    """The session that is made next takes its memory from an arena of its own, of `most` bytes.
+    """Give the session that is created next an arena of its own with at most `most` bytes.
 
-    Options know no limit, only arenas that are registered do. A session keeps the one that it was
-    made with when the next is registered (tried with ONNX Runtime 1.23.2 and 1.31.1).
+    Session options have no limit; only registered arenas do. A session keeps its arena when the
+    next one is registered (tried with ONNX Runtime 1.23.2 and 1.31.1).
     """
     kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
     where = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
@@ -153,7 +162,7 @@ def _limit(options: onnxruntime.SessionOptions, most: int) -> None:
 
 
 def weight_files(folder: Path) -> dict[str, int]:
-    """Sizes of the regular files in a bundle's folder that weights may lie in, by name."""
+    """Return name → size of the regular files in a bundle's folder that may hold weights."""
     try:
         with os.scandir(folder) as found:
             files = [one for one in found if one.name.endswith(".bin")]
@@ -170,13 +179,14 @@ _LIVE: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
 
 
 def _end_quietly_in_child() -> None:
-    """ONNX Runtime's threads are not in a forked child, and ending a session, or the library, there
-    waits for them forever or aborts: sessions are kept, and the library is not ended.
+    """Never destroy sessions or the library in a forked child.
+
+    ONNX Runtime's threads do not exist there, so destruction would wait for them forever or abort.
     """
     for session in _LIVE:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session._sess))
     c = ctypes.CDLL(None)
-    if hasattr(c, "on_exit"):  # glibc; what is registered last is called first, with the exit code
+    if hasattr(c, "on_exit"):  # glibc: runs handlers in reverse order and passes the exit code
         c.on_exit(c._exit, None)
 
 
@@ -185,12 +195,12 @@ os.register_at_fork(after_in_child=_end_quietly_in_child)
 
 @contextmanager
 def unchanged(bundle: Bundle) -> Iterator[None]:
-    """The bundle's files, checked, are the ones under their names in its folder, before and after.
+    """Verify a bundle, and check afterwards that its file names still lead to the verified files.
 
-    ONNX Runtime opens the weights by name: handing it the checked bytes instead makes it copy
-    them, which doubles what loading takes. So the names must still lead to the checked files when
-    it is done, and those must not have been moved or written meanwhile, which would show in their
-    change time. Raises BundleError.
+    ONNX Runtime opens the weights by name; passing it the verified bytes instead would make it copy
+    them, which doubles the memory of loading. So when it is done, the names must lead to the same
+    files, not moved or written meanwhile, which would show in their change time. Raises
+    BundleError.
     """
     bundle.verify()
     files = [entry.path for entry in bundle.manifest.files]
@@ -210,8 +220,10 @@ def _identity(info: os.stat_result) -> tuple[int, ...]:
 
 
 def logs_of(session: onnxruntime.InferenceSession, path: Path) -> dict[str, Log]:
-    """The inputs of a graph that give back rows of what its scans read; the outputs they are rows
-    of have their names without `_log`. Raises BundleError: such inputs with no such output.
+    """Return a graph's log inputs, which take back rows of its outputs of scan inputs.
+
+    The output has the name of the input without `_log`. Raises BundleError if there is no matching
+    output.
     """
     outputs = {meta.name: meta for meta in session.get_outputs()}
     logs: dict[str, Log] = {}
@@ -225,15 +237,16 @@ def logs_of(session: onnxruntime.InferenceSession, path: Path) -> dict[str, Log]
         if same and meta.type in _LOG_TYPES and isinstance(width, int):
             logs[meta.name] = Log(dtype=_LOG_TYPES[meta.type], width=width)
         else:
-            faults.add(meta.name, "is not what an output logs")
+            faults.add(meta.name, "does not match the output that it logs")
     faults.refuse(BundleError, file=path)
     return logs
 
 
 def check_signature(session: onnxruntime.InferenceSession, layout: StateLayout, path: Path) -> None:
-    """The graph's inputs are those of the layout, and it keeps states in the layout's types.
+    """Check that the graph's inputs match the layout and that it keeps states in its dtypes.
 
-    Raises BundleError: names, shapes; EngineError: types. Each with every fault of its kind.
+    Raises BundleError for names and shapes, EngineError for dtypes. Each lists all faults of its
+    kind.
     """
     wanted = layout.recurrent | layout.caches
     found = {meta.name: meta.shape for meta in session.get_inputs()}
@@ -265,7 +278,7 @@ def _check_types(session: onnxruntime.InferenceSession, layout: StateLayout, pat
             f"these are not states of the model: {', '.join(unknown)}",
             field="state_dtypes",
         )
-    # a state comes in under its name and goes out under another; both are the same memory's type
+    # a state's input and output have different names but the same dtype
     types = {meta.name: meta.type for meta in (*session.get_inputs(), *session.get_outputs())}
     names = {name: (name, f"{name}s") for name in layout.recurrent}
     names |= {name: (name, f"{name}_out") for name in layout.caches}

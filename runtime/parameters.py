@@ -1,4 +1,4 @@
-"""Sampling parameters: their ranges, and all that is wrong with those given."""
+"""Sampling parameters: their ranges and validation."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ from edge.text.stream import check_stops
 def _within(
     default: float | None, low: float, high: float, *, whole: bool = False, above: bool = False
 ) -> Any:
-    """A parameter from `low`, or above it, to `high`; None is allowed where it is the default."""
+    """Return a field from `low` (exclusive if `above`) to `high`; None is valid if the default."""
     return field(default=default, metadata={"range": (low, high, whole, above)})
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How an answer is sampled and when it ends. Raises InputError naming every fault there is.
+    """How an answer is sampled and when it ends. Raises InputError listing every fault.
 
     Attributes:
-        temperature: divides the logits; 0 is greedy, and the filters below then change nothing.
-        top_k: keep the k likeliest (ties included); 0 is off.
+        temperature: divisor of the logits; 0 is greedy, and the filters below then have no effect.
+        top_k: keep the k likeliest tokens (ties included); 0 is off.
         top_p: keep the smallest set of likeliest tokens whose probabilities sum to p; 1 is off.
-        min_p: drop tokens less likely than this share of the likeliest; 0 is off.
+        min_p: drop tokens less likely than this fraction of the likeliest; 0 is off.
         repetition_penalty: divides the positive logits of recent tokens, multiplies negative ones.
-        presence_penalty: is taken from the logits of recent tokens; below 0 it favours them.
-        frequency_penalty: the same, as often as they occurred.
-        repetition_window: how many recent tokens the three concern, prompt included.
+        presence_penalty: subtracted from the logits of recent tokens; negative values favour them.
+        frequency_penalty: the same, multiplied by how often they occurred.
+        repetition_window: number of recent tokens that the three penalties consider, prompt
+            included.
         logit_bias: token id → number added to its logit.
-        seed: None continues the session's own random numbers.
-        max_tokens: most tokens to sample.
+        seed: seed of the random numbers; None continues the session's own.
+        max_tokens: maximum number of tokens to sample.
         stop: strings that end the answer; never part of it.
-        deadline_s: seconds after which the answer ends with what there is; None is never.
-        logprobs: report the log probability of each token, and of so many likeliest in its place;
-            None reports nothing. See `TokenLogprob`.
-        json_schema: the answer is JSON of this schema: an object or its JSON, a pydantic model, or
+        deadline_s: seconds after which the answer ends as it is; None is never.
+        logprobs: number of likeliest tokens to report in each place, besides the log probability of
+            the sampled one; None reports nothing. See `TokenLogprob`.
+        json_schema: schema that the answer conforms to: an object or its JSON, a pydantic model, or
             True for any JSON.
-        regex: the answer matches this expression, in the syntax of Rust's `regex`.
-        grammar: the answer is in this grammar, in llguidance's dialect of Lark.
-        choices: the answer is one of these texts.
+        regex: expression that the answer matches, in the syntax of Rust's `regex`.
+        grammar: grammar of the answer, in llguidance's dialect of Lark.
+        choices: texts from which the answer is chosen.
     """
 
     temperature: float = _within(0.7, 0, 100)
@@ -72,7 +73,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         faults: list[InputError] = []
         with collecting(faults):
-            # read once: choices may come from an iterator
+            # read only once: `choices` may be an iterator
             self.__dict__["_constraint"] = constraint_of({k: getattr(self, k) for k in KINDS})
         for item in fields(self):
             if item.name in KINDS:
@@ -90,25 +91,25 @@ class SamplingParams:
 
     @property
     def constraint(self) -> Constraint | None:
-        """What the answer has to be: that of the last four which was given."""
+        """The constraint on the answer, from the one of the last four parameters that was given."""
         found: Constraint | None = self.__dict__["_constraint"]
         return found
 
     @property
     def remembered(self) -> int:
-        """How many of the last tokens make a difference to the next one, besides the logits."""
+        """Number of recent tokens that the penalties consider; 0 if all penalties are off."""
         penalties = self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty
         return self.repetition_window if any(penalties) else 0
 
     @property
     def plainly_greedy(self) -> bool:
-        """Whether the likeliest token is always taken, and nothing else of the logits is asked."""
+        """Whether the likeliest token is always taken and no other use is made of the logits."""
         free = not self.logit_bias and not self.remembered and self.constraint is None
         return self.temperature == 0 and free and self.logprobs is None
 
 
 class Sampling(TypedDict, total=False):
-    """`SamplingParams` as keywords of `Session.chat` and `Session.generate`; None is not given."""
+    """`SamplingParams` as keywords of `Session.chat` and `Session.generate`; None: not given."""
 
     temperature: float | None
     top_k: int | None
@@ -131,15 +132,15 @@ class Sampling(TypedDict, total=False):
 
 
 def make_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
-    """`given` over `defaults`; None means not given. The stop strings among the defaults do not
-    count in an answer that a grammar holds.
+    """Merge `given` over `defaults`; None means not given.
 
-    Raises InputError naming every unknown parameter and every wrong value.
+    Default stop strings do not apply to an answer constrained by a grammar. Raises InputError
+    listing every unknown parameter and every invalid value.
     """
     faults = unknown_names(given, Sampling.__annotations__)
     values = {name: value for name, value in defaults.items() if value is not None}
     if any(given.get(kind) is not None for kind in KINDS):
-        # a model's own are for its talk, and would cut what has to be whole
+        # the model's own stop strings are meant for chat and could truncate constrained output
         values.pop("stop", None)
     values |= {name: value for name, value in given.items() if value is not None}
     with collecting(faults):
@@ -152,7 +153,7 @@ def make_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampli
 
 @contextmanager
 def collecting(faults: list[InputError]) -> Iterator[None]:
-    """Take note of what is refused, to look at the rest before all of it is: see `refuse`."""
+    """Collect an InputError in `faults`, so that all checks run before `refuse` raises them."""
     try:
         yield
     except InputError as fault:
@@ -160,7 +161,7 @@ def collecting(faults: list[InputError]) -> Iterator[None]:
 
 
 def unknown_names(given: Iterable[str], known: Collection[str]) -> list[InputError]:
-    """A fault for each unknown name."""
+    """Return a fault for each unknown name."""
     faults = []
     for name in sorted(set(given) - set(known)):
         alike = difflib.get_close_matches(name, known, 1)
@@ -170,7 +171,7 @@ def unknown_names(given: Iterable[str], known: Collection[str]) -> list[InputErr
 
 
 def refuse(faults: Sequence[InputError]) -> None:
-    """Raise what is wrong, all of it in one InputError; its field is that of the first fault."""
+    """Raise all faults, if any, as one InputError with the field of the first."""
     if len(faults) == 1:
         raise faults[0]
     if faults:
@@ -182,8 +183,9 @@ def refuse(faults: Sequence[InputError]) -> None:
 def check_number(
     name: str, value: Any, low: float, high: float, whole: bool = False, above: bool = False
 ) -> float:
-    """The value as a float, or as an int of `whole` numbers. Raises InputError: not from `low`, or
-    `above` it, to `high`.
+    """Return the value as a float, or as an int if `whole`.
+
+    Raises InputError unless it is from `low` (exclusive if `above`) to `high`.
     """
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     if isinstance(value, bool) or not isinstance(value, kinds):
@@ -197,7 +199,7 @@ def check_number(
 
 
 def _plain(number: float) -> str:
-    """A bound as people write it: 2,147,483,648."""
+    """Return a bound in readable form, such as 2,147,483,648."""
     return f"{int(number):,}" if number == int(number) else f"{number:g}"
 
 

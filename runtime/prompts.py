@@ -1,4 +1,4 @@
-"""Prompts as token ids: what a user gives, and what a turn of a chat is rendered as."""
+"""Prompts as token ids: given by a user, or rendered for a turn of a chat."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from edge.runtime.generate import Answer
     from edge.runtime.result import FinishReason
 
-SHOWN = 2048  # tokens of a conversation that prompts are rendered with, at least, where it is long
+SHOWN = 2048  # minimum tokens that the prompt of a long conversation keeps
 
 
 @dataclass
 class Turn:
-    """A prompt to be read, and what it is the prompt of; kept for `regenerate`.
+    """A prompt to read and the conversation it belongs to; kept for `regenerate`.
 
     Attributes:
-        tokens: of the prompt.
-        conversation: what it answers; None in a running text.
-        tools: what the answer may call.
-        anew: the state has read another transcript.
-        cut: where tokens that the prompt leaves out lie in the context, and how many.
-        read: where the prompt had been read and nothing of the answer, and the logits [V] there.
+        tokens: tokens of the prompt.
+        conversation: the conversation to answer; None in a running text.
+        tools: tools that the answer may call.
+        anew: whether the state has read a different transcript.
+        cut: start and number of the tokens in the context that the prompt leaves out.
+        read: mark after the prompt, before the answer, and the logits [V] there.
     """
 
     tokens: list[int]
@@ -46,8 +46,9 @@ class Turn:
     def read_into(
         self, context: Context, answer: Answer, on_progress: log.Progress | None
     ) -> Logits | None:
-        """Bring the context to the end of the prompt; the logits [V] there, None where the answer
-        was halted.
+        """Bring the context to the end of the prompt and return the logits [V] there.
+
+        Returns None if the answer was halted.
         """
         if self.read is not None:
             mark, logits = self.read
@@ -56,14 +57,14 @@ class Turn:
             return logits
         chat = self.conversation is not None
         if self.anew and context.forgotten:
-            context.clear()  # what it has forgotten may not be in the new transcript
+            context.clear()  # the forgotten tokens may not match the new transcript
         context.forget(*self.cut)
         answer.reused_tokens = context.align(self.tokens) if chat else len(context.tokens)
         feed = self.tokens[answer.reused_tokens :] if chat else self.tokens
         held, answer.prompt_length = len(context.tokens), len(feed)
 
         def tell() -> None:
-            answer.prompt_tokens = len(context.tokens) - held  # fewer where it was halted
+            answer.prompt_tokens = len(context.tokens) - held  # fewer if halted
             if on_progress is not None:
                 on_progress("prefill", answer.prompt_tokens, answer.prompt_length)
 
@@ -82,7 +83,7 @@ class PromptReader:
     """Reads prompts for one tokenizer.
 
     Attributes:
-        max_tokens: most tokens of one prompt.
+        max_tokens: maximum number of tokens in a prompt.
     """
 
     def __init__(
@@ -92,7 +93,10 @@ class PromptReader:
         self.max_tokens = max_tokens
 
     def encode(self, prompt: str | Sequence[int] | None) -> list[int]:
-        """Token ids of a text, or those given. Raises InputError: no text, ids out of range."""
+        """Return the token ids of a text, or the given ids.
+
+        Raises InputError for invalid text and for ids out of range.
+        """
         tokenizer = self._tokenizer
         if prompt is None:
             return []
@@ -108,14 +112,14 @@ class PromptReader:
         return [int(token) for token in prompt]
 
     def with_bos(self, tokens: list[int], text: bool) -> list[int]:
-        """`tokens` as the beginning of a text: after the model's `bos`, where it wants one."""
+        """Return `tokens` as the start of a text, after the model's `bos` if it uses one."""
         tokenizer = self._tokenizer
         if tokenizer.bos is None or not text:
             return tokens
         return [tokenizer.bos, *tokens] if tokenizer.add_bos or not tokens else tokens
 
     def check_messages(self, messages: Sequence[Message]) -> None:
-        """Raise InputError for messages that are no text, or too long whatever their tokens are."""
+        """Raise InputError for messages that are invalid text, or too long for any tokenization."""
         for message in messages:
             check_text(message.content)
         self._check_text_size(sum(len(message.content.encode()) for message in messages))
@@ -124,7 +128,7 @@ class PromptReader:
         self.check_length(-(-size // self._tokenizer.longest_piece))
 
     def check_length(self, count: int) -> None:
-        """Raise InputError for more tokens than allowed."""
+        """Raise InputError if `count` tokens exceed `max_tokens`."""
         if count > self.max_tokens:
             raise InputError(
                 f"has at least {count} tokens, at most {self.max_tokens} allowed",
@@ -135,8 +139,10 @@ class PromptReader:
     def turn(
         self, conversation: Conversation, context: Context, *, anew: bool, tools: ToolUse | None
     ) -> Turn:
-        """The turn that answers a conversation, after what the context holds. `anew`: the context
-        has read another transcript. Raises InputError: too much that is new.
+        """Return the turn that answers a conversation, continuing from the context.
+
+        `anew`: whether the context has read a different transcript. Raises InputError if too many
+        tokens are new.
         """
         turn = self._shown(
             Turn(self._encoded(conversation, tools), conversation, anew, tools=tools), context
@@ -149,8 +155,9 @@ class PromptReader:
         return turn
 
     def last_said(self, conversation: Conversation) -> Turn | None:
-        """The last turn of a chat that came back by `undo`, `restore` or `load`: its prompt is read
-        again. None for a running text, whose prompt has no known end.
+        """Rebuild the last turn of a chat after `undo`, `restore` or `load`; its prompt is reread.
+
+        Returns None for a running text, where the end of the prompt is unknown.
         """
         if not conversation.messages or conversation.messages[-1].role != "assistant":
             return None
@@ -158,9 +165,11 @@ class PromptReader:
         return Turn(self._encoded(before), before)
 
     def _shown(self, turn: Turn, context: Context) -> Turn:
-        """The turn, with the older half of its messages left out where it has many tokens and the
-        state, having read them, stays what it is: the later ones are rendered alike without them.
-        Where they are not, they are left out of prompts that would be too long, and read again.
+        """Return the turn, with the older half of its messages left out if it has many tokens.
+
+        The state has read the older messages and is kept, if the later ones render the same without
+        them. If they render differently, the older half is left out only of prompts that would be
+        too long, and the rest is read again.
         """
         conversation, long = turn.conversation, turn.tokens
         few = context.capacity is not None or len(long) <= 2 * SHOWN
@@ -177,7 +186,7 @@ class PromptReader:
         return Turn(short, less, tools=turn.tools)
 
     def _encoded(self, conversation: Conversation, use: ToolUse | None = None) -> list[int]:
-        """Tokens of the prompt for what is shown of a conversation; none of a base model."""
+        """Return the prompt's tokens for the shown messages; empty for a base model."""
         if self._template is None:
             return []
         return self._template.encode(conversation.shown, tools=use.declared if use else ())

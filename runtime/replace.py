@@ -1,10 +1,9 @@
-"""A file is replaced whole or not at all, and the one before it is kept.
+"""Atomic replacement of a file, keeping the previous version.
 
-    NAME~               what NAME was before the last save
-    .NAME.saving-HEX    being written
+    NAME~               NAME before the last save
+    .NAME.saving-HEX    a file being written
 
-After `edge.leftovers`, what a killed process left of the second kind is removed by the next save
-or load.
+The next save or load removes files of the second kind left by killed processes (`edge.leftovers`).
 """
 
 from __future__ import annotations
@@ -23,16 +22,13 @@ Buffer = bytes | memoryview
 
 
 def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
-    """Put `parts` on disk under another name, then rename: a reader sees the old file or the new.
+    """Write `parts` under another name, sync, then rename: a reader sees the old file or the new.
 
-    Not `keep`: without a NAME~.
+    `keep`: keep the old file as NAME~. A symbolic link is followed to its target.
 
-    A link is followed to the file that it names.
-
-    Raises OSError, also where something is there that is no regular file. The old file is then in
-    place; or, where the folder alone could not be synced, the new one is, and may be the old one
-    again after a loss of power. Nothing is tried twice: a second fsync may succeed although what
-    the first one lost is lost.
+    Raises OSError, also if `file` exists and is not a regular file. The old file is then in place.
+    If only syncing the folder failed, the new file is in place, but a loss of power may bring the
+    old one back. A failed fsync is not retried: a second one may succeed although data was lost.
     """
     file = _target(file)
     clear(file)
@@ -55,7 +51,7 @@ def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
 
 
 def clear(file: Path) -> None:
-    """Remove what killed processes left of saves to `file`, and nothing that one is writing."""
+    """Remove leftovers of killed saves to `file`, but no file that a process is still writing."""
     file = Path(os.path.realpath(file))
     leftovers.sweep(file.parent, _prefix(file))
 
@@ -65,7 +61,7 @@ def _prefix(file: Path) -> str:
 
 
 def _target(file: Path) -> Path:
-    """The file that `file` is or links to. Raises OSError for a pipe, a device and a folder."""
+    """Return `file` with links resolved. Raises OSError for a pipe, a device or a folder."""
     file = Path(os.path.realpath(file))
     with suppress(FileNotFoundError):
         mode = os.lstat(file).st_mode
@@ -84,9 +80,9 @@ def _create(folder: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _keep(file: Path) -> None:
-    """The old file gets a second name in one step: at any time there is a file before the last.
+    """Link the old file as NAME~ atomically, so that a previous version exists at all times.
 
-    Without hard links there is none, and the save continues.
+    Without hard links none is kept, and the save continues.
     """
     kept = file.with_name(f"{file.name}~")
     with suppress(OSError):
@@ -95,7 +91,7 @@ def _keep(file: Path) -> None:
 
 
 def _renamed(file: Path, kept: Path) -> bool:
-    """Give `file` the name `kept` too; False where a sweep took the passing name for a leftover."""
+    """Give `file` a second name, `kept`. Returns False if a sweep removed the temporary name."""
     passing = file.with_name(f"{_prefix(file)}{secrets.token_hex(8)}")
     os.link(file, passing, follow_symlinks=False)
     try:
@@ -103,7 +99,7 @@ def _renamed(file: Path, kept: Path) -> bool:
     except FileNotFoundError:
         return False
     finally:
-        # of two names of one file, a rename leaves both
+        # renaming one of two names of a file to the other leaves both
         with suppress(OSError):
             os.unlink(passing)
     return True

@@ -1,4 +1,4 @@
-"""What is refused before anything is touched: a second thread, a request that does not fit."""
+"""Checks before a run changes anything: one thread at a time, and a valid request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Rows = Literal["last", "all"] | Sequence[int]
 Tokens = NDArray[np.int64]
-_PATIENCE_S = 0.5  # after which a thread that waits looks whether the holder still runs
+_PATIENCE_S = 0.5  # how often a waiting thread checks whether the holder still runs
 
 
 class _Ticket:
-    """A place in the queue of a hold, taken by a function that runs."""
+    """A place in the queue of a hold, owned by a running function."""
 
     __slots__ = ("depth", "frame", "gate", "thread")
 
@@ -36,21 +36,21 @@ class _Ticket:
         self.gate.acquire()
 
     def left(self) -> bool:
-        """Whether the function has ended, by an interrupt that kept it from giving this back."""
+        """Return whether the function has ended, after an interrupt, without releasing."""
         try:
             self.frame.clear()
-        except RuntimeError:  # so Python says that it runs
+        except RuntimeError:  # raised while the frame is executing
             return False
         return True
 
 
 class Hold:
-    """One thread at a time: another one is refused, or `waits`, and the one that has it may then
-    take it again.
+    """A lock that survives interrupts. Another thread is refused, or waits if `waits`.
 
-    Python raises KeyboardInterrupt between any two steps, also where a lock has been taken and the
-    `with` block has not begun. So who holds it is known by the function that does: when that no
-    longer runs, nobody does.
+    With `waits`, the holding thread may take it again.
+
+    Python may raise KeyboardInterrupt after a lock is taken and before the `with` block begins. So
+    the hold records the function that took it: once that no longer runs, the hold is free.
     """
 
     def __init__(self, refusal: str, remedy: str, *, waits: bool = False) -> None:
@@ -64,9 +64,10 @@ class Hold:
         self.release()
 
     def take(self, frame: FrameType) -> None:
-        """Hold it until `release`, while the function `frame` runs, which is no generator's.
+        """Take the hold until `release`, or until the function of `frame` ends.
 
-        Raises EngineError where it is held and does not wait.
+        `frame` must not be a generator's. Raises EngineError if the hold is taken and `waits` is
+        false.
         """
         ticket = _Ticket(frame)
         self._queue.append(ticket)
@@ -91,7 +92,7 @@ class Hold:
             self._leave(first)
 
     def tidy(self) -> None:
-        """Take away what an interrupt left behind, and what the function that did had in it."""
+        """Release a hold whose function an interrupt ended, and clear that function's frame."""
         for ticket in self._queue[:1]:
             if ticket.left():
                 self._leave(ticket)
@@ -99,20 +100,20 @@ class Hold:
     def _leave(self, ticket: _Ticket) -> None:
         try:
             self._queue.remove(ticket)
-        except ValueError:  # two threads saw the same one left: the other one has taken it away
+        except ValueError:  # another thread has already removed the same ticket
             return
         ticket.gate.release()
 
 
 @dataclass(frozen=True)
 class Request:
-    """One run asked of an engine, checked: what is refused is refused before anything is touched.
+    """One validated run request.
 
     Attributes:
         tokens: int64 [T, B], time first.
-        parents: of each token for a tree, None for a chain.
+        parents: parent of each token in a tree; None for a chain.
         rows: "last", "all" or token indices.
-        commit: keep only the state after the last token.
+        commit: whether only the state after the last token is kept.
     """
 
     tokens: Tokens
@@ -139,8 +140,9 @@ def check_run(
     rows: Rows = "last",
     commit: bool = False,
 ) -> Request:
-    """A request that fits the engine and its state; see `Engine.run`. Raises InputError,
-    ContextFullError, StateError.
+    """Check a request against the engine and the state, and return it; see `Engine.run`.
+
+    Raises InputError, ContextFullError, StateError.
     """
     if getattr(state.workspace, "engine", None) is not engine:
         raise StateError("the state belongs to another engine")

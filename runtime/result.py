@@ -1,4 +1,4 @@
-"""How an answer ended, and how long it took."""
+"""The result of an answer: text, tokens, finish reason and timings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FinishReason = Literal["stop", "length", "cancelled", "deadline", "context"]
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds on a monotonic clock, from the request on, tokenizing not included.
+    """Seconds since the request, on a monotonic clock; tokenizing is not included.
 
     Attributes:
-        prompt_s: until the prompt was consumed.
-        token_s: when each token was sampled.
-        total_s: until the answer ended.
+        prompt_s: time at which the prompt was consumed.
+        token_s: time at which each token was sampled.
+        total_s: time at which the answer ended.
     """
 
     prompt_s: float
@@ -29,27 +29,30 @@ class Timings:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to the first token, or None when there was none."""
+        """Time to the first token; None if there was none."""
         return self.token_s[0] if self.token_s else None
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Generation speed over the gaps between tokens; None for fewer than two."""
+        """Generation speed over the gaps between tokens; None for fewer than two tokens."""
         span = self.token_s[-1] - self.token_s[0] if self.token_s else 0.0
         return (len(self.token_s) - 1) / span if span > 0 else None
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How likely the model found a token that was said.
+    """Log probability of a sampled token under the model.
 
-    Natural logarithms of the model's own distribution: softmax over its logits as they come, at
-    temperature 1, before a grammar's mask, bias, penalties and filters. With drafts they are those
-    of the run that verified the token, so they do not depend on the drafter.
+    Natural logarithms of the model's own distribution: the softmax of its raw logits at temperature
+    1, before grammar mask, bias, penalties and filters. With drafts they come from the run that
+    verified the token, so they do not depend on the drafter.
 
     Attributes:
-        top: (token, logarithm), the likeliest first; whether or not they could be said here.
-        at: characters of the answer before the token's text.
+        token: id of the token.
+        logprob: its log probability.
+        top: (token, log probability) of the likeliest tokens, in descending order, including those
+            that a filter or grammar excludes.
+        at: number of characters of the answer before the token's text.
     """
 
     token: int
@@ -60,20 +63,21 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """How an answer ended.
+    """The result of an answer.
 
     Attributes:
-        text: everything that was given out.
-        tokens: everything that was sampled, an end token and those of a stop string included.
+        text: all text that was emitted.
+        tokens: all sampled tokens, including an end token and those of a stop string.
         finish_reason: `stop`: an end token, a stop string, or the end of the answer's grammar;
             `length`: max_tokens; `context`: the KV caches are full; `cancelled` or `deadline`: the
-            text is what there was.
-        prompt_tokens: tokens that were fed for this answer before the first was sampled.
-        reused_tokens: tokens of the prompt that the state already held.
-        speculation: what drafting did; None without a drafter or a grammar, whose forced tokens
+            text is incomplete.
+        prompt_tokens: number of tokens fed before the first was sampled.
+        reused_tokens: number of prompt tokens that the state already held.
+        timings: when prompt, tokens and answer were done.
+        speculation: drafting statistics; None without a drafter or a grammar, whose forced tokens
             are verified as drafts.
-        logprobs: of each of the tokens, where `SamplingParams.logprobs` asked for them.
-        tool_calls: those that are complete; they are no part of the text.
+        logprobs: log probability of each token, if `SamplingParams.logprobs` requested them.
+        tool_calls: the complete tool calls; they are not part of the text.
     """
 
     text: str
@@ -88,6 +92,6 @@ class GenerationResult:
 
     @property
     def prompt_tokens_per_s(self) -> float | None:
-        """Prefill speed; None when nothing was fed."""
+        """Prefill speed; None if nothing was fed."""
         spent = self.timings.prompt_s
         return self.prompt_tokens / spent if self.prompt_tokens and spent > 0 else None

@@ -1,4 +1,4 @@
-"""History as slots of a ring, one for every token: going back is choosing a slot."""
+"""Ring history: one slot per token, so that a rewind only chooses a slot."""
 
 from __future__ import annotations
 
@@ -9,58 +9,60 @@ from edge.runtime.ledger import Slots, Tree
 
 
 def ring_slots(window: int, *, logged: bool = False) -> int:
-    """Slots in the ring of a state whose runs are at most `window` tokens: 2·window + 1, or
-    4·window + 1 where there are logs.
+    """Return the number of ring slots for runs of at most `window` tokens.
 
-    Why this many suffice. A run of T ≤ W tokens reads the live slot and writes T neighbouring
-    slots (one output of the graph is one block of memory), placed right after the live slot or,
-    where they do not fit there, at slot 0. So what can be taken back always lies in at most two
-    stretches: an older one ending at some slot e, and one growing from slot 0. They begin to
-    exist together when T₁ tokens did not fit after e, so e ≥ slots - T₁. After c tokens have been
-    written from slot 0, going back R tokens still needs the newest R + 1 - c states of the older
-    stretch, whose lowest slot is e - R + c ≥ slots - T₁ - R + c; the c tokens end at slot c - 1.
-    They do not meet while slots > R + T₁ - 1, and T₁ ≤ W: R + W slots are enough for that. (When
-    the growing stretch itself reaches the end it is longer than R slots, and the other one is no
-    longer needed.) Without logs R is W, and mostly more is intact. With them bases are kept that
-    go 2·W tokens back, and a token there may need the rows of W before it: R is 3·W.
+    It is 2·window + 1, or 4·window + 1 with logs.
 
-    The one slot more serves W = 1: a committing run that has to be split into single tokens
-    alternates between two slots and must leave the state it started from alone until it has
-    succeeded, which takes three. It is also enough for a state that is copied in beside the live
-    one: of the 3·W slots that the live one and its rows leave free, W are neighbours.
+    Why this suffices: A run of T ≤ W tokens reads the live slot and writes T adjacent slots,
+    because one output of the graph is one block of memory. They follow the live slot or, if they do
+    not fit there, start at slot 0. So the history lies in at most two stretches: an older one that
+    ends at some slot e, and one that grows from slot 0. The second begins when T₁ tokens do not fit
+    after e, so e ≥ slots - T₁. After c tokens have been written from slot 0, rewinding R tokens
+    still needs the newest R + 1 - c states of the older stretch, whose lowest slot is e - R + c ≥
+    slots - T₁ - R + c. The c tokens end at slot c - 1. The stretches do not meet while slots >
+    R + T₁ - 1, and T₁ ≤ W, so R + W slots suffice. (When the growing stretch reaches the end, it is
+    longer than R slots, and the older one is no longer needed.) Without logs R is W, and usually
+    more is intact. With logs, bases go back 2·W tokens, and a token there may need the W rows
+    before it, so R is 3·W.
+
+    The extra slot serves W = 1: a committing run that is split into single tokens alternates
+    between two slots and must preserve the state it started from until it has succeeded, which
+    takes three. It also suffices for copying in a state beside the live one: of the 3·W slots that
+    the live state and its rows leave free, W are adjacent.
     """
     return (4 if logged else 2) * window + 1
 
 
 def ring_bases(window: int) -> int:
-    """Bases there must be memory for: at most 8, however long the window.
+    """Return the number of bases to allocate: at most 8, however long the window.
 
-    Of any W tokens two are kept (`RingLedger.with_base` drops the middle one of three that lie that
-    close, unless slot 0 comes between them: two on either side), so six of the last 2·W, then the
-    newest one before them, and the one that a run writes. Steps use two of them in turn, which stay
-    in the cache.
+    Any W tokens keep two bases (`RingLedger.with_base` drops the middle one of three that close,
+    unless the ring wraps to slot 0 between them, with two on either side). So there are six within
+    the last 2·W tokens, the newest one before those, and the one that a run writes. Steps alternate
+    between two of them, which stay in the CPU cache.
     """
     return min(2 * window, 6) + 2
 
 
 class Base(NamedTuple):
-    """A token whose based tensors are stored: tokens consumed up to it, and where they are."""
+    """A token at which based tensors are stored: its position, and their slot."""
 
     position: int
     slot: int
 
 
 class RingRun(NamedTuple):
-    """What tells one run's buffers from another's.
+    """What a run reads and writes. Runs that are equal here use the same buffers.
 
     Attributes:
-        source, target: slots, of the state read and of the first token written.
-        base, new_base: where based tensors are read and written.
-        pending: rows of the logs, up to the source's.
-        stored: the token, pending ones counted first, after which based tensors are written.
-        tokens: of the run.
-        commit: only the last token is kept.
-        tree: the run is a tree.
+        source, target: slots of the state read and of the first token written.
+        base, new_base: slots of based tensors that are read and written.
+        pending: number of log rows to replay, up to the source's.
+        stored: index of the token after which based tensors are written, counting pending ones
+            first.
+        tokens: number of tokens in the run.
+        commit: whether only the last token is kept.
+        tree: whether the run is a tree.
     """
 
     source: int
@@ -75,13 +77,13 @@ class RingRun(NamedTuple):
 
 
 class RingStep(NamedTuple):
-    """One run: what it reads and writes.
+    """One run and its ledgers.
 
     Attributes:
-        run: in numbers.
-        during: where the state is from the moment the run starts, and stays if it fails: what the
-            run overwrites cannot be gone back to.
-        after: where the state is once the run has succeeded.
+        run: what it reads and writes.
+        during: ledger from the start of the run on, and after a failure; without the history that
+            the run overwrites.
+        after: ledger once the run has succeeded.
     """
 
     run: RingRun
@@ -92,20 +94,19 @@ class RingStep(NamedTuple):
 class RingLedger(NamedTuple):
     """History as slots of a ring, one for each token.
 
-    Writing Mamba-2's scan state for every token of a run takes longer than the rest of its scan;
-    where it is not rounded nobody needs it. So such tensors are stored for some tokens only: a base
-    is a token whose based tensors are in memory, and the live state is the last base and the rows
-    behind it.
+    Writing Mamba-2's scan state for every token of a run takes longer than the rest of its scan,
+    and is not needed unless the state is rounded after each token. So such tensors are stored only
+    at some tokens, the bases. The live state is the last base and the log rows after it.
 
     Attributes:
-        window: most tokens of a run that can be taken back.
-        slots: of the ring.
-        position: tokens consumed.
-        history: slots, oldest first, one per token since the last commit that is still intact;
-            the last one is live.
-        bases: oldest first; none without logs.
-        tree: waits for a node to be selected, or None.
-        floor: the position that cannot be gone behind, though its rows are there.
+        window: maximum number of tokens that can be rewound.
+        slots: number of slots in the ring.
+        position: number of tokens consumed.
+        history: slots of the tokens since the last commit that are still intact, oldest first; the
+            last one is live.
+        bases: the bases, oldest first; none without logs.
+        tree: the tree that waits for a node to be selected, or None.
+        floor: position that a rewind cannot cross, even if its rows are there.
         first: see `Ledger`.
     """
 
@@ -120,7 +121,7 @@ class RingLedger(NamedTuple):
 
     @staticmethod
     def start(window: int, *, logged: bool = False) -> RingLedger:
-        """The ledger before any token, in the first slots."""
+        """Return the ledger before any token, in the first slots."""
         bases = (Base(0, 0),) if logged else ()
         return RingLedger(window, ring_slots(window, logged=logged), bases=bases)
 
@@ -134,7 +135,7 @@ class RingLedger(NamedTuple):
 
     @property
     def pending(self) -> range:
-        """Neighbouring slots, up to the live one."""
+        """Adjacent slots up to the live one."""
         behind = self.position - self.bases[-1].position if self.bases else 0
         return range(self.history[-1] + 1 - behind, self.history[-1] + 1)
 
@@ -153,8 +154,6 @@ class RingLedger(NamedTuple):
     def used(self) -> Slots:
         return Slots(self.history, [base.slot for base in self.bases], self.history)
 
-    # -- forward ---------------------------------------------------------------------------------
-
     def run(
         self,
         count: int,
@@ -163,15 +162,14 @@ class RingLedger(NamedTuple):
         commit: bool = False,
         origin: RingLedger | None = None,
     ) -> RingStep:
-        """A run of `count` ≤ window tokens, all of which can be taken back; with `commit` any
-        number, of which only the last is kept.
+        """Plan a run of `count` ≤ window tokens that can all be rewound.
 
-        `origin`: where to go back to if a later run of the same request fails; what it needs is
-        left alone.
+        With `commit`, the run may have any length and keeps only the last state. `origin`: ledger
+        to return to if a later run of the same request fails; its slots are preserved.
         """
         start = self if origin is None else origin
         pending = self.position - self.bases[-1].position if self.bases else 0
-        # where some of it may have to be taken back, and there are rows, those are applied first
+        # if part of the run may be rewound, store a base before its first token
         first = pending > 0 and not commit and (parents is not None or count > 1)
         written = 1 if commit else count
         target = self.next_slots(written)
@@ -182,7 +180,7 @@ class RingLedger(NamedTuple):
                 behind = range(origin.live + 1, origin.live + self.slots)
                 target = next(i % self.slots for i in behind if i % self.slots not in used)
             others = [*bases, *(base.slot for base in origin.bases)]
-            # where there is no room besides, one that the origin can do without
+            # without a free slot, overwrite a base other than the origin's last
             full = _free(others) >= ring_bases(self.window)
             bases = [*bases, origin.base] if full else others
         base = _free(bases) if bases else 0
@@ -205,13 +203,14 @@ class RingLedger(NamedTuple):
         return RingStep(run, during, after if first or not bases else after.with_base(base))
 
     def next_slots(self, count: int) -> int:
-        """The first of `count` ≤ window neighbouring slots to write next, the live one excluded."""
+        """Return the first of `count` ≤ window adjacent slots to write next, not the live one."""
         after = self.history[-1] + 1
         return after if after + count <= self.slots else 0
 
     def applied(self) -> RingStep:
-        """A run of one token that leaves the state where it is, and stores the based tensors of the
-        live token; what it keeps of its own token is garbage.
+        """Plan a run of one token that stores the based tensors of the live token.
+
+        The state stays where it is; what the run writes for its own token is garbage.
         """
         target, base, rows = self.next_slots(1), _free([b.slot for b in self.bases]), self.pending
         run = RingRun(
@@ -221,8 +220,9 @@ class RingLedger(NamedTuple):
         return RingStep(run, during, during.with_base(base))
 
     def without(self, start: int, count: int) -> RingLedger:
-        """Slots start … start+count-1 are about to be overwritten: nothing at or before them can
-        be gone back to.
+        """Return the ledger without the tokens at or before slots start … start+count-1.
+
+        Those slots are about to be overwritten.
         """
         history = self.history
         lost = -1
@@ -232,23 +232,23 @@ class RingLedger(NamedTuple):
         if lost < 0:
             return self
         history = history[lost + 1 :]
-        # a base is of use while the rows behind it are there
+        # a base is usable only while the rows after it are there
         oldest = self.position - len(history)
         bases = tuple(base for base in self.bases if base.position >= oldest)
         return self._replace(history=history, bases=bases)
 
     def without_base(self, slot: int) -> RingLedger:
-        """The base there is about to be overwritten: bases from that one back are lost."""
+        """Return the ledger without the base in `slot`, about to be overwritten, and older ones."""
         for index, base in enumerate(self.bases):
             if base.slot == slot:
                 return self._replace(bases=self.bases[index + 1 :])
         return self
 
     def with_base(self, slot: int) -> RingLedger:
-        """The based tensors of the live token are in `slot` too.
+        """Return the ledger with a base at the live token, stored in `slot`.
 
-        The base before it goes where the one before that, at most a window ago, serves as well: the
-        rows from there on have to be neighbours.
+        The previous base is dropped if the one before it serves as well: it is at most a window
+        old, and the rows since then are adjacent.
         """
         bases, position = self.bases, self.position
         if not bases or position <= bases[-1].position:
@@ -261,17 +261,18 @@ class RingLedger(NamedTuple):
         return self._replace(bases=(*bases, Base(position, slot)))
 
     def advanced(self, start: int, count: int) -> RingLedger:
-        """The next `count` tokens are in slots start … start+count-1, already without."""
+        """Return the ledger with `count` more tokens in slots start … start+count-1.
+
+        `without` must have removed those slots.
+        """
         history = (*self.history, *range(start, start + count))
         position, bases = self.position + count, self.bases
-        # as many again as can be taken back at once, so that tokens can be taken back after others
+        # keep bases for two windows, so that a rewind can follow a rewind
         while len(bases) > 1 and bases[1].position <= position - 2 * self.window:
             bases = bases[1:]
         return RingLedger(
             self.window, self.slots, position, history, bases, None, self.floor, self.first
         )  # fmt: skip
-
-    # -- back and elsewhere ------------------------------------------------------------------------
 
     def back(self, count: int) -> RingLedger:
         history = self.history[:-count] if count else self.history
@@ -280,8 +281,9 @@ class RingLedger(NamedTuple):
         return self._replace(position=position, history=history, bases=bases, tree=None)
 
     def moves(self, path: Sequence[int]) -> list[tuple[int, int]]:
-        """A run reads neighbours: what is kept closes ranks. Parents come before children, so
-        path[i] ≥ i and nothing is overwritten unread.
+        """Move the nodes on the path together, because a run reads adjacent slots.
+
+        Parents come before children, so path[i] ≥ i and nothing is overwritten unread.
         """
         slots = () if self.tree is None else self.tree.slots
         return [(slots[node], slots[i]) for i, node in enumerate(path) if node != i]
@@ -306,8 +308,9 @@ class RingLedger(NamedTuple):
         return RingLedger(self.window, self.slots, position, history, bases, floor=position)
 
     def anchored(self, slot: int, position: int, base: int) -> RingLedger:
-        """`slot` is live after `position` tokens, `base` has its based tensors where there are
-        any, and nothing lies behind it.
+        """Return a ledger without history, with `slot` live after `position` tokens.
+
+        `base` is the slot of its based tensors, if there are any.
         """
         bases = (Base(position, base),) if self.bases else ()
         history = (slot,)

@@ -1,9 +1,9 @@
-"""Samples a token from logits.
+"""Sampling of tokens from logits.
 
-A grammar's mask comes first, then the filters in the order of transformers' generate: logit bias,
-penalties, temperature, top-k, top-p, min-p. (llama.cpp scales by temperature last, so the same
-top-p keeps other tokens there.) The penalties look at the last `repetition_window` tokens, as
-llama.cpp's do, so that their cost and their effect do not grow with the conversation.
+A grammar's mask comes first, then the filters in the order of transformers' `generate`: logit bias,
+penalties, temperature, top-k, top-p, min-p. (llama.cpp applies the temperature last, so the same
+top-p keeps different tokens there.) Like llama.cpp's, the penalties consider the last
+`repetition_window` tokens, so that their cost and effect do not grow with the conversation.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 Logits = NDArray[np.float32]
 _BLOCK = 512  # weights summed at once
-_FEW = 256  # tokens that are as quickly sorted as looked through
-_PASSES = 8  # over all logits: these are as quick as a sort of those near the best
-_NEAR = 8.0  # a model's forty likeliest logits are usually no further than this from the best
+_FEW = 256  # up to this many tokens, sorting is as fast as filtering first
+_PASSES = 8  # up to this many argmax passes over all logits are as fast as a partial sort
+_NEAR = 8.0  # the forty likeliest logits are usually within this distance of the best
 
 
 class Distribution:
-    """Tokens and what each of them weighs.
+    """Tokens and their unnormalized probabilities.
 
     Attributes:
-        ids: [n], distinct, in any order; None for all of the vocabulary, in order.
-        weights: [n], none negative; fp32 as they are sampled from, fp64 as differences.
-        total: their sum, 0 where there is nothing to draw.
+        ids: [n], distinct, in any order; None for the whole vocabulary in order.
+        weights: [n], not negative; fp32 for sampling, fp64 for differences of distributions.
+        total: sum of the weights; 0 if nothing can be drawn.
     """
 
     __slots__ = ("_sums", "ids", "total", "weights")
@@ -46,7 +46,7 @@ class Distribution:
         weights: NDArray[Any],
         sums: NDArray[np.float64] | None = None,
     ) -> None:
-        """`sums`: running sums of the weights, where they are known."""
+        """`sums`: running sums of the weights, if already known."""
         self.ids = ids
         self.weights = weights
         if sums is None:
@@ -55,7 +55,7 @@ class Distribution:
         self.total = float(sums[-1])
 
     def draw(self, uniform: float) -> int:
-        """The token whose share of the whole holds `uniform` in [0, 1); never one of weight 0."""
+        """Return the token at quantile `uniform` in [0, 1); never one of weight 0."""
         weights, sums, start = self.weights, self._sums, 0
         wanted = uniform * self.total
         if len(sums) < len(weights):
@@ -65,29 +65,29 @@ class Distribution:
             sums = weights[start : start + _BLOCK].cumsum(dtype=np.float64)
         index = start + int(sums.searchsorted(wanted, side="right"))
         if index == start + len(sums):
-            # rounding left `wanted` at the very end
+            # rounding left `wanted` beyond the last weight
             index = int(weights[:index].nonzero()[0][-1])
         return index if self.ids is None else int(self.ids[index])
 
     def of(self, token: int) -> float:
-        """The probability of one token; 0 for one that cannot be drawn."""
+        """Return the probability of a token; 0 if it cannot be drawn."""
         if self.ids is None:
             return float(self.weights[token]) / self.total
         at = int((self.ids == token).argmax())
         return float(self.weights[at]) / self.total if self.ids[at] == token else 0.0
 
     def probabilities(self) -> NDArray[np.float64]:
-        """[n], of each token; they sum to 1."""
+        """Return the probabilities [n], which sum to 1."""
         return np.multiply(self.weights, 1 / self.total, dtype=np.float64)
 
     def without(self, token: int) -> Distribution:
-        """What a second, different token is drawn from."""
+        """Return the distribution with `token` excluded."""
         weights = self.weights.copy()
         weights[token if self.ids is None else self.ids == token] = 0
         return Distribution(self.ids, weights)
 
     def minus(self, other: Distribution) -> Distribution:
-        """max(p - q, 0) of the probabilities, q being those of the other."""
+        """Return max(p - q, 0), where q are the probabilities of `other`."""
         ids, rest, taken = self.ids, self.probabilities(), other.probabilities()
         if other.ids is not None:
             size = len(rest) if ids is None else 1 + max(int(ids.max()), int(other.ids.max()))
@@ -99,8 +99,9 @@ class Distribution:
 
 
 def _block_sums(weights: NDArray[Any]) -> NDArray[np.float64]:
-    """Sums of blocks of `_BLOCK` weights: a running sum over a whole vocabulary would cost more
-    than the rest. Up to a block of weights are returned one by one.
+    """Return the sums of blocks of `_BLOCK` weights; up to one block, the weights themselves.
+
+    A running sum over a whole vocabulary would cost more than the rest of sampling.
     """
     if len(weights) <= _BLOCK:
         return weights.astype(np.float64)
@@ -111,8 +112,8 @@ def _block_sums(weights: NDArray[Any]) -> NDArray[np.float64]:
 class Sampler:
     """A function from logits to a token, with its own random numbers.
 
-    The generator is advanced once per sampled token and never by greedy choice, so that its state
-    and the logits determine everything that follows.
+    The generator advances once per sampled token and never for a greedy choice, so its state and
+    the logits determine everything that follows.
     """
 
     def __init__(
@@ -121,8 +122,9 @@ class Sampler:
         rng: np.random.Generator | None = None,
         mask: Mask | None = None,
     ) -> None:
-        """`rng`: random numbers to continue, when `params` names no seed. `mask`: of the grammar of
-        one answer, which `allowed` applies.
+        """`rng`: generator to continue if `params` has no seed. `mask`: grammar mask of the answer.
+
+        Only `allowed` applies the mask.
         """
         self.params = params
         self.mask = mask
@@ -132,10 +134,10 @@ class Sampler:
         self.rng = rng
 
     def __call__(self, logits: Logits, history: Sequence[int] = ()) -> int:
-        """The next token from logits [V]; `history` are earlier tokens, for the penalties.
+        """Return the next token for logits [V]. `history`: earlier tokens, for the penalties.
 
-        Raises EngineError when no logit is finite or one is NaN or +inf: a model that says nothing
-        must not be heard as token 0.
+        Raises EngineError if no logit is finite or one is NaN or +inf, instead of returning
+        token 0.
         """
         logits, best = self._best(logits, history)
         if self.params.temperature == 0:
@@ -143,29 +145,32 @@ class Sampler:
         return self._candidates(logits, best).draw(self.rng.random())
 
     def allowed(self, logits: Logits, path: Sequence[int] = ()) -> Logits:
-        """Logits [V], -inf where the answer's grammar has no such token after `path`, which comes
-        after what was said. The argument itself where there is no grammar.
+        """Return logits [V] with -inf for tokens that the answer's grammar excludes after `path`.
 
-        Raises EngineError for a grammar that cannot be followed further.
+        `path` follows the answer so far. Without a grammar, returns the argument itself. Raises
+        EngineError if the grammar cannot be followed further.
         """
         return logits if self.mask is None else self.mask.allowed(logits, path)
 
     def distribution(self, logits: Logits, history: Sequence[int] = ()) -> Distribution:
-        """What the next token is drawn from at a temperature above 0. Raises as a call does."""
+        """Return the distribution of the next token at a temperature above 0.
+
+        Raises as a call does.
+        """
         return self._candidates(*self._best(logits, history))
 
     def likeliest(self, logits: Logits, history: Sequence[int], count: int) -> list[int]:
-        """At most `count` tokens that can be said, the likeliest first, the lowest of equal ones.
+        """Return at most `count` possible tokens, the likeliest first, lower ids first on a tie.
 
         Raises as a call does.
         """
         return _ranked(*self._best(logits, history), count)
 
     def _best(self, logits: Logits, history: Sequence[int]) -> tuple[Logits, int]:
-        """Logits with bias and penalties, and the likeliest token; EngineError where none is."""
+        """Return logits with bias and penalties, and the likeliest token. Raises EngineError."""
         if self._adjusts:
             logits = self._adjusted(logits, history)
-        best = int(logits.argmax())  # of a NaN, where there is one
+        best = int(logits.argmax())  # index of a NaN, if there is one
         if not math.isfinite(logits[best]):
             raise EngineError(
                 f"the best logit is {float(logits[best])}: nothing can be sampled",
@@ -174,7 +179,7 @@ class Sampler:
         return logits, best
 
     def _adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
-        """Logits with bias and penalties: a copy, or the argument itself when nothing was said."""
+        """Return logits with bias and penalties: a copy, or the argument itself if none apply."""
         params = self.params
         if params.logit_bias:
             logits = logits.copy()
@@ -189,7 +194,7 @@ class Sampler:
             seen = logits[recent]
             logits = logits.copy()
             penalty = np.float32(params.repetition_penalty)
-            # a token that is among them twice gets the same value twice
+            # a repeated token is assigned the same value twice
             logits[recent] = np.where(seen > 0, seen / penalty, seen * penalty)
             if params.presence_penalty or params.frequency_penalty:
                 said, count = np.unique(recent, return_counts=True)
@@ -197,10 +202,10 @@ class Sampler:
         return logits
 
     def _candidates(self, logits: Logits, best: int) -> Distribution:
-        """The tokens that survive the filters; they weigh exp((logit - best) / temperature).
+        """Return the tokens that pass the filters, with weights exp((logit - best) / temperature).
 
-        fp32 throughout: weights are then right to 1e-5. 4096 tokens take 15 to 30 µs, 50,000 of a
-        model's 0.03 to 0.7 ms.
+        fp32 throughout, which is accurate to 1e-5. 4096 tokens take 15 to 30 µs, a real model's
+        50,000 take 0.03 to 0.7 ms.
         """
         params, highest = self.params, logits[best]
         ids: NDArray[np.intp] | None = None
@@ -208,7 +213,7 @@ class Sampler:
             ids = _top(logits, best, params.top_k)
             logits = logits[ids]
         weights = logits - highest
-        # the best one is 0, times anything; the rest must not overflow
+        # the best one is 0 and stays 0; cap the factor so that the rest does not overflow
         weights *= min(1 / params.temperature, 1e30)
         np.exp(weights, out=weights)
         sums: NDArray[np.float64] | None = None
@@ -224,10 +229,10 @@ class Sampler:
 
 
 def logprob_of(logits: Logits, token: int, count: int) -> TokenLogprob:
-    """What a model that says logits [V] gives a token, and its `count` likeliest ones."""
+    """Return the log probability of a token under logits [V], and the `count` likeliest tokens."""
     best = int(logits.argmax())
     highest = float(logits[best])
-    # exp of fp32 is right to 1e-7, and ten times as quick
+    # exp in fp32 is accurate to 1e-7 and ten times as fast
     whole = highest + math.log(np.exp(logits - highest).sum(dtype=np.float64))
     top = _ranked(logits, best, count) if count else []
     return TokenLogprob(
@@ -238,7 +243,7 @@ def logprob_of(logits: Logits, token: int, count: int) -> TokenLogprob:
 
 
 def _ranked(logits: Logits, best: int, count: int) -> list[int]:
-    """See `Sampler.likeliest`; `best` is the first."""
+    """Return the `count` likeliest tokens, `best` first: see `Sampler.likeliest`."""
     if count <= _PASSES:
         return _one_by_one(logits, best, count)
     found = _top(logits, best, min(count, len(logits)))
@@ -261,8 +266,8 @@ def _one_by_one(logits: Logits, best: int, count: int) -> list[int]:
 
 
 def _top(logits: Logits, best: int, count: int) -> NDArray[np.intp]:
-    """Ids of the `count` likeliest, ties with the last of them included, in order."""
-    # of a few near the best it is quickly found which they are
+    """Return the ids of the `count` likeliest tokens and ties with the last, in id order."""
+    # partition only the few logits near the best, which is faster
     near = (logits > float(logits[best]) - _NEAR).nonzero()[0]
     values = logits[near]
     if len(near) < count:
@@ -275,13 +280,14 @@ def _top(logits: Logits, best: int, count: int) -> NDArray[np.intp]:
 
 
 def _nucleus(weights: Logits, top_p: float) -> tuple[NDArray[np.intp], Logits, NDArray[np.float64]]:
-    """The smallest set with at least `top_p` of the whole weight, likeliest first: (indices,
-    weights, running sums of those).
+    """Return the smallest set with at least `top_p` of the total weight, likeliest first.
+
+    The result is (indices, weights, running sums of the weights).
     """
     found, heavy, whole = None, weights, None
     if len(weights) > _FEW:
         whole = weights.sum(dtype=np.float64)
-        # the largest weight is 1; of models' tokens those from here on are mostly enough
+        # the largest weight is 1; tokens above this floor usually suffice for real models
         found, heavy = _heaviest(weights, top_p * float(whole), (1 - top_p) ** 2 / 6)
     order = (-heavy).argsort(kind="stable")
     heavy = heavy[order]
@@ -293,8 +299,9 @@ def _nucleus(weights: Logits, top_p: float) -> tuple[NDArray[np.intp], Logits, N
 
 
 def _heaviest(weights: Logits, needed: float, floor: float) -> tuple[NDArray[np.intp], Logits]:
-    """All weights from some value on, `floor` or less, that are `needed` together: (their indices,
-    they).
+    """Return all weights above some threshold that sum to at least `needed`: (indices, weights).
+
+    The threshold is `floor` or lower.
     """
     while True:
         found = (weights >= floor).nonzero()[0]
@@ -305,12 +312,12 @@ def _heaviest(weights: Logits, needed: float, floor: float) -> tuple[NDArray[np.
 
 
 def new_rng(seed: int | None) -> np.random.Generator:
-    """Random numbers from a seed, or from the system without one."""
+    """Return a generator with this seed, or with one from the system for None."""
     return np.random.Generator(np.random.PCG64(seed))
 
 
 def rng_state(rng: np.random.Generator) -> dict[str, Any]:
-    """Everything the generator is, as JSON: its 128-bit numbers as strings."""
+    """Return the generator's complete state as JSON, with its 128-bit numbers as strings."""
     state = rng.bit_generator.state
     return {
         "kind": state["bit_generator"],
@@ -322,7 +329,7 @@ def rng_state(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def restore_rng(saved: Mapping[str, Any]) -> np.random.Generator:
-    """The generator `rng_state` described. Raises StateError when that is malformed."""
+    """Return the generator that `rng_state` saved. Raises StateError if malformed."""
     rng = new_rng(0)
     try:
         rng.bit_generator.state = {

@@ -1,4 +1,4 @@
-"""A conversation or a running text over one state, which is reused from turn to turn."""
+"""Sessions: a conversation or a running text over one state, reused from turn to turn."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 class Session:
     """One user of a model. Either a chat (`chat`) or a running text (`generate`).
 
-    The state always holds exactly the tokens of the transcript so far, so a turn runs only what is
-    new. Without attention a conversation has no end: of a long one only the last part is kept as
-    text and tokens, all of it is in the state. One thread uses a session at a time, a second one
-    gets an EngineError; only `cancel` may come from anywhere. An interrupt at any moment
-    leaves the session as it was before the verb or as it is after it.
+    The state always holds exactly the tokens of the transcript, so a turn runs only new tokens.
+    Without attention, a conversation can go on forever: the state has consumed all of it, but only
+    the last part of a long one is kept as text and tokens. One thread uses a session at a time; a
+    second one gets an EngineError, except from `cancel`. An interrupt at any moment leaves the
+    session as it was before the method call or as it is after it.
 
     Attributes:
-        model: what it runs on.
-        drafting: who proposes tokens to verify, and when; None without a drafter.
+        model: the model that the session runs on.
+        drafting: proposes tokens to verify and decides when; None without a drafter.
     """
 
     def __init__(self, model: Model, **options: Unpack[SessionOptions]) -> None:
-        """Everything is allocated here.
+        """Allocate all memory of the session.
 
-        Raises InputError naming every unknown option and every value that is out of range;
-        EngineError, StateError without memory.
+        Raises InputError listing every unknown option and every value out of range; EngineError or
+        StateError if memory runs out.
         """
         asked = check_options(model, options)
         self.model = model
@@ -64,7 +64,7 @@ class Session:
         )
         self._levels = max(1, asked.undo_levels)
         self._hold = Hold(
-            "the session is in use by another thread, or by the answer being made",
+            "the session is in use by another thread, or by the answer in progress",
             "use one session per thread",
         )
         self._making: Callable[[], Generation | None] = lambda: None
@@ -76,7 +76,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Cancel the answer being made and free the state's memory; `messages` stay.
+        """Cancel the answer in progress and free the state's memory; `messages` remain.
 
         Raises EngineError while another thread uses the session.
         """
@@ -92,56 +92,55 @@ class Session:
             raise _closed()
         return self._open
 
-    # -- what it is ------------------------------------------------------------------------------
-
     def __repr__(self) -> str:
         return f"<Session of {self.model.path.name}: {len(self.messages)} messages>"
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The transcript, the system message included, as far as it is kept: a million characters
-        at least.
-        """
+        """The transcript with the system message, as far as kept: at least a million characters."""
         return self._settled.conversation.messages
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What the state has consumed, but for the tokens of a long conversation that are not kept:
-        those after the system message, or the first ones of a running text.
+        """The tokens that the state has consumed, as far as they are kept.
+
+        A long conversation drops those after the system message, a long running text the first
+        ones.
         """
         return tuple(self._calm().tokens)
 
     @property
     def position(self) -> int:
-        """How many tokens the state has consumed."""
+        """Number of tokens that the state has consumed."""
         return self._calm().position
 
     @property
     def pending(self) -> int | None:
-        """The last sampled token, when the state has not consumed it yet."""
+        """The last sampled token, if the state has not consumed it yet."""
         return self._calm().pending
 
     @property
     def state_bytes(self) -> int:
-        """Memory of the state's buffers, bytes. Does not grow."""
+        """Bytes of the state's buffers. Constant over the session's life."""
         return self._context.state.nbytes
 
     @property
     def constant_bytes(self) -> int:
-        """The part of `state_bytes` that does not depend on the context: all but the KV caches of
-        layers that look back on all of it.
+        """The part of `state_bytes` that does not depend on the context.
+
+        This is everything except the KV caches of layers with full attention.
         """
         state = self._context.state
         return state.nbytes - state.layout.growing_bytes
 
     @property
     def capacity(self) -> int | None:
-        """Tokens the KV caches hold; None without attention, where nothing grows."""
+        """Number of tokens the KV caches hold; None without attention."""
         return self._context.capacity
 
     @property
     def snapshot_bytes(self) -> int:
-        """What a copy of the state takes now, bytes: of `undo`, `regenerate` and `snapshot`."""
+        """Bytes of a copy of the state now, as `undo`, `regenerate` and `snapshot` keep it."""
         state = self._context.state
         rows = state.layout.cache_shapes(state.position)
         return state.layout.slot_bytes + sum(
@@ -150,17 +149,15 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is being made."""
-        self._hold.tidy()  # ends the answer of an interrupted call, which has no other owner
+        """Whether an answer is in progress."""
+        self._hold.tidy()  # end the answer of an interrupted call, which has no other owner
         generation = self._making()
         return generation is not None and not generation.ended
 
     @property
     def undo_levels(self) -> int:
-        """How many turns `undo` can take back now."""
+        """Number of turns that `undo` can take back now."""
         return len(self._settled.undo)
-
-    # -- answers ---------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -169,16 +166,18 @@ class Session:
         on_progress: log.Progress | None = None,
         **sampling: Unpack[Sampling],
     ) -> Generation:
-        """Continue with `prompt`, text or token ids, after whatever this session holds.
+        """Continue with `prompt` after what this session holds. Nothing runs before iteration.
 
-        None, or nothing, continues where the last answer ended; in a new session it begins with
-        the model's `bos`, where it has one. `sampling`: see `SamplingParams`; what is not given, or
-        None, is as the model's defaults say. Nothing runs before the answer is iterated.
-        `on_progress("prefill", tokens, of)` is called in the thread that iterates, before the
-        prompt is read, between its chunks and after the last one.
+        Args:
+            prompt: text or token ids. None or an empty prompt continues where the last answer
+                ended; in a new session it starts with the model's `bos`, if there is one.
+            on_progress: called as `on_progress("prefill", tokens, of)` in the iterating thread,
+                before the prompt is read, between its chunks and after the last one.
+            sampling: see `SamplingParams`; None or absent means the model's default.
 
-        Raises InputError: parameters, ids out of range, a prompt that is too long or, with nothing
-        to continue from, empty; ContextFullError; InputError while another answer is unfinished.
+        Raises InputError for invalid parameters, ids out of range, a prompt that is too long, an
+        empty prompt with nothing to continue from, and while another answer is unfinished; and
+        ContextFullError.
         """
         with self._hold:
             if self._at_rest().conversation.messages:
@@ -211,17 +210,22 @@ class Session:
         on_progress: log.Progress | None = None,
         **sampling: Unpack[Sampling],
     ) -> Generation:
-        """Answer a user's message, or the last of a whole list of messages.
+        """Answer a user's message, or the last message of a list.
 
-        A list replaces the transcript; what it has in common with it is not run again. The answer
-        joins the transcript when it ends, however it ends, unless nothing was generated.
+        A list replaces the transcript; a common prefix is not run again. The answer joins the
+        transcript when it ends, for whatever reason, unless nothing was generated.
 
-        `tools`: functions that the answer may call, as the OpenAI API declares them; `tool_choice`:
-        "auto", "none", "required" or a name. The calls are `result.tool_calls`; a message with the
-        role `tool` tells what came of one. Tools hold for one answer: give them again with the next
-        message, or all is read again. `on_progress`: as of `generate`.
+        Args:
+            text: the user's message, or a list of messages.
+            tools: functions that the answer may call, as the OpenAI API declares them. They apply
+                to one answer: pass them again with the next message, or the whole prompt is read
+                again. Calls are in `result.tool_calls`; a message with the role `tool` gives the
+                result of one.
+            tool_choice: "auto", "none", "required" or the name of a tool.
+            parallel_tool_calls: whether the answer may contain several calls.
+            on_progress, sampling: see `generate`.
 
-        Raises as `generate` does, and TokenizerError: a base model has no chat template.
+        Raises as `generate` does, and TokenizerError for a base model, which has no chat template.
         """
         with self._hold:
             now, template = self._at_rest(), self.model.template
@@ -251,19 +255,19 @@ class Session:
             return self._begin(turn, sampling, on_progress)
 
     def regenerate(self, **sampling: Unpack[Sampling]) -> Generation:
-        """Answer the last turn again, from the state in which its prompt had been read.
+        """Answer the last turn again, from the state after its prompt.
 
-        The answer before is forgotten when this one leaves a trace. After `undo`, `restore` and
-        `load` the prompt of a chat is read again. Raises StateError where there is no last turn.
+        The previous answer is replaced unless this one generates nothing. After `undo`, `restore`
+        or `load` the prompt of a chat is read again. Raises StateError if there is no last turn.
         """
         with self._hold:
             last = self._at_rest().last or self._reader.last_said(self._settled.conversation)
             if last is None:
-                raise StateError("no answer to make again", remedy="say something first")
+                raise StateError("there is no answer to regenerate", remedy="ask something first")
             return self._begin(last, sampling, again=True)
 
     def cancel(self) -> None:
-        """End the answer that is being made, within one step or chunk; from any thread."""
+        """End the answer in progress within one step or chunk. May be called from any thread."""
         generation = self._making()
         if generation is not None:
             generation.cancel()
@@ -276,7 +280,7 @@ class Session:
         *,
         again: bool = False,
     ) -> Generation:
-        """The answer to a turn; `again`: another one, which takes the place of the first."""
+        """Start the answer to a turn. `again`: it replaces the turn's previous answer."""
         tokenizer = self.model.tokenizer
         use = turn.tools
         given = use.sampling(sampling, self.model.defaults) if use else sampling
@@ -287,15 +291,15 @@ class Session:
         continued = turn.conversation is None
         mask: Mask | None = None
         if params.constraint is not None:
-            # only answers with a grammar load it
+            # imported late: only answers with a grammar need it
             from edge.runtime.constrain.mask import open_mask
 
             mask = open_mask(tokenizer, params.constraint, continued=continued)
-        # random numbers are copied: those of an answer that leaves no trace are not used up
+        # copy the generator, so that an answer that is discarded consumes no random numbers
         sampler = Sampler(params, restore_rng(now.rng), mask)
         drafting = self.drafting
         if drafting is None and mask is not None:
-            # speculation is imported where something may be drafted only
+            # imported late: only answers with drafts need it
             from edge.runtime.speculate.grammar import GRAMMAR_ALONE as drafting
         answer = Answer(params, tokenizer, continued=continued, tools=use)
         before: SessionSnapshot | None = None
@@ -308,7 +312,7 @@ class Session:
 
         def finish(succeeded: bool) -> None:
             _log(answer)
-            if before is None or self._open is None:  # it never began, or the session is closed
+            if before is None or self._open is None:  # never started, or the session is closed
                 return
             if not succeeded or not answer.tokens:
                 self._settle()
@@ -321,12 +325,12 @@ class Session:
             answer, self._context, sampler, drafting, prefill=prefill, finish=finish
         )  # fmt: skip
         generation = Generation(answer, pieces, self._hold)
-        # weakly: to drop an answer is to end it
+        # a weak reference, because dropping an answer ends it
         self._making = weakref.ref(generation)
         return generation
 
     def _joined(self, turn: Turn, answer: Answer) -> Conversation:
-        """The transcript with the answer, of which the state keeps what belongs to it."""
+        """Return the transcript with the answer, after rewinding tokens that are not part of it."""
         kept = self._context.drop(len(answer.tokens), answer.kept)
         if turn.conversation is None:
             context = self._context
@@ -338,11 +342,10 @@ class Session:
         calls = answer.result.tool_calls if answer.result else ()
         return turn.conversation.answered(Message("assistant", "".join(answer.text), said, calls))
 
-    # -- going back ------------------------------------------------------------------------------
-
     def reset(self, system: str | None = None) -> None:
-        """Forget everything but the system message, or put another one in its place ("": none);
-        `undo` brings back what was said.
+        """Forget everything except the system message; `undo` restores it.
+
+        `system`: replacement for the system message; "" removes it.
         """
         if system is not None:
             check_text(system)
@@ -354,9 +357,9 @@ class Session:
             self._settled = Settled(self._opening, now.rng, self._undoable(before))
 
     def undo(self) -> None:
-        """Take the last turn back, by copying the state from before it: nothing is run again.
+        """Take back the last turn by restoring the state before it; no token is run again.
 
-        Raises StateError when no turn can be taken back.
+        Raises StateError if no turn can be taken back.
         """
         with self._hold:
             undo = self._at_rest().undo
@@ -365,15 +368,15 @@ class Session:
             self._go(undo[-1], undo[:-1])
 
     def snapshot(self) -> SessionSnapshot:
-        """All of this session now, to come back to with `restore`."""
+        """Return a snapshot of the whole session, for `restore`."""
         with self._hold:
             self._at_rest()
             return self._snapshot()
 
     def restore(self, snapshot: SessionSnapshot, *, undoable: bool = False) -> None:
-        """Go back to a snapshot of a session of the same model. Raises StateError otherwise.
+        """Return to a snapshot of a session of the same model. Raises StateError otherwise.
 
-        `undoable`: `undo` takes this back, as it does with a turn.
+        `undoable`: whether `undo` can take this back like a turn.
         """
         if not isinstance(snapshot, SessionSnapshot):
             raise StateError(
@@ -386,7 +389,7 @@ class Session:
             self._go(snapshot, self._undoable(self._snapshot()) if undoable else now.undo)
 
     def _go(self, to: SessionSnapshot, undo: tuple[SessionSnapshot, ...]) -> None:
-        """Become what a snapshot of this model says."""
+        """Adopt a snapshot of this model."""
         self._settled = Settled(to.conversation, to.rng, undo, mark=to.context)
         self._settle()
 
@@ -395,15 +398,13 @@ class Session:
         return SessionSnapshot(self._context.mark(), now.conversation, now.rng)
 
     def _undoable(self, before: SessionSnapshot) -> tuple[SessionSnapshot, ...]:
-        """What `undo` goes back to, once something has been done that began at `before`."""
+        """Return the undo history after an action that started from `before`."""
         return (*self._settled.undo, before)[-self._levels :]
 
-    # -- files -----------------------------------------------------------------------------------
-
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write state, transcript and random numbers to a file, whole or not at all.
+        """Write state, transcript and random numbers to a file atomically.
 
-        Raises StateError when it cannot be written.
+        Raises StateError if it cannot be written.
         """
         with self._hold:
             now, context = self._at_rest(), self._context
@@ -411,12 +412,14 @@ class Session:
             context.state.save(path, transcript.to_json(saved, self.model.path.name))
 
     def load(self, path: str | os.PathLike[str], *, replay: bool = False) -> int:
-        """Resume a saved session as if it had never been left; `undo` takes that back.
+        """Resume a saved session; `undo` takes this back.
 
-        Returns how many tokens need not be run again. Raises StateError: damaged, or of another
-        model, quantization, tokenizer or version; this session is then unchanged. `replay`: of a
-        chat whose state cannot be used here the messages are still taken, and the next answer
-        reads those that prompts are made of; the return is 0.
+        `replay`: if the state of a saved chat cannot be used here, take its messages alone. The
+        next answer then reads the prompt again, and 0 is returned.
+
+        Returns the number of tokens that need not be run again. Raises StateError for a file that
+        is damaged or from another model, quantization, tokenizer or version; this session is then
+        unchanged.
         """
         with self._hold:
             now, before = self._at_rest(), self._snapshot()
@@ -436,23 +439,22 @@ class Session:
             log.info("edge.session", "resumed %s: %d tokens", path, self._context.position)
             return self._context.position
 
-    # -- at rest ---------------------------------------------------------------------------------
-
     def _at_rest(self) -> Settled:
-        """What holds. An answer that was cancelled and waits to be iterated ends here. Raises
-        InputError while another one is being made, and when the session is closed.
+        """Return the settled session, ending an answer that was cancelled but not iterated since.
+
+        Raises InputError while another answer is in progress, and if the session is closed.
         """
         if self._open is None:
             raise _closed()
         generation = self._making()
         if generation is not None and not generation.stopped():
             raise InputError(
-                "an answer is being made", remedy="finish it, close() it, or cancel() first"
+                "an answer is in progress", remedy="finish it, close() it, or cancel() first"
             )
         return self._settle()
 
     def _settle(self) -> Settled:
-        """What holds, once what was interrupted half-way is taken back."""
+        """Return the settled session, after rolling back an interrupted action."""
         now = self._settled
         if now.mark is not None:
             self._context.restore(now.mark)
@@ -460,7 +462,7 @@ class Session:
         return now
 
     def _calm(self) -> Context:
-        """The context, settled unless something is under way in it."""
+        """Return the context, settled unless an action is in progress."""
         if self._settled.mark is not None and not self.busy:
             with suppress(EngineError), self._hold:
                 self._settle()

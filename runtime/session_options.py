@@ -1,4 +1,4 @@
-"""What a session is asked to be: the options of `Model.session`, checked all at once."""
+"""The options of `Model.session` and their validation."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_TOKENS = 1 << 17
 UNDO_LEVELS = 4
-# copies of a state besides those of `undo`: from before an answer that is being made, and from the
-# ends of its prompt and of the one before
+# copies of a state besides those of `undo`: before the answer in progress, after its prompt, and
+# after the previous prompt
 _HELD = 3
 
 
@@ -36,19 +36,20 @@ class SessionOptions(TypedDict, total=False):
 
     Attributes:
         system: the chat's first message.
-        window: most tokens of a run that can be taken back; see `Engine.new_state`.
-        capacity: tokens the KV caches hold; None is the trained context, at most 4096.
-        seed: of random numbers that answers without a seed of their own draw from.
-        max_prompt_tokens: most tokens of one prompt, besides those that the session holds.
-        undo_levels: how many turns `undo` can take back; each holds a copy of one state.
-        max_bytes: most memory that the state and these copies may take; more is refused when the
-            session is made. None is any.
-        draft: another model, best one of the same vocabulary, or "ngram": it proposes tokens for
-            this one to verify.
-        draft_tokens: how many it proposes in a row.
-        draft_tree: or a tree of them, with so many children of every node at each depth; "ucb" is
-            one of three, as Mamba Drafters chooses. Without either, what proves quickest.
-        accept: "exact", or "top-3": lossy, a drafted token is accepted while it is among the
+        window: maximum number of tokens that can be rewound; see `Engine.new_state`.
+        capacity: number of tokens the KV caches hold; None is the trained context, at most 4096.
+        seed: seed of the random numbers for answers without a seed of their own.
+        max_prompt_tokens: maximum number of tokens in a prompt, besides those the session holds.
+        undo_levels: number of turns that `undo` can take back; each keeps a copy of one state.
+        max_bytes: maximum memory of the state and its copies; creating a session that needs more
+            fails. None is no limit.
+        draft: another model, preferably with the same vocabulary, or "ngram", which proposes
+            tokens for this one to verify.
+        draft_tokens: number of tokens drafted in a row.
+        draft_tree: number of children per node at each depth of a drafted tree; "ucb" picks one of
+            three trees, as in Mamba Drafters. Without this and `draft_tokens`, a bandit picks the
+            fastest form.
+        accept: "exact", or "top-3", which is lossy: a drafted token is accepted if it is among the
             target's three likeliest.
     """
 
@@ -67,7 +68,7 @@ class SessionOptions(TypedDict, total=False):
 
 @dataclass
 class CheckedOptions:
-    """See `SessionOptions`; a drafter may have widened the window."""
+    """Validated options: see `SessionOptions`. A drafter may have enlarged the window."""
 
     system: str | None
     window: int
@@ -79,10 +80,10 @@ class CheckedOptions:
 
 
 def check_options(model: Model, options: Mapping[str, Any]) -> CheckedOptions:
-    """The options of a session that `model` can have.
+    """Validate the options of a session of `model`.
 
-    Raises InputError naming every unknown option and every value that is out of range; EngineError,
-    StateError without memory.
+    Raises InputError listing every unknown option and every value out of range; EngineError or
+    StateError if memory runs out.
     """
     system, capacity = options.get("system"), options.get("capacity")
     window, accept = options.get("window", DEFAULT_WINDOW), options.get("accept", "exact")
@@ -104,7 +105,7 @@ def check_options(model: Model, options: Mapping[str, Any]) -> CheckedOptions:
     plan: Mapping[str, int] = {}
     with collecting(faults):
         plan = model.engine.memory_plan(window=window, capacity=capacity)  # refuses both sizes
-    # speculation is imported with a drafter only
+    # imported late: only sessions with a drafter need speculation
     if (draft, draft_tokens, tree, accept) != (None, None, None, "exact"):
         with collecting(faults):
             from edge.runtime.speculate.choose import drafting
@@ -120,7 +121,7 @@ def check_options(model: Model, options: Mapping[str, Any]) -> CheckedOptions:
 
 
 def _check_bytes(plan: Mapping[str, int], copies: int, most: int) -> None:
-    """Raises StateError where a state of this plan with its copies takes more than `most`."""
+    """Raise StateError if a state of this plan and its copies take more than `most` bytes."""
     state = plan["state_ring"] + plan["kv_cache"] + plan["logits"]
     needed = state + copies * plan["snapshot"]
     if needed > most:

@@ -1,4 +1,4 @@
-"""A model's state and its verbs, whatever memory it is in."""
+"""A model's state and the operations on it, independent of its memory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from edge.runtime.state_memory import Array, Snapshot, StateMemory
 class State(StateMemory):
     """The state of `batch` sequences of one model, made by `Engine.new_state`.
 
-    All memory is taken when it is made, none per token. One thread uses a state at a time; a second
-    one gets an EngineError. The verbs are here; subclasses know the memory.
+    All memory is allocated on creation, none per token. One thread uses a state at a time; a second
+    one gets an EngineError. Subclasses implement the memory.
 
     Attributes:
-        identity: what it belongs to.
-        window: most tokens of a run that can be taken back.
+        identity: identity of the model that the state belongs to.
+        window: maximum number of tokens that can be rewound.
         ledger: which slots of the memory hold which tokens.
-        workspace: what the engine keeps with the state; not the state's business, but for `apply`.
-        hold: `with` it a thread has the state for itself; EngineError while another one has.
+        workspace: the engine's data for this state; the state only calls its `apply`.
+        hold: context manager for exclusive use; raises EngineError while another thread has it.
     """
 
     ledger: Ledger
@@ -40,22 +40,20 @@ class State(StateMemory):
         self.workspace: Any = None
         self.hold = Hold("the state is in use by another thread", "use one state per thread")
 
-    # -- what it is ------------------------------------------------------------------------------
-
     @property
     def position(self) -> int:
-        """Tokens consumed, the same for every sequence of the batch."""
+        """Number of tokens consumed, the same for every sequence of the batch."""
         return self.ledger.position
 
     @property
     def tree(self) -> Tree | None:
-        """The tree that was run last, while no node of it has been selected."""
+        """The last tree run, until a node of it is selected."""
         return self.ledger.tree
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of everything the state keeps, used or not."""
+        """Bytes of all memory of the state, used or not."""
 
     @property
     def batch(self) -> int:
@@ -63,24 +61,24 @@ class State(StateMemory):
 
     @property
     def capacity(self) -> int | None:
-        """Tokens the KV caches hold, or None: without attention a state has no end."""
+        """Number of tokens the KV caches hold; None without attention."""
         return self.layout.capacity if self.layout.caches else None
 
     @property
     def reach(self) -> int:
-        """How many tokens `rewind` can take back now.
+        """Number of tokens that `rewind` can take back now.
 
-        After a run of T tokens at least min(window, reach before + T), counting from the last
-        commit. Rewinding n lowers it by n. A run that failed, and tree nodes that were not chosen,
-        may have used the room of the oldest ones: it is then at least min(reach, window - T).
+        After a run of T tokens it is at least min(window, reach before + T), counting from the last
+        commit. Rewinding n tokens lowers it by n. A failed run and tree nodes that were not
+        selected may have overwritten the oldest states: it is then at least min(reach, window - T).
         """
         return 0 if self.ledger.tree is not None else self.ledger.reach
 
     def arrays(self) -> dict[str, Array]:
-        """Copies of the live state, batch first, as in `edge.tensors`; KV rows in use only.
+        """Return copies of the live state's tensors, batch first as in `edge.tensors`.
 
-        For tests and debugging. Pending tokens are applied first, as `save` does. Key and value
-        caches keep the zero padding of their heads.
+        For tests and debugging. Pending tokens are applied first, as in `save`. KV caches contain
+        only the rows in use and keep the zero padding of their heads.
         """
         snapshot = self.snapshot(applied=True)
         live = {
@@ -89,10 +87,8 @@ class State(StateMemory):
         }
         return live | dict(snapshot.caches)
 
-    # -- going back ------------------------------------------------------------------------------
-
     def clear(self) -> None:
-        """Go back to before any token: zeros, position 0."""
+        """Reset to zeros at position 0."""
         with self.hold:
             self.ledger = self.ledger.with_room(0)
             after = self.ledger.elsewhere(0, 0)
@@ -100,28 +96,29 @@ class State(StateMemory):
             self.ledger = after
 
     def snapshot(self, *, applied: bool = False) -> Snapshot:
-        """A copy of the live state. Nothing is run for it: tokens that are pending in logs are
-        copied as log rows, which engines with the same logs can continue from.
+        """Return a copy of the live state.
 
-        `applied`: pending tokens are applied by a run of the engine first, so that any engine of
-        this model can restore it. Raises StateError while a tree waits for `select`.
+        No token is run: pending tokens are copied as log rows, from which engines with the same
+        logs can continue. With `applied`, the engine applies pending tokens first, so that any
+        engine of this model can restore the copy. Raises StateError while a tree waits for
+        `select`.
         """
         with self.hold:
             self._needs_choice("snapshot")
             return self._copied(self._applied() if applied else self.ledger.here)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Make the live state that of `snapshot`; nothing behind it can be rewound.
+        """Set the live state to `snapshot`, which cannot be rewound.
 
-        Raises StateError: another model's, another batch size, more tokens than the KV caches hold,
-        pending tokens that this state has no logs or no window for.
+        Raises StateError if the snapshot has a different model or batch size, more tokens than the
+        KV caches hold, or pending tokens that this state has no logs or too small a window for.
         """
         with self.hold:
             self.check(snapshot)
             self.adopt(snapshot.recurrent, snapshot.caches, snapshot.position, snapshot.rows)
 
     def check(self, snapshot: Snapshot) -> None:
-        """Raise StateError where `restore` would."""
+        """Raise StateError if `restore` would."""
         if snapshot.identity != self.identity:
             raise StateError("the snapshot belongs to another model")
         if snapshot.batch != self.batch:
@@ -136,10 +133,10 @@ class State(StateMemory):
         self._check_room(snapshot.position)
 
     def rewind(self, count: int) -> None:
-        """Take back the last `count` tokens, as if they had never been run; scan states that are
-        rebuilt from logs have other last bits.
+        """Take back the last `count` tokens, as if they had never been run.
 
-        Raises StateError beyond `reach`, saying how far it could go; the state is then unchanged.
+        Scan states rebuilt from logs may differ in their last bits. Raises StateError beyond
+        `reach`; the state is then unchanged.
         """
         with self.hold:
             self._needs_choice("rewind")
@@ -153,10 +150,10 @@ class State(StateMemory):
             self.ledger = self.ledger.back(count)
 
     def select(self, node: int) -> None:
-        """Keep the path from a tree's root to `node`, and forget its other nodes.
+        """Keep the path from a tree's root to `node`, and drop the other nodes.
 
-        -1 keeps none. What was kept of the path moves together where it was not already; a path
-        along nodes 0, 1, 2, … moves nothing. Raises StateError: no tree, no such node.
+        -1 keeps none. The nodes of the path are moved together; a path along nodes 0, 1, 2, … moves
+        nothing. Raises StateError without a tree and for an unknown node.
         """
         with self.hold:
             tree = self.ledger.tree
@@ -172,10 +169,10 @@ class State(StateMemory):
             self.ledger = self.ledger.chosen(path)
 
     def fork(self, batch: int | None = None) -> State:
-        """A second state that goes its own way, with the same reach; `batch` replicates one
-        sequence that many times. Nothing is run for it.
+        """Return an independent copy of the state with the same reach. No token is run.
 
-        Raises StateError: a batch of several cannot become another.
+        `batch`: how many times to replicate a single sequence. Raises StateError if a state of
+        several sequences is to get a different batch size.
         """
         with self.hold:
             self._needs_choice("fork")
@@ -191,12 +188,14 @@ class State(StateMemory):
             return copy
 
     def spread(self, other: State) -> None:
-        """Continue in `other`, a state of n times as many sequences: sequence b becomes those from
-        b·n to b·n + n - 1 of it. This one stays as it is; nothing behind `other` can be rewound.
-        Nothing is run for it, unless more tokens are pending than the window of `other` holds.
+        """Copy this state into `other`, a state with n times as many sequences.
 
-        Raises StateError: another model's, no such number of sequences, more tokens than the KV
-        caches of `other` hold, a tree that waits for `select`.
+        Sequence b becomes sequences b·n to b·n + n - 1 of `other`, which cannot be rewound. This
+        state is unchanged. No token is run, unless more are pending than the window of `other`
+        holds.
+
+        Raises StateError if `other` has a different model or engine, a number of sequences that is
+        not a multiple, or too little room in its KV caches, and while a tree waits for `select`.
         """
         with self.hold, other.hold:
             self._needs_choice("spread")
@@ -215,25 +214,22 @@ class State(StateMemory):
             other._take(self, self._pairs(here, after.here), self.position, first)
             other.ledger = after.sliding_from(first)
 
-    # -- files -----------------------------------------------------------------------------------
-
     def save(self, path: str | os.PathLike[str], extra: dict[str, Any] | None = None) -> None:
-        """Write the live state and `extra` (JSON) to a file, whole or not at all.
+        """Write the live state and `extra` (JSON) to a file atomically.
 
-        Pending tokens are applied by a run of the engine first: any engine of the model can load
-        the file.
+        The engine applies pending tokens first, so that any engine of the model can load the file.
 
-        Raises StateError: a tree waits for `select`, the state is not finite, `extra` is no JSON or
-        too large, the disk refuses. An existing file at `path` survives any failure.
+        Raises StateError while a tree waits for `select`, and if the state is not finite, `extra`
+        is not JSON or too large, or writing fails. An existing file at `path` survives any failure.
         """
         snapshot = self.snapshot(applied=True)
         statefile.write(path, self.identity, self.layout, snapshot.position,
                         {**snapshot.recurrent, **snapshot.caches}, extra or {})  # fmt: skip
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Make a saved state live, without running its tokens, and return its `extra`.
+        """Load a saved state without running its tokens, and return its `extra`.
 
-        Raises StateError for a file that is damaged, cut short, of another model, quantization,
+        Raises StateError for a file that is damaged or truncated, from another model, quantization,
         tokenizer, batch size or version, or longer than the KV caches; the live state is then
         unchanged.
         """
@@ -247,8 +243,6 @@ class State(StateMemory):
             )
             return saved.extra
 
-    # -- inside ----------------------------------------------------------------------------------
-
     def adopt(
         self,
         recurrent: Mapping[str, Array],
@@ -256,7 +250,7 @@ class State(StateMemory):
         position: int,
         rows: Mapping[str, Array],
     ) -> None:
-        """Copy a whole state in; the caller holds the state and has checked where it comes from."""
+        """Copy a whole state in. The caller holds the state and has checked the copy's identity."""
         self._check_room(position)
         pending = max((len(each) for each in rows.values()), default=0)
         self.ledger = self.ledger.with_room(pending)
@@ -273,8 +267,9 @@ class State(StateMemory):
         self.ledger = after.sliding_from(first)
 
     def make_room(self, count: int) -> None:
-        """Move what caches that slide still need to their front, where the next `count` tokens do
-        not fit behind it. What is needed is overwritten by nothing that moves.
+        """Move the needed rows of sliding caches to the front if `count` more tokens do not fit.
+
+        Source and target rows do not overlap.
         """
         slots, position = self.layout.slots, self.position
         if slots is None or position - self.ledger.first + count <= slots:
@@ -284,8 +279,9 @@ class State(StateMemory):
         self.ledger = self.ledger.sliding_from(first)
 
     def _first_needed(self, position: int) -> int:
-        """The first position that a token after `position` others looks back on in a cache that
-        slides; 0 where none does.
+        """Return the first position that the next token attends to in sliding caches.
+
+        `position` is the number of tokens before it. 0 if no cache slides.
         """
         return 0 if self.layout.slots is None else position - self.layout.needed(position)
 
@@ -303,7 +299,7 @@ class State(StateMemory):
             )
 
     def _applied(self) -> Slots:
-        """Slots of the live state once nothing is pending. What can be taken back stays so."""
+        """Return the slots of the live state after applying pending tokens; the reach remains."""
         here: Slots = self.ledger.here
         return self.workspace.apply(self) if here.rows else here
 
@@ -322,4 +318,4 @@ class State(StateMemory):
 
     @abstractmethod
     def _new(self, layout: StateLayout) -> State:
-        """An empty state in the same kind of memory, without a workspace."""
+        """Return an empty state in the same kind of memory, without a workspace."""

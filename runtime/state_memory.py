@@ -1,4 +1,4 @@
-"""What a state is kept in: slots of tensors, whatever memory they are in, and a copy of them."""
+"""The memory of a state, as slots of tensors in any kind of memory, and snapshots of it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.ledger import Ledger, Slots
 
 Array = NDArray[Any]
-# one slot of a tensor, and what it holds or is to hold
+# a tensor's name, a slot, and the array to copy from or to
 Piece = tuple[str, int, Array]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of the live state: one recurrent state, the log rows pending since, and the KV rows
-    in use.
+    """A copy of the live state: one recurrent state, its pending log rows and the KV rows in use.
 
     Attributes:
-        position: tokens consumed.
-        caches: KV rows of the last tokens: of all of them, or of those that the next one may look
-            back on.
-        rows: log name → [P, B, width] of the P pending tokens; empty where nothing is pending.
-        nbytes: memory it holds, bytes.
+        identity: identity of the model that the state belongs to.
+        batch: number of sequences.
+        position: number of tokens consumed.
+        recurrent: input name → recurrent state, before the pending tokens.
+        caches: input name → KV rows of all tokens, or of those that the next one may attend to.
+        rows: log name → [P, B, width] of the P pending tokens; empty if none is pending.
+        nbytes: bytes of memory it holds.
     """
 
     identity: Identity
@@ -39,7 +40,7 @@ class Snapshot:
 
     @property
     def pending(self) -> int:
-        """Tokens that `recurrent` lacks and `rows` have."""
+        """Number of pending tokens, which are in `rows` but not in `recurrent`."""
         return max((len(rows) for rows in self.rows.values()), default=0)
 
     @property
@@ -49,10 +50,10 @@ class Snapshot:
 
 
 class StateMemory(ABC):
-    """The tensors of one state, a slot at a time.
+    """The tensors of one state, accessed by slot.
 
     Attributes:
-        layout: names, shapes and types of them.
+        layout: names, shapes and dtypes of the tensors.
         ledger: which slots hold which tokens.
     """
 
@@ -64,47 +65,45 @@ class StateMemory(ABC):
 
     @abstractmethod
     def _zero(self, slots: Iterable[tuple[str, int]]) -> None:
-        """Fill these slots of tensors with zeros."""
+        """Fill these (tensor, slot) pairs with zeros."""
 
     @abstractmethod
     def _read(self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int) -> None:
-        """Fill the arrays from slots, those of `caches` from the KV rows of as many positions
-        before `end`.
-        """
+        """Fill the arrays from slots, and those of `caches` from the KV rows that precede `end`."""
 
     @abstractmethod
     def _write(
         self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int, first: int
     ) -> None:
-        """Copy the arrays into slots, those of `caches` into the KV rows of as many positions
-        before `end`; caches that slide begin with position `first` then.
+        """Copy the arrays into slots, and those of `caches` into the KV rows that precede `end`.
+
+        Sliding caches begin at position `first` afterwards.
         """
 
     @abstractmethod
     def _move(self, slots: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
-        """Copy slots of all recurrent tensors and logs, and KV rows: from a position, to one."""
+        """Copy slots of all recurrent tensors and logs, and KV rows by position: (from, to)."""
 
     @abstractmethod
     def _slide(self, count: int, to: int) -> None:
-        """Copy the first `count` KV rows from position `to` on, of caches that slide, to where they
-        begin.
-        """
+        """Copy `count` KV rows of sliding caches, from position `to` on, to the caches' start."""
 
     @abstractmethod
     def _same_memory(self, other: StateMemory) -> bool:
-        """Whether `_take` can copy between them."""
+        """Return whether `_take` can copy between the two."""
 
     @abstractmethod
     def _take(
         self, source: StateMemory, slots: Iterable[tuple[str, int, int]], length: int, first: int
     ) -> None:
-        """Copy slots of tensors (name, from, to) and the KV rows of `length` tokens from `source`,
-        each of its sequences as often as this state has more of them. Caches that slide begin with
-        position `first` then; of those of the source, what they have no longer is not copied.
+        """Copy slots (name, from, to) and the KV rows of `length` tokens from `source`.
+
+        Each of its sequences is replicated to fill this state's batch. Sliding caches begin at
+        position `first` afterwards; rows that the source has dropped are not copied.
         """
 
     def _first(self, name: str, first: int | None = None) -> int:
-        """The position in the first slot of a cache, if it slides the ledger's or that given."""
+        """Return the position in a cache's first slot: `first` or the ledger's if it slides."""
         if not self.layout.slides(name):
             return 0
         return self.ledger.first if first is None else first
@@ -122,7 +121,7 @@ class StateMemory(ABC):
                 yield name, slot, row
 
     def _pairs(self, start: Slots, to: Slots) -> Iterator[tuple[str, int, int]]:
-        """(tensor, slot of this state, slot of the one that it is copied to)."""
+        """Yield (tensor, slot of this state, slot of the state it is copied to)."""
         for name in (*self.layout.recurrent, *self.layout.logs):
             kind = 2 if name in self.layout.logs else 1 if name in self._based else 0
             for source, target in zip(start[kind], to[kind], strict=True):

@@ -1,16 +1,16 @@
-"""State files: one saved state, checked to the last byte before it is used, never half written.
+"""State files: one saved state, written atomically and fully checked before use.
 
     magic     8 bytes  b"EDGESTAT"
-    version   u32      little endian, as all below
+    version   u32      little endian, like all numbers
     header    u32      length of the header
     payload   u64      length of the payload
     extra     u64      length of the extra
     digest    32 bytes SHA-256 of all other bytes of the file
     header    JSON: identity, position, batch, layout
-    payload   safetensors: the state's tensors, each of the type the model keeps it in
-    extra     JSON of the caller (a transcript, …)
+    payload   safetensors: the state's tensors, each in the dtype the model keeps it in
+    extra     JSON of the caller, such as a transcript
 
-The digest stops damage, not an attacker: someone who can write the file can compute it.
+The digest detects damage but not an attacker, who could compute it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ MAGIC = b"EDGESTAT"
 VERSION = 1
 MAX_HEADER = 4 << 20
 MAX_EXTRA = 64 << 20
-# room for safetensors' own header beyond the tensors' bytes
+# room for safetensors' own header besides the tensors' bytes
 _PAYLOAD_SLACK = 8 << 20
-MAX_UNUSED = 16 << 30  # of a state that is only hashed, in pieces
+MAX_UNUSED = 16 << 30  # bytes of a payload that is only hashed, in pieces
 _PIECE = 1 << 20
 
 _PREFIX = struct.Struct("<8sIIQQ")
@@ -58,7 +58,7 @@ _DAMAGED = (
 
 @dataclass(frozen=True)
 class Saved:
-    """A state file's content, every byte of it checked."""
+    """The content of a state file, fully checked."""
 
     tensors: Tensors
     position: int
@@ -73,13 +73,10 @@ def write(
     tensors: Tensors,
     extra: Mapping[str, Any],
 ) -> None:
-    """Write a state file, whole or not at all; what was at `path` before is then at `path`~.
+    """Write a state file atomically. An existing file at `path` is kept as `path`~.
 
-    Where this raises, the file from before is in place, or the new one, whole but not known to
-    outlive a loss of power.
-
-    Raises StateError: tensors that are not finite, `extra` that is no JSON or too large, a disk
-    that refuses.
+    Raises StateError if tensors are not finite, `extra` is not JSON or too large, or writing fails.
+    The old file is then in place, or the complete new one, which may not survive a loss of power.
     """
     file = Path(path)
     for name, tensor in tensors.items():
@@ -110,12 +107,12 @@ def _header(
 
 
 def told(identity: Identity) -> dict[str, str]:
-    """What a file says that it belongs to."""
+    """Return the identity as a file stores it."""
     return {name: value for name, value in asdict(identity).items() if name != "bundle"}
 
 
 def _shapes(layout: StateLayout, position: int, whole: bool | None = None) -> dict[str, Shape]:
-    """`whole`: with the rows of all tokens in every cache; None as this state itself saves them."""
+    """Return the shapes of the saved tensors. `whole`: see `StateLayout.cache_shapes`."""
     return layout.recurrent | layout.cache_shapes(position, whole=whole)
 
 
@@ -138,8 +135,9 @@ def digest(*parts: bytes) -> bytes:
 
 
 def read(path: str | os.PathLike[str], identity: Identity, layout: StateLayout) -> Saved:
-    """Read and check a state file. Raises StateError naming what does not fit; changes nothing.
-    What killed saves of it left is removed.
+    """Read and check a state file, and remove leftovers of killed saves.
+
+    Raises StateError naming what does not match.
     """
     file = Path(path)
     clear(file)
@@ -152,17 +150,18 @@ def read(path: str | os.PathLike[str], identity: Identity, layout: StateLayout) 
 
 
 def read_extra(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What was saved beside a state of any model. Raises StateError for a file that is damaged."""
+    """Return the `extra` of a state file of any model. Raises StateError for a damaged file."""
     file = Path(path)
     return _parse_extra(file, _read(file, MAX_UNUSED, keep=False)[2])
 
 
 def _read(file: Path, most: int, *, keep: bool = True) -> tuple[bytes, bytes, bytes]:
-    """Header, payload of at most `most` bytes, and extra, all as they were written. `keep`: the
-    payload too, which is else empty.
+    """Read header, payload of at most `most` bytes, and extra, and check the digest.
+
+    Without `keep`, the payload is only hashed and returned as b"".
     """
     try:
-        # not blocking, or a pipe in the file's place would wait for a writer
+        # O_NONBLOCK: opening a pipe would otherwise wait for a writer
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb") as stream:
             info = os.fstat(fd)
@@ -194,7 +193,7 @@ def _read(file: Path, most: int, *, keep: bool = True) -> tuple[bytes, bytes, by
 
 
 def _lengths(file: Path, prefix: bytes, size: int, most: int) -> tuple[int, int, int]:
-    """Lengths of header, payload and extra, which must make up the whole file."""
+    """Return the lengths of header, payload and extra, after checking them against the file's."""
     if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
         raise StateError("is not a saved state", file=file)
     _, version, header, payload, extra = _PREFIX.unpack(prefix)
@@ -205,7 +204,7 @@ def _lengths(file: Path, prefix: bytes, size: int, most: int) -> tuple[int, int,
             field="version",
             remedy="update mamba-edge" if version > VERSION else None,
         )
-    # bounded before anything of that length is read
+    # check the limits before reading anything of that length
     for name, length, limit in (
         ("header", header, MAX_HEADER), ("payload", payload, most), ("extra", extra, MAX_EXTRA),
     ):  # fmt: skip
@@ -221,8 +220,9 @@ def _lengths(file: Path, prefix: bytes, size: int, most: int) -> tuple[int, int,
 def _check_header(
     file: Path, data: bytes, identity: Identity, layout: StateLayout, extra: bytes
 ) -> tuple[int, bool]:
-    """The position, once everything else says that the state fits, and whether every cache is
-    whole: engines differ in that. `extra` may name the model.
+    """Check the header and return the position and whether every KV cache is whole.
+
+    Engines differ in whether caches are whole. `extra` may name the model, for the error.
     """
     try:
         header = strict_json.loads(data)
@@ -232,7 +232,7 @@ def _check_header(
         raise StateError("is not understood", file=file, field="header")
     faults = Faults()
     if identity.bundle and header["identity"].get("model") == identity.bundle:
-        header["identity"]["model"] = identity.model  # as earlier versions wrote it
+        header["identity"]["model"] = identity.model  # earlier versions wrote the bundle's
     for field, ours in told(identity).items():
         theirs = header["identity"].get(field)
         if theirs != ours:
@@ -264,7 +264,7 @@ def _check_header(
 
 
 def _short(value: object) -> str:
-    """A fingerprint by its first digits, as they tell two apart."""
+    """Return the first digits of a fingerprint, enough to tell two apart."""
     text = str(value)
     return f"{text[:12]}…" if len(text) > 24 else repr(text)
 
@@ -289,7 +289,7 @@ def _check_payload(
                 field=name,
                 remedy=OPEN_IT,
             )
-        # one pass that makes no array: a sum is finite only if its terms are
+        # one pass without a temporary array: a sum is finite only if its terms are
         with np.errstate(invalid="ignore"):
             total = float(tensor.sum(dtype=np.float64))
         if not math.isfinite(total):

@@ -1,9 +1,10 @@
-"""A chat as it grows, in a saved state too, and what a session holds between answers: one value,
-replaced whole, so that nothing is half done.
+"""The transcript of a chat, its JSON in a saved state, and the settled value of a session.
 
-A state of constant size can hold a conversation without end, a transcript cannot. So old turns are
-left out of the prompt that a turn is rendered as, once the state has read them, and in the end
-forgotten: how much is kept of a conversation is bounded, and so is what a turn costs.
+Each is an immutable value that is replaced as a whole, so that no update is partial.
+
+A state of constant size can hold an endless conversation, but a transcript cannot. So old turns
+that the state has read are left out of the rendered prompt, and later forgotten. This bounds both
+what is kept of a conversation and the cost of a turn.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _OF_TOOLS = {"tool_calls", "tool_call_id"}
-KEPT = 1 << 20  # characters of the messages that are kept though prompts leave them out
+KEPT = 1 << 20  # characters of a transcript above which messages left out of prompts are dropped
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Conversation:
     """A chat, as far as it is kept.
 
     Attributes:
-        messages: the transcript, the system message included.
-        skipped: how many messages after that prompts leave out. The state has read them.
+        messages: the transcript, including the system message.
+        skipped: number of messages after the system message that prompts leave out. The state has
+            read them.
     """
 
     messages: tuple[Message, ...] = ()
@@ -46,28 +48,28 @@ class Conversation:
 
     @property
     def _first(self) -> int:
-        """The index at which the turns begin."""
+        """Index of the first message after the system message."""
         return int(bool(self.messages) and self.messages[0].role == "system")
 
     @property
     def shown(self) -> tuple[Message, ...]:
-        """The messages that a prompt is made of."""
+        """The messages that prompts contain."""
         return self.messages[: self._first] + self.messages[self._first + self.skipped :]
 
     @property
     def unanswered(self) -> bool:
-        """Whether it has no messages yet."""
+        """Whether there are no messages besides the system message."""
         return len(self.messages) == self._first
 
     def continues(self, other: Conversation) -> bool:
-        """Whether it begins with all messages of another."""
+        """Return whether the transcript begins with all messages of `other`."""
         return self.messages[: len(other.messages)] == other.messages
 
     def asked(self, text: str | Sequence[Message | Mapping[str, Any]]) -> Conversation:
-        """The conversation with a user's text added, or the list given instead of it.
+        """Return the conversation with a user's text added, or replaced by a list of messages.
 
         Where the list repeats the transcript, answers keep the tokens they were generated as.
-        Raises InputError naming the message that cannot be used.
+        Raises InputError naming an invalid message.
         """
         if isinstance(text, str):
             return Conversation((*self.messages, Message("user", text)), self.skipped)
@@ -91,7 +93,7 @@ class Conversation:
         return Conversation(tuple(out), self.skipped if known == len(self.messages) else 0)
 
     def answered(self, answer: Message) -> Conversation:
-        """The conversation with an answer added, less the oldest messages where it is too long."""
+        """Return the conversation with an answer added, without the oldest messages if too long."""
         messages, first = [*self.messages, answer], self._first
         excess = sum(len(message.content) for message in messages) - KEPT
         drop = 0
@@ -101,8 +103,10 @@ class Conversation:
         return Conversation((*messages[:first], *messages[first + drop :]), self.skipped - drop)
 
     def halved(self) -> Conversation | None:
-        """The conversation without the older half of what is shown, but with the last turn and the
-        one before it, of whose answer the state may lack the end; None where there are no others.
+        """Return the conversation without the older half of the shown messages.
+
+        The last two turns are kept, because the state may lack the end of the latest answer.
+        Returns None if there are no other turns.
         """
         shown = self.shown[self._first :]
         turns = [index for index, message in enumerate(shown) if message.role == "user"][:-1]
@@ -114,7 +118,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class SavedSession:
-    """What a saved state says beside the state."""
+    """The data saved beside a state."""
 
     conversation: Conversation
     consumed: Consumed
@@ -134,7 +138,7 @@ def _message(index: int, item: Mapping[str, Any]) -> Message:
 
 
 def _with_calls(message: Message, item: Mapping[str, Any], field: str) -> Message:
-    """The message with the calls, or the call answered, that its JSON names."""
+    """Return the message with the tool calls and the call id in its JSON."""
     try:
         calls = tuple(map(read_call, item.get("tool_calls") or ()))
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -150,7 +154,7 @@ def _with_calls(message: Message, item: Mapping[str, Any], field: str) -> Messag
 
 
 def read_call(item: Mapping[str, Any]) -> ToolCall:
-    """A call as the OpenAI API sends it. Raises KeyError, TypeError, ValueError."""
+    """Parse a call in the OpenAI API's form. Raises KeyError, TypeError, ValueError."""
     function = item["function"]
     arguments = function["arguments"]
     source = arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -167,7 +171,7 @@ def _call_to_json(call: ToolCall) -> dict[str, Any]:
 
 
 def to_json(saved: SavedSession, model: str) -> dict[str, Any]:
-    """A session as plain JSON. `model`: its name, for people."""
+    """Return a session as plain JSON. `model`: display name of the model."""
     return {
         "session": VERSION,
         "model": model,
@@ -197,8 +201,9 @@ def to_json(saved: SavedSession, model: str) -> dict[str, Any]:
 def conversation_from_json(
     extra: Mapping[str, Any], tokenizer: Tokenizer | None, path: str | os.PathLike[str]
 ) -> Conversation:
-    """The chat that `to_json` wrote, checked; without a tokenizer no answer's tokens are. Raises
-    StateError when it is something else.
+    """Read and check the chat that `to_json` wrote; without a tokenizer, tokens are dropped.
+
+    Raises StateError if it is malformed.
     """
     if extra.get("session") != VERSION:
         raise StateError(
@@ -221,7 +226,7 @@ def conversation_from_json(
 def from_json(
     extra: Mapping[str, Any], tokenizer: Tokenizer, path: str | os.PathLike[str]
 ) -> SavedSession:
-    """What `to_json` wrote, checked. Raises StateError when it is something else."""
+    """Read and check what `to_json` wrote. Raises StateError if it is malformed."""
     conversation = conversation_from_json(extra, tokenizer, path)
     with _malformed(path):
         pending, tokens = extra["pending"], _ids(extra["tokens"], tokenizer)
@@ -238,17 +243,17 @@ def from_json(
 
 
 def load_into(context: Context, path: str | os.PathLike[str], tokenizer: Tokenizer) -> SavedSession:
-    """Bring a context to what a file holds; what it says besides. Raises StateError."""
+    """Load a file's state into a context and return the data saved with it. Raises StateError."""
     saved = from_json(context.state.load(path), tokenizer, path)
     context.consumed = saved.consumed
     if context.position != context.state.position:
         raise StateError("transcript and state disagree", file=path)
-    restore_rng(saved.rng)  # refuses what is malformed
+    restore_rng(saved.rng)  # raises if malformed
     return saved
 
 
 def read_conversation(path: str | os.PathLike[str]) -> Conversation | None:
-    """The chat of a file, whatever its state is worth; None where there is none."""
+    """Return the chat in a file, even if its state cannot be used; None if there is none."""
     try:
         found = conversation_from_json(statefile.read_extra(path), None, path)
     except StateError:
@@ -278,7 +283,7 @@ def _ids(values: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class SessionSnapshot:
-    """All of a session at one moment. Holds a copy of one state."""
+    """A whole session at one moment. Holds a copy of one state."""
 
     context: ContextMark
     conversation: Conversation
@@ -291,14 +296,15 @@ class SessionSnapshot:
 
 @dataclass(frozen=True)
 class Settled:
-    """A session, but for its context.
+    """A session without its context.
 
     Attributes:
-        rng: of random numbers that answers without a seed of their own draw from.
-        undo: what `undo` goes back to, the latest last.
+        conversation: the transcript.
+        rng: state of the random numbers for answers without a seed of their own.
+        undo: snapshots that `undo` returns to, the latest last.
         last: the turn that `regenerate` answers again.
-        mark: where the context has to go back to before anything else: set while something is
-            under way that an interrupt would leave half done.
+        mark: point that the context must return to first; set while an action is in progress that
+            an interrupt would leave incomplete.
     """
 
     conversation: Conversation

@@ -62,7 +62,7 @@ def test_saved_by_name_and_listed(home: dict[str, str]) -> None:
     terminal.ask("/load monday", "resumed a conversation of 2 messages (")
     terminal.bye()
     terminal = Terminal(str(bundle("bytes")), *SHORT, **home)  # another model's
-    says = "took over a conversation of 2 messages: the saved state does not fit"
+    says = "loaded a conversation of 2 messages: the saved state does not fit"
     terminal.ask("/load monday", says)
     terminal.bye()
 

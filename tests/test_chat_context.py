@@ -75,7 +75,7 @@ def test_a_file_that_does_not_fit_is_refused_and_forgotten(tmp_path: Path) -> No
     (tmp_path / "half.txt").write_text("the state of " * 9)
     for _ in range(3):
         COMMANDS["/read"].run(this, str(tmp_path / "half.txt"))
-    with pytest.raises(InputError, match="what /read had kept is forgotten"):
+    with pytest.raises(InputError, match="the text kept by /read is discarded"):
         conversation._turn(this, "what is it?")
     assert this.attached == "" and not conversation._turn(this, "hello")
 

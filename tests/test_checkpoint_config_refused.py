@@ -103,7 +103,7 @@ def lfm3_rope(**changed: Any) -> dict[str, Any]:
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "nowhere").message == "is not there"
+    assert refusal(tmp_path / "nowhere").message == "does not exist"
 
 
 def test_a_file_instead_of_a_directory(path: Path) -> None:

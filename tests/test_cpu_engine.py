@@ -48,7 +48,7 @@ def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) 
     try:
         with monkeypatch.context() as other:
             other.setattr(library, "VERSION", library.VERSION + 1)
-            with pytest.raises(EngineError, match=r"other sources.*make chat"):
+            with pytest.raises(EngineError, match=r"different version.*make chat"):
                 library.library()
     finally:
         library.library.cache_clear()

@@ -410,7 +410,7 @@ def test_options_that_cannot_be(
 
 def test_teachers_that_are_no_llama(asked: DistillOptions, tmp_path: Path) -> None:
     mixed = save_bamba(tmp_path / "bamba")
-    assert "not attention and MLP in turn" in str(refused(mixed, tmp_path / "a", asked))
+    assert "do not alternate attention and MLP" in str(refused(mixed, tmp_path / "a", asked))
     biased = save_llama(tmp_path / "biased", attention_bias=True)
     assert "out_bias" in str(refused(biased, tmp_path / "b", asked))
     export_checkpoint(save_llama(tmp_path / "llama"), tmp_path / "bundle", quant="fp32")
@@ -428,7 +428,7 @@ def test_another_run_is_not_continued(teacher: Path, asked: DistillOptions, tmp_
         distill(teacher, out.parent / "full", asked)
     (out.parent / "mine").mkdir()
     (out.parent / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(ExportError, match="exists and is not"):
+    with pytest.raises(ExportError, match="exists and does not"):
         distill(teacher, out.parent / "mine", asked)
 
 

@@ -36,7 +36,7 @@ def test_tensorrt_without_its_python_module(
     for name in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"):
         monkeypatch.setitem(sys.modules, name, None)
     found = judged("tensorrt", doctor_tensorrt.tensorrt, "")
-    assert found.status == "broken" and f"{path} {shown} is here; " in found.detail
+    assert found.status == "broken" and f"{path} {shown} is installed; " in found.detail
     assert found.remedy == bindings.how_to_install("tensorrt")
     monkeypatch.setattr(doctor_tensorrt, "LIBRARIES", ())
     assert judged("tensorrt", doctor_tensorrt.tensorrt, "").status == "absent"
@@ -84,7 +84,7 @@ def test_the_engine(device: ort_tensorrt.Stream, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(install, "driver_version", lambda: 13000)
     found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)
     assert (found.status, found.remedy) == ("ok", None)
-    assert "of the largest logit from ONNX Runtime's" in found.detail
+    assert "differs from ONNX Runtime's by at most" in found.detail
     store(bundle("chat"), device, SIZES).unlink()
     store(bundle("chat"), device, SIZES, sm="86")
     found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)

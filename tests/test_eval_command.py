@@ -132,4 +132,4 @@ def test_two_bundles_read_the_same_tokens(tmp_path: Path) -> None:
     code, out, _ = here(coarse, text, "--against", bundle("chat"))
     assert code == 0 and "nats a token" in out and "agree" in out
     code, _, err = here(bundle("chat"), text, "--against", bundle("bytes"))
-    assert code == 2 and "--against" in err and "another tokenizer" in err
+    assert code == 2 and "--against" in err and "different tokenizer" in err

@@ -189,7 +189,7 @@ def test_all_that_an_export_writes_is_in_the_folder_that_the_next_one_clears(
 def test_what_cannot_become_a_bundle_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="choose one of"):
         export_checkpoint(checkpoint, tmp_path / "b", quant="w3")
-    with pytest.raises(CheckpointError, match="none: is not there"):
+    with pytest.raises(CheckpointError, match="none: does not exist"):
         export_checkpoint(tmp_path / "none", tmp_path / "b")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")

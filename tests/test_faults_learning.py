@@ -99,7 +99,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(
     said: list[str] = []
     assert learner.newest(said) == 1 and "step-00000002" in said[0]
     damage(learner.folder / "step-00000001" / name)
-    with pytest.raises(ExportError, match=r"step-00000002.*no other is whole"):
+    with pytest.raises(ExportError, match=r"step-00000002.*no other checkpoint is intact"):
         learner.newest()
 
 
@@ -179,7 +179,7 @@ def test_one_process_at_a_time_continues_a_run(
     with alone(tmp_path / "hybrid.run"), pytest.raises(ExportError, match="another process"):
         distill(asked, tmp_path / "hybrid")
     for name in ("/", ".", ".."):
-        with pytest.raises(ExportError, match="no name of a folder"):
+        with pytest.raises(ExportError, match="does not name a new folder"):
             distill(asked, Path(name))
 
 

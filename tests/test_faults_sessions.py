@@ -226,7 +226,7 @@ def test_row_32_two_threads_race_for_one_session() -> None:
                 session.generate("a", max_tokens=3, temperature=0).finish()
                 outcomes.append("answered")
             except (EngineError, InputError) as problem:
-                assert "use" in str(problem) or "being made" in str(problem)
+                assert "use" in str(problem) or "in progress" in str(problem)
                 outcomes.append("refused")
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
@@ -275,6 +275,6 @@ def test_row_33_a_callback_that_calls_the_session() -> None:
 def test_row_33_between_the_pieces_of_an_answer() -> None:
     session = model("bytes").session()
     for _ in session.generate("ab", max_tokens=4, **HOT):
-        with pytest.raises(InputError, match="being made"):
+        with pytest.raises(InputError, match="in progress"):
             session.generate("x")
     assert session.generate("x", max_tokens=1).finish().tokens

@@ -82,7 +82,7 @@ def test_regenerating_after_undo_restore_and_load(tmp_path: Path) -> None:
         assert again.tokens == first.tokens
         assert [message.role for message in session.messages] == ["user", "assistant"]
         session.restore(kept)
-    with pytest.raises(StateError, match="no answer to make again"):
+    with pytest.raises(StateError, match="no answer to regenerate"):
         model("chat").session().regenerate()
 
 
@@ -237,7 +237,7 @@ def test_help_and_version() -> None:
             "Options:",
             "Running the model:",
             "Sampling, by",
-            "What an answer has",
+            "Constrained answers",
         ]
         places = [said.index(group) for group in groups]
         assert places == sorted(places) and max(map(len, said.splitlines())) <= 80
@@ -353,7 +353,7 @@ def test_doctor_recommends_no_build_that_cannot_be(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bindings, "load", absent)
     monkeypatch.setattr(cache, "entries", lambda fingerprint: [])
     status, detail, remedy = tensorrt.tensorrt_engine(str(bundle("chat")))
-    assert status == "absent" and remedy is None and "TensorRT is not here" in detail
+    assert status == "absent" and remedy is None and "TensorRT is not installed" in detail
 
 
 def test_two_sides_are_measured_on_the_same_threads() -> None:
@@ -389,11 +389,11 @@ def test_an_argument_that_alone_is_missing_is_told_with_the_usage() -> None:
         (["doctor", "no-such-model"], "no-such-model: is neither a folder nor the name of a model"),
         (["chat", "--threads", "2000"], "--threads: must be a whole number from 1 to 1,024, not"),
         (["serve", "demo", "--allow-host", "http://robot:80", "--port", "0"],
-         "--allow-host: 'http://robot:80' is not the name of a host (write it without scheme"),
+         "--allow-host: 'http://robot:80' is not a host name (write it without scheme"),
         (["export", "x", "-o", "x", "--ssm-state", "int4"],
          "--ssm-state: must be fp32, fp16 or int8, not 'int4'"),
         (["export", "demo-fp16", "-o", "x", "--tokenizer", "nowhere.json"],
-         "nowhere.json: --tokenizer: is not there (give a tokenizer file"),
+         "nowhere.json: --tokenizer: does not exist (give a tokenizer file"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_or_too_many_is_refused_at_once(

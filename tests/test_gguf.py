@@ -289,7 +289,7 @@ def test_from_a_file_to_a_conversation(llama: Path, tmp_path: Path) -> None:
 def test_a_folder_with_several_or_none(llama: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_gguf(llama, tmp_path / f"{name}.gguf")
-    assert "holds several: a.gguf, b.gguf" in refusal(tmp_path).message
+    assert "holds several GGUF files: a.gguf, b.gguf" in refusal(tmp_path).message
     (tmp_path / "notes.txt").write_text("GGUF")
     assert ".gguf file" in str(refusal(tmp_path / "notes.txt").remedy)
 
@@ -311,7 +311,7 @@ METADATA: dict[str, tuple[dict[str, Any], str, str]] = {
         {"llama__expert_gating_func": 2}, "llama.expert_gating_func", "is not a known key"
     ),
     "attention to what is behind": (
-        {"llama__attention__causal": False}, "llama.attention.causal", "is false: a token sees"
+        {"llama__attention__causal": False}, "llama.attention.causal", "is false: tokens see"
     ),
     "a text for a number": (
         {"llama__attention__head_count": "4"}, "llama.attention.head_count", "not a whole number"
@@ -332,7 +332,7 @@ METADATA: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a part": ({"split__count": 3}, "split.count", "is one of 3 parts"),
     "an end that is no token": (
-        {"tokenizer__ggml__eos_token_id": 4000}, "tokenizer.ggml.eos_token_id", "no token of 272"
+        {"tokenizer__ggml__eos_token_id": 4000}, "tokenizer.ggml.eos_token_id", "not one of 272"
     ),
 }  # fmt: skip
 

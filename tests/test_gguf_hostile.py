@@ -88,7 +88,7 @@ def test_tensors_out_of_place(good: bytes, tmp_path: Path) -> None:
     dims, kind, offset = info + 4, info + 20, info + 24
     cases = {
         "ends at byte": (offset, "Q", 1 << 50),
-        "no multiple of 32": (offset, "Q", 33),
+        "not a multiple of 32": (offset, "Q", 33),
         "unknown type 77": (kind, "I", 77),
         "not whole blocks of 32": (kind, "I", 8),
         "has the shape [96, 0]": (dims, "Q", 0),
@@ -119,7 +119,7 @@ def test_what_is_no_gguf(good: bytes, tmp_path: Path) -> None:
             open_checkpoint(file)
     file.write_bytes(good)
     twice = good.replace(b"mamba.ssm.inner_size", b"mamba.ssm.state_size")
-    assert "is there twice" in str(try_reading(twice, file))
+    assert "appears twice" in str(try_reading(twice, file))
 
 
 def test_nan_is_found(good: bytes, tmp_path: Path) -> None:

@@ -169,13 +169,13 @@ def test_an_end_that_only_the_template_names(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "another model": ("model", "bert", "is 'bert'; gpt2, llama are known"),
-    "an unknown cut": ("pre", "deepseek-coder", "is 'deepseek-coder', a way to cut"),
+    "an unknown cut": ("pre", "deepseek-coder", "is 'deepseek-coder', an unknown pre-tokenizer"),
     "no merges": ("merges", None, "is missing"),
-    "merges of numbers": ("merges", [1, 2], "is not a list of its kind"),
+    "merges of numbers": ("merges", [1, 2], "is not a list of the expected type"),
     "a merge of nothing": ("merges", ["ab"], "entry 0 joins no tokens: 'ab'"),
     "a merge of strangers": ("merges", ["qq zz"], "entry 0 joins no tokens"),
     "too few kinds": ("token_type", [1, 2], "has 2 entries for"),
-    "too many tokens": ("tokens", ["x"] * 2000, "has 2000 of them, the model 1000"),
+    "too many tokens": ("tokens", ["x"] * 2000, "has 2000 entries, the model 1000"),
     "scores for bpe": ("model", "llama", "is missing"),
 }
 

@@ -146,7 +146,7 @@ def test_zero_rows_and_zero_blocks_stay_zero() -> None:
 
 
 def test_a_hessian_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ExportError, match=r"\[64, 64\] is not of 128 inputs"):
+    with pytest.raises(ExportError, match=r"\[64, 64\] does not fit 128 inputs"):
         quantize_gptq(_weight(4, 128), np.eye(64), 64)
     broken = np.eye(128)
     broken[3, 3] = np.nan

@@ -142,14 +142,14 @@ def test_a_tensor_lies_in_the_weights(
         del tensor.external_data[:]
         for key in keys:
             tensor.external_data.add(key=key, value={"location": "weights.bin"}.get(key, "0"))
-        planted(tensor, "does not say")
+        planted(tensor, "must have a location")
     both = external("weights.bin")
     both.data_location = TensorProto.DEFAULT
     planted(both, "both in the graph and outside")
     for dims in ([-1], [1 << 62, 4], [1 << 39, 1 << 39], [0, 1 << 30], [1] * 17):
         wrong = external("weights.bin")
         wrong.dims[:] = dims
-        planted(wrong, "shape|takes|rows of nothing")
+        planted(wrong, "shape|takes|but has an axis")
     for held in ({"raw_data": b"\0" * 15}, {"raw_data": b""}, {}, {"float_data": []}):
         planted(TensorProto(name="t", dims=[4], data_type=1, **held), "does not hold")
     planted(TensorProto(name="t", dims=[1], data_type=8, string_data=[b"x"]), "field 6")
@@ -289,7 +289,7 @@ def test_loops_have_as_many_rounds_as_a_tensor_has_rows(model: bytes) -> None:
     for inputs in counts:
         changed = ModelProto.FromString(model)
         changed.graph.node.append(helper.make_node("Loop", inputs, ["out"], body=body))
-        refused(changed, "one round for each row")
+        refused(changed, "once for each row")
 
 
 def test_a_tensor_that_a_node_fills_is_bounded(model: bytes) -> None:

@@ -197,8 +197,8 @@ def test_what_cannot_be_compiled_is_named(
 @pytest.mark.parametrize(
     ("sm", "changes", "said"),
     [
-        (89, {"shared": 100 << 10}, "a block has 99 KB there"),
-        (75, {"shared": (64 << 10) + 1}, "a block has 64 KB there"),
+        (89, {"shared": 100 << 10}, "a block has 99 KB"),
+        (75, {"shared": (64 << 10) + 1}, "a block has 64 KB"),
         (87, {"global_scratch_size": 128}, "128 bytes of global_scratch_size"),
         (87, {"profile_scratch_size": 1}, "1 bytes of profile_scratch_size"),
     ],
@@ -228,7 +228,7 @@ def test_a_worker_that_takes_too_long_or_dies(monkeypatch: pytest.MonkeyPatch) -
         with pool.Worker() as worker, pytest.raises(ExportError, match="it took more than"):
             worker.compile(rounding(), 87)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pool.Worker() as worker, pytest.raises(ExportError, match="the compiler ended with 1"):
+    with pool.Worker() as worker, pytest.raises(ExportError, match="the compiler exited with 1"):
         worker.compile(rounding(), 87)
 
 

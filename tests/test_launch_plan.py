@@ -314,7 +314,7 @@ def _time(graph: onnx.GraphProto) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (_rename, "'Unknown' is not stated"),
+        (_rename, "unknown op 'Unknown'"),
         (_foreign, "no kernel runs com.example::SelectiveScan"),
         (_elsewhere, "is not in weights.bin"),
         (_time, "does not split channels"),

@@ -269,7 +269,7 @@ def test_the_c_example_says_the_golden_sentence(installed: Path) -> None:
     for words, code, said in (
         (["/nowhere", "1"], 1, "/nowhere: is not a folder"),
         ([folder("demo-draft"), "99999"], 1, "prompt: has a token id that is out of range"),
-        ([folder("demo-draft"), "Hello"], 2, "Hello: is no id"),
+        ([folder("demo-draft"), "Hello"], 2, "Hello: is not a token id"),
     ):
         failed = subprocess.run([program, *map(str, words)], capture_output=True, text=True)
         assert failed.returncode == code and failed.stderr.splitlines()[-1].startswith(said)

@@ -211,7 +211,7 @@ def test_a_file_that_export_refuses_is_no_mistake_in_usage(tmp_path: Path) -> No
     [
         ("/undp", "do you mean /undo?"),
         ("/xyz", "unknown command /xyz (/help lists them)"),
-        ("/undo 2", "'2' means nothing here (/undo alone)"),
+        ("/undo 2", "'2' is not expected (/undo alone)"),
         ("/load nothing", "no conversation is called 'nothing' (/list names them)"),
         ("/rm", "/rm NAME"),
         ("/set temprature 1", "unknown parameter 'temprature' (do you mean temperature?)"),

@@ -366,7 +366,7 @@ def test_doctor_tries_each_provider(ort: StandIn, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(install, "driver_version", lambda: 13000)
     found = judged("ort cuda", doctor_ort.on_cuda, "demo-draft")
     assert (found.status, found.remedy) == ("ok", None)
-    assert found.detail.startswith("a step of demo-draft, at most 0.0e+00 of the largest logit")
+    assert found.detail.startswith("a step of demo-draft differs from ONNX Runtime's by at most 0.")
     ort.raises = (TENSORRT,)
     found = judged("ort tensorrt", doctor_ort.on_tensorrt, "demo-draft")
     assert found.status == "broken" and f"cannot start {TENSORRT}" in found.detail

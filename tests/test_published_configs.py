@@ -82,7 +82,7 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
 }  # fmt: skip
 # field, and what is said of it
 REFUSED: dict[str, tuple[str, str]] = {
-    "qwen2.5-0.5b-instruct-gptq-int4": ("quantization_config", "are quantized already"),
+    "qwen2.5-0.5b-instruct-gptq-int4": ("quantization_config", "are already quantized"),
     "zamba2-7b": ("use_shared_block_lora", "is a field of Zyphra's fork of transformers"),
 }
 

@@ -279,11 +279,11 @@ def test_recipes_mix_by_kind_of_layer() -> None:
     ("w8a8", {"layers": {"mlp": "w9"}}, "no quantization recipe is called 'w9'"),
     ("w8a8", {"layers": {"moe": "fp16"}}, "unknown kind"),
     ("w8a8", {"layers": {"mamba2": "fp16"}}, "no layer is of kind 'mamba2': the model has none"),
-    ("w8a8", {"groups": True}, "groups need Mamba-2"),
+    ("w8a8", {"groups": True}, "groups need static scales"),
     ("w8a8-static", {"percentile": 99.9}, "clips nothing by a percentile"),
     ("w8a8", {"percentile": 0.0}, "is not a percentile"),
     ("fp16", {"head": "int8"}, "no int8 activations"),
-    ("w8a8", {"head": "int8", "embedding": "fp16"}, "the head is the embedding"),
+    ("w8a8", {"head": "int8", "embedding": "fp16"}, "is tied to the embedding"),
     ("w8", {"ssm_state": "int8"}, "in int8: its recipe leaves the scan floating"),
     ("w8a8-hadamard", {"ssm_state": "fp16"}, "rotates values of the scan"),
 ])  # fmt: skip

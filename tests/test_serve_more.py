@@ -352,7 +352,7 @@ def test_responses_call_functions_and_keep_to_schemas(server: Server) -> None:
           "instructions": "y"}, "input.0.call_id", "input.0.call_id: "),
         ({"input": [{"role": "user", "content": "x"},
                     {"type": "function_call", "call_id": "1", "name": "go", "arguments": "["}]},
-         "input.1", "JSON of an object"),
+         "input.1", "a JSON object"),
         ({"instructions": 1}, "instructions", "instructions: must be"),
         ({"input": []}, "input", "input: must have at least 1 item"),
         ({"input": [{"role": "user"}]}, "input.0.content", "input.0.content: is missing"),

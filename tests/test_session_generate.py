@@ -252,12 +252,12 @@ def test_one_answer_at_a_time_and_no_calls_from_inside_it() -> None:
     session = model("bytes").session()
     generation = session.generate("the", max_tokens=5, **HOT)
     for call in (session.undo, session.snapshot, session.reset, lambda: session.generate("x")):
-        with pytest.raises(InputError, match="being made"):
+        with pytest.raises(InputError, match="in progress"):
             call()
     next(generation)
     with pytest.raises(InputError, match="not finished"):
         _ = generation.result
-    with pytest.raises(InputError, match="being made"):
+    with pytest.raises(InputError, match="in progress"):
         session.save("nowhere")
     generation.close()
     session.reset()

@@ -53,7 +53,7 @@ def test_the_product_does_not_change() -> None:
 @pytest.mark.parametrize(
     ("x", "w", "alpha", "message"),
     [
-        ([1.0, 2.0], [1.0], 0.5, "do not pair up"),
+        ([1.0, 2.0], [1.0], 0.5, "do not match"),
         ([1.0], [1.0], 1.5, "not between 0 and 1"),
         ([np.nan], [1.0], 0.5, "activation is negative or not finite"),
         ([1.0], [-1.0], 0.5, "weight is negative or not finite"),

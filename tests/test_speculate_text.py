@@ -278,6 +278,6 @@ def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
     export_checkpoint(source, tmp_path / "bundle", verify=False)
     lossy = edge.load(tmp_path / "bundle", threads=1)
     for target, drafter in ((model("bytes"), lossy), (lossy, model("bytes"))):
-        with pytest.raises(InputError, match="bundle cannot write all text") as refused:
+        with pytest.raises(InputError, match="bundle cannot encode all text") as refused:
             target.session(draft=drafter)
         assert refused.value.field == "draft" and refused.value.remedy

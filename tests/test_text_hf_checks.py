@@ -113,7 +113,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "u
     ids=lambda steps: json.dumps(steps)[:60],
 )  # fmt: skip
 def test_steps_that_cannot_be_run_are_refused(steps: dict[str, Any]) -> None:
-    with pytest.raises(TokenizerError, match=r"not run|not a tokenizer"):
+    with pytest.raises(TokenizerError, match=r"not supported|not a tokenizer"):
         HfTokenizer(with_steps(**steps))
 
 
@@ -129,7 +129,7 @@ def test_text_that_would_grow_too_long_is_refused() -> None:
     """By how long it can become; shorter ones pass."""
     tok = HfTokenizer(with_steps(normalizer=chain(*[replace("zz", "z" * 16)] * 2)))
     assert tok.encode("a state")
-    with pytest.raises(InputError, match="times as many"):
+    with pytest.raises(InputError, match="can expand"):
         tok.encode("z" * (MAX_GROWN // 256 + 1))
 
 

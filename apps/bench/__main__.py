@@ -26,20 +26,20 @@ app = Program()
 @app.command()
 def bench(
     shape: Annotated[str, typer.Option(help=f"Model to make: {', '.join(SHAPES)}.")] = "130m",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that every peer takes part in.")] = 7,
-    threads: Annotated[int, typer.Option(min=0, help="Of every peer; 0 is one a core.")] = 0,
-    peers: Annotated[str, typer.Option(help=f"Who, of {', '.join(PEERS)}.")] = ",".join(DEFAULT),
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 7,
+    threads: Annotated[int, typer.Option(min=0, help="Threads per peer; 0 is one per core.")] = 0,
+    peers: Annotated[str, typer.Option(help=f"Any of {', '.join(PEERS)}.")] = ",".join(DEFAULT),
     profile: Annotated[
-        bool, typer.Option("--profile", help="Say where our time goes, even if nothing is missed.")
+        bool, typer.Option("--profile", help="Break down our time even if every goal is met.")
     ] = False,
     keep: Annotated[
-        Path | None, typer.Option(help="Folder to keep the models in, and to find them in.")
+        Path | None, typer.Option(help="Folder to keep the models in and to reuse them from.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure decode, prefill and a short run beside the peers that are installed.
+    """Measure decode, prefill and a short run, in turn with the installed peers.
 
-    Exit code 1: a result of ours is wrong.
+    Exit code 1: one of our results is wrong.
     """
     with tempfile.TemporaryDirectory(prefix="edge-bench-") as temporary:
         facts = run(

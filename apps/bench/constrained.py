@@ -1,5 +1,5 @@
-"""`python -m edge.apps.bench.constrained`: what holding an answer to a grammar costs a token, and
-what it gains where the grammar leaves no choice.
+"""`python -m edge.apps.bench.constrained`: cost per token of constraining an answer to a grammar,
+and the gain where the grammar leaves no choice.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ app = Program()
 
 
 class MadeUpTokenizer(ByteTokenizer):
-    """All bytes, and made-up words, numbers and punctuation; the last id ends an answer."""
+    """All bytes, and made-up words, numbers and punctuation. The last id ends an answer."""
 
     def __init__(self, size: int) -> None:
         super().__init__(eos=(size - 1,))
@@ -90,7 +90,7 @@ def _pieces(size: int) -> Iterator[bytes]:
 
 
 def masks(size: int = IDS) -> Facts:
-    """Microseconds a token: of following the grammar and masking logits [size], by form."""
+    """Measure microseconds per token to follow the grammar and mask logits [size], by form."""
     vocabulary = GrammarVocabulary(MadeUpTokenizer(size))
     logits = np.random.default_rng(1).standard_normal((64, size)).astype(np.float32)
     return {"ids": size, "forms": {name: _mask(vocabulary, dict(form), logits)
@@ -112,7 +112,7 @@ def _mask(vocabulary: GrammarVocabulary, form: dict[str, Any], logits: Any) -> F
                 began = time.perf_counter()
                 allowed = mask.allowed(row)
                 masked = time.perf_counter()
-                token = int(allowed.argmax())  # the sampler's own
+                token = int(allowed.argmax())  # the sampler's work, not counted
                 chosen = time.perf_counter()
                 mask.say(token)
                 spent.append(time.perf_counter() - chosen + masked - began)
@@ -129,7 +129,7 @@ def _mask(vocabulary: GrammarVocabulary, form: dict[str, Any], logits: Any) -> F
 
 @contextmanager
 def _one_by_one() -> Iterator[None]:
-    """Without drafts of what is forced."""
+    """Disable drafts of forced tokens within the block."""
     from edge.runtime.speculate.decode import Speculative
     from edge.runtime.speculate.draft import NOTHING
 
@@ -142,8 +142,9 @@ def _one_by_one() -> Iterator[None]:
 
 
 def jumps(model: Model, rounds: int = ROUNDS) -> Facts:
-    """Milliseconds of greedy answers, the best of the rounds: with what is forced verified in one
-    run, and token by token.
+    """Measure milliseconds of greedy answers, best of the rounds.
+
+    Forced tokens are verified in one run, and for comparison step by step.
     """
     session = model.session(undo_levels=0)
     with without_collections():
@@ -179,17 +180,17 @@ def _jump(session: Session, form: dict[str, Any], rounds: int) -> Facts:
 
 
 def mask_table(facts: Facts) -> FigureTable:
-    """The overhead for people."""
+    """Return the table of the overhead."""
     rows = [
         (name, f"{found['compile_ms']:.1f}", f"{found['median_us']:.0f}", f"{found['p90_us']:.0f}")
         for name, found in facts["forms"].items()
     ]
-    title = f"an answer's form, {facts['ids']} ids; {GOAL_US:.0f} µs expected"
-    return FigureTable(("form", "compile, ms", "a token, µs", "p90, µs"), rows, title=title)
+    title = f"form of an answer, {facts['ids']} ids; {GOAL_US:.0f} µs expected"
+    return FigureTable(("form", "compile, ms", "per token, µs", "p90, µs"), rows, title=title)
 
 
 def jump_table(facts: Facts, name: str) -> FigureTable:
-    """The gain for people."""
+    """Return the table of the gain."""
     rows = [
         (form, str(found["tokens"]), str(found["forced"]), f"{found['ms_without']:.1f}",
          f"{found['ms']:.1f}", "–" if found["speedup"] is None else f"{found['speedup']:.2f}",
@@ -197,12 +198,12 @@ def jump_table(facts: Facts, name: str) -> FigureTable:
         for form, found in facts.items()
     ]  # fmt: skip
     head = ("form", "tokens", "forced", "by steps, ms", "in runs, ms", "times", "same")
-    return FigureTable(head, rows, title=f"what is forced in one run, {name}")
+    return FigureTable(head, rows, title=f"forced tokens in one run, {name}")
 
 
 @app.command()
 def bench(
-    bundles: Annotated[list[str] | None, typer.Argument(help="Bundles to measure with.")] = None,
+    bundles: Annotated[list[str] | None, typer.Argument(help="Bundles to measure.")] = None,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
     engine: Annotated[str, typer.Option()] = "auto",
     as_json: AsJson = False,

@@ -1,7 +1,7 @@
-"""`python -m edge.apps.bench.drafts`: what every way of drafting gains, on which texts.
+"""`python -m edge.apps.bench.drafts`: gain of every way of drafting, by kind of text.
 
-No data set is in the repository. A folder has public test sets under their usual names; what is
-absent is said. Texts that repeat themselves are made up.
+The repository has no data sets. Public test sets are read from a folder under their usual names,
+and missing ones are reported. Repetitive texts are made up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from edge.apps.prompts import read_prompts
 from edge.errors import InputError
 from edge.runtime.model import Model, load
 
-# way of drafting → who drafts, tokens of a chain, children of a tree
+# way of drafting → drafter, tokens of a chain, branches of a tree
 Ways = Mapping[str, tuple[str, int | None, tuple[int, ...] | Literal["ucb"] | None]]
 WAYS = ("chain", "tree", "ucb", "bandit", "n-gram")
 Facts = Mapping[str, Any]
@@ -44,21 +44,21 @@ app = Program()
 
 @app.command()
 def bench(
-    target: Annotated[str, typer.Option(help="Who answers: a bundle or a demonstration.")] = "demo",
-    draft: Annotated[str, typer.Option(help="Who drafts, of the same tokenizer.")] = "demo-draft",
+    target: Annotated[str, typer.Option(help="Target: a bundle or demonstration model.")] = "demo",
+    draft: Annotated[str, typer.Option(help="Drafter with the same tokenizer.")] = "demo-draft",
     data: Annotated[
         Path | None,
-        typer.Option(envvar=FOLDER_VARIABLE, help=f"Folder of {', '.join(FILES.values())}; those "
-                     "absent are left out."),
+        typer.Option(envvar=FOLDER_VARIABLE, help=f"Folder with any of {', '.join(FILES.values())}."
+                     ),
     ] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Of every set.")] = 2,
-    tokens: Annotated[int, typer.Option(min=2, help="Most of an answer.")] = 256,
-    rounds: Annotated[int, typer.Option(min=1, help="Of every prompt, after one to warm up.")] = 3,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of every set.")] = 2,
+    tokens: Annotated[int, typer.Option(min=2, help="Maximum tokens in an answer.")] = 256,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, after one of warm-up.")] = 3,
     chain: Annotated[int, typer.Option(min=1, help="Tokens of the fixed draft.")] = 3,
     tree: Annotated[str, typer.Option(help="Children at each depth of the tree.")] = "2,1,1",
-    temperatures: Annotated[str, typer.Option(help="To sample with; 0 is greedy.")] = "0,1",
-    threads: Annotated[int, typer.Option(min=0, help="0 is what the runtime takes.")] = 0,
-    ways: Annotated[str | None, typer.Option(help=f"Which, of {', '.join(WAYS)}.")] = None,
+    temperatures: Annotated[str, typer.Option(help="Sampling temperatures; 0 is greedy.")] = "0,1",
+    threads: Annotated[int, typer.Option(min=0, help="0 is the runtime's default.")] = 0,
+    ways: Annotated[str | None, typer.Option(help=f"Any of {', '.join(WAYS)}.")] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure drafting by a chain, a tree, the bandit and look-up, in turn with none."""
@@ -103,13 +103,13 @@ class DraftRow:
     """One way of drafting on one set of prompts.
 
     Attributes:
-        tokens_per_s: the median over rounds.
-        speedup: tokens/s against no drafting, of all prompts together within each round, then the
-            median over rounds.
-        median_prompt, slowest_tenth: quantiles over prompts of the same, each prompt's a median
-            over rounds: what half of them reach, and nine of ten.
-        theoretical: by the papers' formula, from acceptance and costs.
-        overhead_share: of the time, in no model's run.
+        tokens_per_s: median over rounds.
+        speedup: tokens/s relative to no drafting, over all prompts within each round; median over
+            rounds.
+        median_prompt, slowest_tenth: speedup that half of the prompts reach, and nine of ten. The
+            speedup of a prompt is a median over rounds.
+        theoretical: speedup by the papers' formula, from acceptance and costs.
+        overhead_share: share of time outside model runs.
     """
 
     prompts: str
@@ -135,7 +135,7 @@ def _real(
     rounds: int,
     say: Say,
 ) -> Iterator[DraftRow]:
-    """Every way on every set at every temperature, then on all public sets together."""
+    """Measure every way on every set at every temperature, then on all public sets together."""
     found: dict[tuple[str, float], dict[str, DraftSide]] = {}
     with without_collections():
         for heat in temperatures:
@@ -147,7 +147,7 @@ def _real(
                     for way, (who, chain, tree) in ways.items()
                 }
                 found[name, heat] = Contest(model, requests, sampling).answers(rounds, 1)
-        say("runs of both models, one by one")
+        say("single runs of both models")
         shapes = {
             shape
             for sides in found.values()
@@ -186,7 +186,7 @@ def _who(name: str, drafter: Model) -> Model | Literal["ngram"]:
 
 
 def _together(sets: Sequence[dict[str, DraftSide]]) -> dict[str, DraftSide]:
-    """The same rounds with the prompts of several sets in each."""
+    """Merge the rounds of several sets, so that each has the prompts of all sets."""
     return {
         way: DraftSide([
             [run for runs in several for run in runs]
@@ -197,7 +197,7 @@ def _together(sets: Sequence[dict[str, DraftSide]]) -> dict[str, DraftSide]:
 
 
 def those(sides: dict[str, DraftSide], looping: bool) -> dict[str, DraftSide] | None:
-    """The prompts whose plain answer goes round in a circle, or the others; None without any."""
+    """Select the prompts whose plain answer loops, or the others; None without any."""
     first = sides[NONE].rounds[0]
     places = [at for at, run in enumerate(first) if (run.repeated > LOOPS) == looping]
     if not places:
@@ -219,12 +219,12 @@ FILES = {
     "WikiText": "wikitext2.test.txt",
 }
 REPEATS = "repeats"
-PUBLIC = "public"  # all of the files' prompts together
-OPEN, LOOPING = "no loops", "loops"  # of those, by the plain answer
-LOOPS = 0.5  # of its runs of four tokens, how many it has said before
-_WORDS = 48  # of an article that are given, to be continued
+PUBLIC = "public"  # the prompts of all files together
+OPEN, LOOPING = "no loops", "loops"  # the public prompts, by their plain answer
+LOOPS = 0.5  # share of repeated 4-grams above which an answer loops
+_WORDS = 48  # words of an article to continue from
 
-# made up: what look-up drafting is for is text that says again what the prompt says
+# made up for look-up drafting, which helps with text that repeats the prompt
 REPEATING = (
     "Repeat after me, word for word: The red ball is in the green box. The green box is on the big "
     "table. The big table is in the little house.",
@@ -240,12 +240,12 @@ REPEATING = (
 def prompt_sets(
     folder: Path | None, count: int
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """At most `count` prompts of every set, from all over it; and why others are absent."""
+    """Return up to `count` prompts spread over each set, and why other sets are absent."""
     sets, absent = {}, {}
     for name, file in FILES.items():
         read: Callable[[Path], tuple[str, ...]] = _articles if name == "WikiText" else read_prompts
         if folder is None:
-            absent[name] = f"no folder of test sets was named: --data, or {FOLDER_VARIABLE}"
+            absent[name] = f"no folder of test sets: give --data or {FOLDER_VARIABLE}"
             continue
         try:
             sets[name] = spread(read(folder / file), count)
@@ -256,14 +256,14 @@ def prompt_sets(
 
 
 def spread(prompts: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """`count` of them, evenly: test sets are sorted by kind."""
+    """Pick `count` prompts at even distances, because test sets are sorted by kind."""
     if len(prompts) <= count:
         return prompts
     return tuple(prompts[index * len(prompts) // count] for index in range(count))
 
 
 def _articles(path: Path) -> tuple[str, ...]:
-    """The beginnings of paragraphs that are long enough to be cut."""
+    """Read the first words of all sufficiently long paragraphs."""
     lines = [line.split(" ") for line in read_prompts(path) if not line.startswith("=")]
     found = tuple(" ".join(words[:_WORDS]) for words in lines if len(words) > 2 * _WORDS)
     if not found:
@@ -271,19 +271,19 @@ def _articles(path: Path) -> tuple[str, ...]:
     return found
 
 
-# -- for people -----------------------------------------------------------------------------------
+# -- terminal -------------------------------------------------------------------------------------
 
 _LEGEND = (
-    "length  tokens that a verifying run yields",
-    "×  tokens/s against none, all prompts together; calc: by the papers' formula",
-    "p50, p10  × of prompts: what half of them reach, and what all but the slowest tenth",
-    "own  of the time, what passes in no model's run",
-    "loops  prompts whose plain answer repeats half of its runs of four tokens; no loops: others",
+    "length  tokens per verify run",
+    "×  tokens/s relative to none, all prompts together; calc: by the papers' formula",
+    "p50, p10  × that half of the prompts reach, and all but the slowest tenth",
+    "own  share of time outside model runs",
+    "loops  prompts whose plain answer repeats half of its 4-grams; no loops: others",
 )
 
 
 def parts(facts: Facts) -> Iterator[FigureTable | str]:
-    """Tables, then what they lack."""
+    """Yield the table, its legend, and absent test sets."""
     others = facts["used_by_others"]
     yield (
         f"{facts['target']} with {facts['draft']}: answers of at most {facts['tokens']} tokens, "

@@ -1,10 +1,10 @@
-"""`python -m edge.apps.bench.faithful`: how near an answer drafted by words stays to a byte model's
-own (MambaByte, arXiv 2401.13660, table 6).
+"""`python -m edge.apps.bench.faithful`: how close answers drafted by a subword model stay to a byte
+model's own (MambaByte, arXiv 2401.13660, table 6).
 
-Bytes accepted by rank are not what the byte model would have said. The paper's log-odds ratio is
-the log-likelihood of the byte model's greedy answer divided by that of the other answer, both under
-the byte model and of the same length. It is 1 for the greedy answer, and less for one that the byte
-model finds less likely.
+Bytes accepted by rank differ from the byte model's own. The paper's log-odds ratio is the
+log-likelihood of the byte model's greedy answer divided by that of the other answer, both under the
+byte model and of the same length. It is 1 for the greedy answer, and less for an answer that the
+byte model finds less likely.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from edge.errors import InputError
 from edge.runtime.model import Model, load
 from edge.runtime.session import Session
 
-_WORDS = 16  # tokens to write at a time, until there are bytes enough
+_WORDS = 16  # tokens to write at a time, until there are enough bytes
 PLAIN, ALONE = "the bytes alone", "the words alone"
 app = Program()
 
 
 @dataclass(frozen=True)
 class Written:
-    """A continuation, the processor time it took with its prompt, and bytes of a verifying run."""
+    """A continuation, processor seconds including its prompt, and bytes per verify run."""
 
     data: bytes
     seconds: float
@@ -52,10 +52,10 @@ class FaithfulRow:
     """One way to continue all prompts.
 
     Attributes:
-        log_odds, middle, least: mean, median and least of all prompts.
-        same: share of prompts continued exactly as by the bytes alone.
-        speed: bytes a second of processor time, of all prompts, against the bytes alone.
-        per_run: bytes that a verifying run yielded, mean over prompts; None without drafts.
+        log_odds, middle, least: mean, median and minimum log-odds ratio over prompts.
+        same: share of prompts continued exactly as by the byte model alone.
+        speed: bytes per second of processor time, relative to the byte model alone.
+        per_run: bytes per verify run, mean over prompts; None without drafts.
     """
 
     way: str
@@ -70,22 +70,22 @@ class FaithfulRow:
 @app.command()
 def bench(
     target: Annotated[str, typer.Option(help="A byte model.")] = "demo-bytes",
-    draft: Annotated[str, typer.Option(help="Who drafts words for it.")] = "demo-draft",
-    draft_tokens: Annotated[int, typer.Option(min=1, help="Bytes of a draft.")] = 12,
-    betas: Annotated[str, typer.Option(help="Ranks to accept up to.")] = "1,2,3,5",
-    file: Annotated[Path | None, typer.Option(help="Prompts. [default: a few of our own]")] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="How many of them.")] = 20,
-    length: Annotated[int, typer.Option("--bytes", min=2, help="Of every answer.")] = 256,
+    draft: Annotated[str, typer.Option(help="A subword model that drafts.")] = "demo-draft",
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Bytes in a draft.")] = 12,
+    betas: Annotated[str, typer.Option(help="Highest ranks to accept.")] = "1,2,3,5",
+    file: Annotated[Path | None, typer.Option(help="Prompts. [default: a few built in]")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Maximum number of prompts.")] = 20,
+    length: Annotated[int, typer.Option("--bytes", min=2, help="Bytes in every answer.")] = 256,
     threads: Annotated[int, typer.Option(min=1)] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Continue texts by bytes, by drafts accepted by rank, and by the drafter alone; compare."""
+    """Compare continuations by bytes, by drafts accepted by rank, and by the drafter alone."""
     ranks = [part.strip() for part in betas.split(",")]
     texts = spread(read_prompts(file) if file else DEFAULT, prompts)
     others = OtherLoad()
     bytes_, words = (load(name, threads=threads) for name in (target, draft))
     if bytes_.tokenizer.kind != "bytes":
-        raise InputError(f"{target} is not a model of bytes", field="--target")
+        raise InputError(f"{target} is not a byte model", field="--target")
     sessions = {PLAIN: bytes_.session()} | {
         f"top-{rank}": bytes_.session(
             draft=words, draft_tokens=draft_tokens, accept=f"top-{rank}"
@@ -109,17 +109,17 @@ def bench(
         f"{target} with {draft}: {len(texts)} prompts, {length} bytes each, drafts of "
         f"{draft_tokens}; {others.share():.0%} of the machine in use by others",
         FigureTable(
-            ("accepted", "log-odds", "median", "least", "same", "bytes a run", "×"),
+            ("accepted", "log-odds", "median", "least", "same", "bytes per run", "×"),
             [(row.way, two(row.log_odds), two(row.middle), two(row.least), f"{row.same:.0%}",
               two(row.per_run), two(row.speed)) for row in rows],
         ),
-        "log-odds  ln p of the bytes' own answer ÷ ln p of this one, mean over prompts",
-        "×  bytes a second of processor time against the bytes alone",
+        "log-odds  ln p of the byte model's own answer ÷ ln p of this one, mean over prompts",
+        "×  bytes per second of processor time, relative to the bytes alone",
     ])  # fmt: skip
 
 
 def write(session: Session, prompt: str, length: int) -> Written:
-    """Continue the prompt greedily by so many bytes, past any end that the model would set."""
+    """Continue the prompt greedily by `length` bytes, with end tokens suppressed."""
     session.reset()
     tokenizer = session.model.tokenizer
     on = dict.fromkeys(tokenizer.eos, -1e9)
@@ -143,7 +143,7 @@ def write(session: Session, prompt: str, length: int) -> Written:
 def compare(
     model: Model, prompts: Sequence[str], written: Mapping[str, Sequence[Written]]
 ) -> list[FaithfulRow]:
-    """Every way against `PLAIN`, under the byte model that wrote that."""
+    """Compare every way with `PLAIN`, under the byte model, which wrote `PLAIN`."""
     plain = written[PLAIN]
     own = [information(model, text, one.data) for text, one in zip(prompts, plain, strict=True)]
     rows = []
@@ -163,7 +163,7 @@ def compare(
 
 
 def information(model: Model, prompt: str, answer: bytes) -> float:
-    """-ln p of the answer after the prompt, in nats, under a model of bytes."""
+    """Return -ln p of the answer after the prompt, in nats, under a byte model."""
     tokenizer = model.tokenizer
     before = [*([tokenizer.bos] if tokenizer.add_bos else []), *tokenizer.encode(prompt)]
     ids = np.array([*before, *answer], np.int64)

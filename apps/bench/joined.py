@@ -1,7 +1,7 @@
-"""Tokens per second of several conversations at once: `python -m edge.apps.bench.joined`.
+"""`python -m edge.apps.bench.joined`: tokens per second of several conversations at once.
 
-Each is a thread that steps a state of its own, as a conversation of `edge serve` does. Counts take
-turns, so that whatever else the machine does meets all of them.
+Each conversation is a thread that steps its own state, as in `edge serve`. The numbers of
+conversations take turns, so that other load on the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ app = Program()
 
 
 def measured(bundle: Path, threads: int, rounds: int) -> dict[int, float]:
-    """Tokens per second of all together, by how many there are; medians."""
+    """Return the median total tokens per second, by number of conversations."""
     engine = JoinedEngine(edge.load(bundle, engine="cpu", threads=threads).engine)
     states = [engine.new_state() for _ in range(max(COUNTS))]
     for state in states:
@@ -64,13 +64,13 @@ def _together(engine: JoinedEngine, states: list[Any], steps: int) -> None:
 
 
 def table(facts: Facts) -> FigureTable:
-    """Recipes down, how many conversations across."""
+    """Return the table: a row per recipe, a column per number of conversations."""
     rows = []
     for recipe, rates in facts["tokens_per_s"].items():
         cells = [f"{rate:.0f} ({rate / rates['1']:.1f} x)" for rate in rates.values()]
         rows.append([recipe, *cells])
     heads = ["tokens/s", *(f"{count} at once" for count in COUNTS)]
-    title = f"{facts['shape']}, {facts['threads']} threads, of all together"
+    title = f"{facts['shape']}, {facts['threads']} threads, total of all conversations"
     return FigureTable(heads, rows, title=title)
 
 
@@ -78,12 +78,12 @@ def table(facts: Facts) -> FigureTable:
 def bench(
     shape: Annotated[str, typer.Option(help=f"Model to make: {', '.join(SHAPES)}.")] = "130m",
     recipes: Annotated[str, typer.Option(help="Recipes of edge export.")] = "w8a8,w4",
-    rounds: Annotated[int, typer.Option(min=1, help="Of every count.")] = 5,
-    threads: Annotated[int, typer.Option(min=0, help="0 is one a core.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 5,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 is one per core.")] = 0,
     keep: Annotated[Path | None, typer.Option(help="Folder to keep the models in.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the steps of 1, 2, 4 and 8 conversations on the `cpu` engine."""
+    """Measure steps of 1, 2, 4 and 8 conversations at once on the `cpu` engine."""
     threads = threads or usable_cores()
     facts: Facts = {"shape": shape, "threads": threads, "tokens_per_s": {}}
     with tempfile.TemporaryDirectory(prefix="edge-bench-") as temporary:

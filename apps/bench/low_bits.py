@@ -1,9 +1,9 @@
-"""`python -m edge.apps.bench.low_bits`: other ways to round a scan's x, and fewer bits for every
-activation, simulated in the floating graph (Quamba, arXiv 2410.13229, appendices K and L).
+"""`python -m edge.apps.bench.low_bits`: simulate other roundings of activations.
 
-Table 11 rounds x in several ways and all else as Quamba does, table 5 clips it at several
-percentiles, and tables 12 and 13 ask what is left at W4A4. Here all round what a bundle's graph
-rounds, and weights are the bundle's.
+The floating graph runs with other roundings of a scan's x, and with fewer bits for every activation
+(Quamba, arXiv 2410.13229, appendices K and L). Table 11 rounds x in several ways and all else as
+Quamba does, table 5 clips x at several percentiles, and tables 12 and 13 measure W4A4. Here every
+variant rounds what a bundle's graph rounds, and uses the bundle's weights.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ app = Program()
 @app.command()
 def bench(
     bundle: Annotated[str, typer.Argument(help="A quantized bundle.")],
-    floating: Annotated[str, typer.Argument(help="The floating one it was made from.")],
+    floating: Annotated[str, typer.Argument(help="The floating-point bundle of the model.")],
     text: Annotated[Path, typer.Argument(help="Text to measure on.")],
     calibrate: Annotated[Path, typer.Argument(help="Text to find the ranges of x on.")],
-    tokens: Annotated[int, typer.Option(min=2, help="Of each text.")] = 2048,
-    percentiles: Annotated[str, typer.Option(help="Of x, to clip it at.")] = "99,99.9,99.99,99.999",
-    bits: Annotated[str, typer.Option(help="Of every activation.")] = "6,4",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each text.")] = 2048,
+    percentiles: Annotated[str, typer.Option(help="Clip x at these.")] = "99,99.9,99.99,99.999",
+    bits: Annotated[str, typer.Option(help="Bits of every activation.")] = "6,4",
 ) -> None:
-    """Measure other roundings beside a bundle's own, each against the floating model."""
+    """Compare a bundle's roundings and others with the floating model."""
     clipped = numbers(percentiles, float, "--percentiles", "99,99.9")
     counts = numbers(bits, int, "--bits", "6,4")
     this, other = (load(name, threads=1) for name in (bundle, floating))
@@ -80,7 +80,7 @@ def bench(
 
 
 class Seen:
-    """Keeps what passes, and changes nothing."""
+    """Observer that records values and does not change them."""
 
     def __init__(self) -> None:
         self.parts: list[Tensor] = []
@@ -106,11 +106,11 @@ class FewerBits(ValueRounding):
         return torch.where(floats, x, torch.round(x / scale).clamp(-most - 1, most) * scale)
 
 
-# -- tables 5 and 11: from the values seen to a rounding to 8 bits ---------------------------------
+# -- tables 5 and 11: from observed values to a rounding to 8 bits --------------------------------
 
 
 def ways(percentiles: Iterable[float]) -> dict[str, Callable[[Tensor], Rounder]]:
-    """Ways of rounding x by name; their order is the paper's."""
+    """Return ways of rounding x by name, in the paper's order."""
     found: dict[str, Callable[[Tensor], Rounder]] = {
         "dynamic, a scale a token": lambda seen: ValueRounding(None),
         "static": lambda seen: ValueRounding(seen.abs().max()[None] / 127),
@@ -123,7 +123,7 @@ def ways(percentiles: Iterable[float]) -> dict[str, Callable[[Tensor], Rounder]]
 
 
 def _powers_of_two(seen: Tensor) -> Rounder:
-    """Sign and exponent alone: the power of 2 that is nearest in its logarithm."""
+    """Round to sign and exponent: the power of 2 with the nearest logarithm."""
     top = seen.abs().max()
     return lambda x: x.sign() * top * 2 ** torch.round(torch.log2(x.abs() / top)).clamp(-126, 0)
 
@@ -133,7 +133,7 @@ def _clipped(share: float, seen: Tensor) -> Rounder:
 
 
 def _asymmetric(share: float, seen: Tensor) -> Rounder:
-    """From a low to a high percentile, with a zero point."""
+    """Round to a range from a low to a high percentile, with a zero point."""
     low, high = (seen.quantile(at) for at in (1 - share, share))
     step = (high - low) / 255
     zero = torch.round(-low / step)

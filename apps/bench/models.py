@@ -1,4 +1,4 @@
-"""Models with random weights: a bundle made in seconds, a GGUF file, or one of transformers'."""
+"""Models with random weights: a bundle made in seconds, a GGUF file, or a transformers model."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from edge.tensors import tensor_shapes
 
 Array = NDArray[np.float32]
 SEED = 20261121
-EMBEDDING_STD = 0.02  # small, or every token would predict itself through the tied head
-DT_RANGE = (1e-3, 0.1)  # what Δ is initialised to when Mamba is trained
-# gain of B and C in `make bench`: what the state adds to an output is then as large as D·x
+EMBEDDING_STD = 0.02  # larger, and every token would predict itself through the tied head
+DT_RANGE = (1e-3, 0.1)  # range of Δ at the start of training Mamba
+# gain of B and C in `make bench`, which makes the state's part of an output as large as D·x
 STATE_GAIN = 4.0
-CALIBRATION = (4, 48)  # sequences and tokens: random models have no text to learn scales from
+CALIBRATION = (4, 48)  # sequences and tokens of random ids that scales are calibrated on
 GGUF_BLOCK = 32
 
 
@@ -64,7 +64,7 @@ def _mamba2(d_model: int, layers: int, d_state: int = 128, vocab: int = 50288) -
 
 
 def _hybrid(d_model: int, blocks: int, vocab: int = 50288) -> ModelConfig:
-    """Mamba-2 and attention in turn, a gated MLP after each."""
+    """Return alternating Mamba-2 and attention layers, each followed by a gated MLP."""
     mixer = _mamba2(d_model, 1).layers[0]
     heads = max(1, d_model // 64)
     attention = AttentionConfig(
@@ -78,7 +78,7 @@ def _hybrid(d_model: int, blocks: int, vocab: int = 50288) -> ModelConfig:
 
 
 def _deltanet(d_model: int, blocks: int, d_state: int = 128, vocab: int = 248320) -> ModelConfig:
-    """As Qwen3.5: Gated DeltaNet three times, then gated attention; a gated MLP after each."""
+    """Return Qwen3.5's blocks: three Gated DeltaNet layers, gated attention, an MLP after each."""
     heads = max(1, d_model // 128)
     mixer = GatedDeltaNetConfig(
         n_heads=2 * heads, head_dim=d_state, n_groups=2 * heads, d_state=d_state
@@ -96,7 +96,7 @@ def _deltanet(d_model: int, blocks: int, d_state: int = 128, vocab: int = 248320
     return _model("qwen3_5", d_model, block * blocks, vocab)
 
 
-# what `make bench` makes: the published Mamba checkpoints' sizes, and one for tests
+# shapes of `make bench`: sizes of the published Mamba checkpoints, and one for tests
 SHAPES: Mapping[str, ModelConfig] = {
     "tiny": _mamba(64, 2, vocab=512),
     "130m": _mamba(768, 24),
@@ -104,7 +104,7 @@ SHAPES: Mapping[str, ModelConfig] = {
     "790m": _mamba(1536, 48),
     "1.4b": _mamba(2048, 48),
 }
-# what the report of a GPU measures
+# models of the GPU report
 MODELS: Mapping[str, ModelConfig] = {
     "mamba-130m": _mamba(768, 24),
     "mamba-1.4b": _mamba(2048, 48),
@@ -112,7 +112,7 @@ MODELS: Mapping[str, ModelConfig] = {
     "mamba2-2.7b": _mamba2(2560, 64),
     "hybrid-1b": _hybrid(2048, 8),
     "qwen3.5-0.8b": _deltanet(1024, 6),
-    # for tests of this report, through the interpreter
+    # for tests of the report, with the interpreter
     "tiny-mamba": _mamba(64, 2, vocab=320),
     "tiny-mamba2": _mamba2(64, 2, d_state=16, vocab=320),
     "tiny-hybrid": _hybrid(64, 1, vocab=320),
@@ -122,7 +122,7 @@ DEFAULT = tuple(name for name in MODELS if not name.startswith("tiny"))
 
 
 def model_named(name: str, known: Mapping[str, ModelConfig], field: str) -> ModelConfig:
-    """Raises InputError for a name that is not known."""
+    """Return the model of that name. Raises InputError for an unknown name."""
     if name not in known:
         raise InputError(
             f"unknown model {name!r}", field=field, remedy=f"choose {', '.join(known)}"
@@ -131,14 +131,14 @@ def model_named(name: str, known: Mapping[str, ModelConfig], field: str) -> Mode
 
 
 def period(config: ModelConfig) -> int:
-    """How many different layers are made: two of one kind, or the hybrid's whole pattern."""
+    """Return the number of distinct layers: two of one kind, or a hybrid's whole pattern."""
     layers = config.layers
     sizes = (size for size in range(2, len(layers) + 1) if len(layers) % size == 0)
     return next(size for size in sizes if layers == layers[:size] * (len(layers) // size))
 
 
 class RandomTensors(Mapping[str, Array]):
-    """Canonical tensors by name: one period of layers, drawn once and repeated."""
+    """Random canonical tensors by name: one period of layers, drawn once and repeated."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -168,7 +168,7 @@ class RandomTensors(Mapping[str, Array]):
 def _draw(
     name: str, shape: tuple[int, ...], rng: np.random.Generator, config: ModelConfig
 ) -> Array:
-    """As Mamba initialises: states neither die out nor grow, logits differ by about one."""
+    """Draw as Mamba initializes: states neither decay nor grow, logits differ by about one."""
     last = name.rpartition(".")[2]
     if name.startswith("norm_f"):
         gain = 1 / EMBEDDING_STD / math.sqrt(config.d_model)
@@ -187,7 +187,7 @@ def _draw(
     return (std * rng.standard_normal(shape, np.float32)).astype(np.float32)
 
 
-# -- what others read -----------------------------------------------------------------------------
+# -- the model of `make bench` --------------------------------------------------------------------
 
 
 def _mamba1(config: ModelConfig) -> Mamba1Config:
@@ -197,10 +197,10 @@ def _mamba1(config: ModelConfig) -> Mamba1Config:
 
 
 def mamba_tensors(config: ModelConfig) -> dict[str, Array]:
-    """What every peer of `make bench` gets: canonical tensors, the same every time.
+    """Return the canonical tensors that every peer of `make bench` gets, the same every time.
 
-    Drawn as Mamba initialises them, so that states neither die out nor grow, with every part loud
-    enough to be missed: a lost state changes the logits far beyond what rounding does.
+    They are drawn as Mamba initializes, so that states neither decay nor grow. Every part is large
+    enough to matter: a lost state changes the logits far more than rounding does.
     """
     rng, shapes = np.random.default_rng(20260101), tensor_shapes(config)
     ends = [name for name in shapes if not name.startswith("layers.")]
@@ -219,7 +219,7 @@ def _loud(
 
     if name == "embedding.weight":
         return normal(EMBEDDING_STD)
-    if name == "norm_f.weight":  # logits then differ by about one
+    if name == "norm_f.weight":  # makes logits differ by about one
         return np.float32(1 / EMBEDDING_STD / math.sqrt(config.d_model)) * uniform(0.8, 1.2)
     own = name.split(".", 2)[2]
     if own == "norm.weight":
@@ -231,7 +231,7 @@ def _loud(
         return uniform(0.5, 1.5)
     if own == "dt_proj.bias":
         delta = np.exp(uniform(*(math.log(bound) for bound in DT_RANGE)))
-        return np.log(np.expm1(delta))  # softplus of it is delta
+        return np.log(np.expm1(delta))  # inverse of softplus
     if own.startswith("conv1d"):
         bound = 1 / math.sqrt(_mamba1(config).d_conv)
         return uniform(-bound, bound)
@@ -242,7 +242,7 @@ def _loud(
 
 
 def transformers_model(config: ModelConfig) -> Any:
-    """transformers' `MambaForCausalLM` of these weights, fp32. Needs torch."""
+    """Return transformers' `MambaForCausalLM` with the weights of `mamba_tensors`, fp32."""
     import torch
     from transformers import MambaConfig, MambaForCausalLM
 
@@ -260,17 +260,17 @@ def transformers_model(config: ModelConfig) -> Any:
         for name, place in places.items()
     }
     absent, unknown = model.load_state_dict(weights, strict=False)
-    assert absent == ["lm_head.weight"] and not unknown  # it is the embedding
+    assert absent == ["lm_head.weight"] and not unknown  # the head is tied to the embedding
     model.tie_weights()
     return model.eval()
 
 
 def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
-    """The same weights stored as llama.cpp's own converter stores Mamba; `kind` f16, q8_0 or q4_0.
+    """Write the same weights as llama.cpp's converter stores Mamba. `kind`: f16, q8_0 or q4_0.
 
-    Matrices are quantized; norms, biases, D, the convolution and A are fp32, A as -exp(A_log). A
-    matrix whose rows do not divide into blocks of 32 (dt_proj: 48) stays fp16. The file has no
-    vocabulary: only token ids are run. Needs the gguf package.
+    Matrices are quantized. Norms, biases, D, the convolution and A are fp32, A as -exp(A_log). A
+    matrix whose rows are not a multiple of 32 long (dt_proj: 48) stays fp16. The file has no
+    vocabulary, because only token ids are run. Needs the package gguf.
     """
     gguf = importlib.import_module("gguf")
     writer, layer = gguf.GGUFWriter(path, "mamba"), _mamba1(config)
@@ -299,7 +299,7 @@ def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
 
 
 def gguf_name(name: str) -> str:
-    """llama.cpp's name of a canonical tensor."""
+    """Return llama.cpp's name of a canonical tensor."""
     ends = {"embedding.weight": "token_embd.weight", "norm_f.weight": "output_norm.weight"}
     if name in ends:
         return ends[name]
@@ -320,10 +320,10 @@ def write_bundle(
     chunk: int,
     whole: bool = False,
 ) -> Path:
-    """A bundle of `config` in the recipe `quant`: one period of layers, on which its scales are
-    found, repeated; or `whole`, the model of `make bench`, calibrated on all its layers.
+    """Write a bundle of `config` in the recipe `quant`.
 
-    Raises ExportError as exporting does.
+    It has one period of layers, calibrated alone and repeated, or with `whole` the model of
+    `make bench`, calibrated on all layers. Raises ExportError as exporting does.
     """
     from edge.export.exporter import check_graph
     from edge.export.graph import GRAPH_FILE, build_graph
@@ -357,9 +357,7 @@ def write_bundle(
 def _plan(
     config: ModelConfig, tensors: Mapping[str, Array], quant: str, size: int, beside: Path
 ) -> Any:
-    """How each tensor is stored, as `edge.export.quantize.ModelPlan`; calibrated on the first
-    `size` layers.
-    """
+    """Return the `edge.export.quantize.ModelPlan`, calibrated on the first `size` layers."""
     from edge.export.calibration.calibrate import calibrate, calibration_graph
     from edge.export.calibration.texts import CalibrationText
     from edge.export.graph import build_graph

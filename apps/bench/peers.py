@@ -1,4 +1,4 @@
-"""Who is measured: this runtime, llama.cpp and transformers, each with the model loaded."""
+"""Peers to measure: this runtime, llama.cpp and transformers, each with the model loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edge.runtime.engines import open_engine
 from edge.tensors import parameters
 
 Tokens = NDArray[np.int64]
-Rounding = Literal["fp32", "fp16", "w8", "w4", "w8a8"]  # w8a8: activations by scales found before
+Rounding = Literal["fp32", "fp16", "w8", "w4", "w8a8"]  # w8a8: activations by static scales
 
 RUN = 4  # tokens of the short run
 INSTALL_LLAMA = ".venv/bin/pip install llama-cpp-python gguf"
@@ -35,11 +35,11 @@ class Peer(Protocol):
     """One program with the model loaded. Logits are [rows, V] and valid until the next call.
 
     Attributes:
-        name: as on the command line.
-        rounding: of what; how close its results have to be depends on it.
-        version: of the program.
-        weight_bytes: what it reads from disk.
-        note: what a reader has to know about its figures, or "".
+        name: name on the command line.
+        rounding: rounding of its weights and activations, which sets the tolerance of its results.
+        version: version of the program.
+        weight_bytes: size of the weights on disk.
+        note: remark on its figures for the reader, or "".
     """
 
     name: str
@@ -49,25 +49,25 @@ class Peer(Protocol):
     note: str
 
     def prefill(self, tokens: Tokens, *, every_row: bool = False) -> Logits:
-        """Forget everything, then run `tokens`; logits of the last, or of each."""
+        """Clear the state and run `tokens`. Return logits of the last token, or of each."""
         ...
 
     def run(self, tokens: Tokens) -> Logits:
-        """Run a few tokens at once; logits of each."""
+        """Run a few tokens at once. Return logits of each."""
         ...
 
     def step(self, token: int) -> Logits:
-        """Run one token; its logits."""
+        """Run one token. Return its logits."""
         ...
 
     def close(self) -> None:
-        """Give back memory and threads."""
+        """Release memory and threads."""
         ...
 
 
 @dataclass
 class ModelFolder:
-    """The folder with the random model in every format that was asked for."""
+    """Folder with the random model in every requested format."""
 
     name: str
     path: Path
@@ -81,8 +81,9 @@ class ModelFolder:
         return models.model_named(self.name, models.SHAPES, "shape")
 
     def gguf(self, kind: str) -> Path:
-        """llama.cpp's format: f16, q8_0 or q4_0. A kept folder serves again, as long as what makes
-        its files has not changed.
+        """Return the model in llama.cpp's format, f16, q8_0 or q4_0.
+
+        A file from an earlier run is reused if the module that writes it has not changed.
         """
         made_by = hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()
         final = self.path / f"{self.name}-{made_by[:8]}-{kind}.gguf"
@@ -93,7 +94,7 @@ class ModelFolder:
         return final
 
     def bundle(self, recipe: str) -> Path:
-        """Ours: made again in every run, since a kept one may come from an older exporter."""
+        """Return our bundle. It is made once per run: a kept one may be from an older exporter."""
         path = self.path / f"{self.name}-{recipe}"
         if recipe not in self._bundles:
             from edge.export.exporter import CHUNK
@@ -105,9 +106,9 @@ class ModelFolder:
 
 
 class EdgePeer:
-    """This runtime: a bundle, run by the engine a session would use.
+    """This runtime: a bundle on the engine that a session uses.
 
-    One state; prompts are committed in chunks, everything else can be rewound."""
+    It has one state. Prompts are committed in chunks, and everything else can be rewound."""
 
     note: str = ""
 
@@ -124,7 +125,7 @@ class EdgePeer:
         self.name = f"edge-{recipe}" + ("" if ort else f"-{engine}") + ("-spin" if spin else "")
         self.rounding = recipe
         if spin:
-            self.note = "threads wait awake (edge.load(…, spin=True)), as llama.cpp's do"
+            self.note = "idle threads spin (edge.load(…, spin=True)), as llama.cpp's do"
         if not ort:
             self.note = f"engine {engine}: the launch plan over compiled kernels"
         with open_bundle(path) as bundle:
@@ -166,9 +167,9 @@ _ROUNDING: dict[str, Rounding] = {"f16": "fp16", "q8_0": "w8", "q4_0": "w4", "q4
 
 
 class LlamaPeer:
-    """llama.cpp through llama-cpp-python's low-level interface: decoding only, no sampling.
+    """llama.cpp through llama-cpp-python's low-level interface, without sampling.
 
-    One sequence. Batches are filled before they are needed, so only decoding is timed."""
+    It has one sequence."""
 
     note = ""
 
@@ -186,10 +187,10 @@ class LlamaPeer:
             str(path).encode(), llama.llama_model_default_params()
         )
         if not self._model:
-            raise EngineError("llama.cpp refuses the file", file=path)
+            raise EngineError("llama.cpp cannot load the file", file=path)
         self._context = llama.llama_init_from_model(self._model, self._parameters(threads))
         if not self._context:
-            raise EngineError("llama.cpp makes no context for the model", file=path)
+            raise EngineError("llama.cpp cannot create a context for the model", file=path)
         self._batch = llama.llama_batch_init(BATCH, 0, 1)
         self._position = 0
 
@@ -241,14 +242,14 @@ class LlamaPeer:
 
 
 def _ignore(level: int, text: bytes, data: object) -> None:
-    """llama.cpp's log goes nowhere."""
+    """Discard llama.cpp's log."""
 
 
 class TransformersPeer:
-    """transformers, eager fp32: the reference that results are judged by, and a peer.
+    """transformers, eager fp32: the reference for all results, and a peer.
 
-    Steps through its cache. Its Mamba starts from zeros when given several tokens, cache or
-    not (5.23), so a run goes token by token.
+    It steps through its cache. Its Mamba starts from a zero state when given several tokens, even
+    with a cache (5.23), so a run goes token by token.
     """
 
     name = "transformers"
@@ -279,7 +280,7 @@ class TransformersPeer:
         return self._forward(np.array([token], np.int64), self._cache, keep=1)
 
     def whole(self, tokens: Tokens) -> Logits:
-        """Logits of each token of one pass without a cache: the reference."""
+        """Return the reference: logits of each token, from one pass without a cache."""
         with self._torch.inference_mode():
             out = self._model(self._torch.from_numpy(tokens)[None], use_cache=False)
         logits: Logits = out.logits[0].float().numpy()
@@ -306,7 +307,7 @@ class TransformersPeer:
 
 @dataclass(frozen=True)
 class PeerEntry:
-    """One line of the registry: what must be importable, and what makes the peer."""
+    """Registry entry: packages that a peer needs, how to install them, and its factory."""
 
     packages: tuple[str, ...]
     install: str
@@ -356,7 +357,7 @@ DEFAULT = (
 
 
 def missing(name: str) -> tuple[str, ...]:
-    """Packages a peer needs that are not installed. Raises InputError for an unknown peer."""
+    """Return the packages that a peer lacks. Raises InputError for an unknown peer."""
     if name not in PEERS:
         remedy = f"choose {', '.join(PEERS)}"
         raise InputError(f"unknown peer {name!r}", field="peers", remedy=remedy)

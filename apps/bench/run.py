@@ -1,7 +1,7 @@
-"""Check every peer, then time those whose results are right, in turn, and say what came of it.
+"""Check every peer, time those whose results are right, in turn, and report.
 
-What one round gives is a median over a few calls; what is reported is the median over rounds. A
-ratio is taken within each round first: what slows a round down slows both of its sides.
+A round gives a median over a few calls, and the report gives the median over rounds. Ratios are
+taken within each round, because a slow round slows both sides down.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from edge.tensors import parameters
 Facts = dict[str, Any]
 FIGURES = ("decode", "prefill", "run")
 PROMPT, PREFILL_TOKENS, STEPS = 32, 256, 4
-RUNS = 6  # that are compared: what four tokens alone say is chance
-BUDGET = 1.0  # seconds after which a turn neither warms up nor samples further
+RUNS = 6  # runs to compare, because the agreement on four tokens is mostly chance
+BUDGET = 1.0  # seconds after which a turn stops warming up, or stops sampling
 WARM = {"decode": 3, "prefill": 1, "run": 2}
 CALLS = {"decode": 24, "prefill": 3, "run": 8}
 SHOWN = 8  # operators
 
-# Most KL divergence from fp32, nats a token, that rounding the weights (and, below 16 bits, the
-# activations to 8) explains. Random layers amplify rounding far more than trained ones do, so these
-# are wide: unrelated logits are 1 nat apart, lost scan states cost 0.5, those of one layer 0.14.
+# Maximum KL divergence from fp32, nats per token, that rounding of weights (and, below 16 bits, of
+# activations to 8) explains. Random layers amplify rounding far more than trained ones, so these
+# limits are wide: unrelated logits are 1 nat apart, lost scan states cost 0.5, of one layer 0.14.
 KL_LIMITS = {"fp32": 1e-5, "fp16": 1e-3, "w8": 0.06, "w4": 0.8, "w8a8": 0.12}
 
-OURS = "edge-w8"  # what ratios are given to
+OURS = "edge-w8"  # denominator of ratios
 THEIRS = "llama-q8_0"
-# what is expected of our recipes: decode and prefill against THEIRS, a short run in steps
+# goals of our recipes: decode and prefill relative to THEIRS, a short run in steps
 GOALS = {
     OURS: {"decode": 1.5, "prefill": 2.0, "run": 1.5},
     "edge-w8a8": {"decode": 1.8, "prefill": 3.0, "run": 1.3},
@@ -63,10 +63,10 @@ def run(
     command: str = "",
     say: Say = silent,
 ) -> Facts:
-    """The object `--json` prints: every installed peer of `names` checked, and timed if right.
+    """Check every installed peer of `names`, time it if right, and return the `--json` object.
 
-    `folder` takes the models; `profiled` looks for our costs even when no figure is missed. Raises
-    InputError for an unknown peer or shape, EngineError where ours does not run.
+    `folder`: folder for the models. `profiled`: break down our time even if every goal is met.
+    Raises InputError for an unknown peer or shape, EngineError if our runtime fails.
     """
     config = model_named(shape, SHAPES, "shape")
     workspace = ModelFolder(shape, folder)
@@ -106,8 +106,9 @@ def _right_ones(
     reference: Reference,
     say: Say,
 ) -> tuple[list[Peer], dict[str, Facts]]:
-    """Peers whose results are right, still loaded, and what was found of all; one that does not run
-    joins the `absent`.
+    """Return the peers whose results are right, still loaded, and the results of all.
+
+    A foreign peer that does not run is added to `absent`.
     """
     peers: list[Peer] = []
     results: dict[str, Facts] = {}
@@ -131,16 +132,16 @@ def _right_ones(
 
 
 def right(facts: Facts) -> bool:
-    """No wrong result of ours."""
+    """Return whether all our results are right."""
     return all(peer["right"] for name, peer in facts["peers"].items() if name.startswith("edge-"))
 
 
-# -- right? ---------------------------------------------------------------------------------------
+# -- correctness ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Token ids and the fp32 logits of each, for both sequences."""
+    """Token ids of two sequences, and fp32 logits of each token."""
 
     short: Tokens
     short_logits: Logits
@@ -149,7 +150,7 @@ class Reference:
 
 
 def make_reference(workspace: ModelFolder, threads: int, say: Say) -> Reference:
-    """fp32 logits of both token sequences, by transformers in one pass."""
+    """Compute fp32 logits of both sequences with transformers, in one pass each."""
     if lacking := missing("transformers"):
         raise InputError(
             f"the reference needs {', '.join(lacking)}", remedy=PEERS["transformers"].install
@@ -163,8 +164,9 @@ def make_reference(workspace: ModelFolder, threads: int, say: Say) -> Reference:
 
 
 def compare(peer: Peer, reference: Reference) -> dict[str, Agreement]:
-    """Run the peer over the reference's tokens, the way it will be timed: the prompt, the runs
-    after it, the steps after those, and steps after the long prompt.
+    """Run the peer over the reference's tokens, in the ways it will be timed.
+
+    These are a prompt, runs, steps, and steps after the long prompt.
     """
     cut, end = PROMPT, PROMPT + RUNS * RUN
     short, wanted = reference.short, reference.short_logits
@@ -193,12 +195,13 @@ def _checked(peer: Peer, reference: Reference) -> Facts:
     }
 
 
-# -- how quick? -----------------------------------------------------------------------------------
+# -- times ----------------------------------------------------------------------------------------
 
 
 def timed(peers: Sequence[Peer], tokens: Tokens, rounds: int, say: Say) -> dict[str, Facts]:
-    """Every figure of every peer, milliseconds of one call in each round; prefill takes all of
-    `tokens`.
+    """Time every figure of every peer, in milliseconds per call, by round.
+
+    Prefill reads all of `tokens`. Closes the peers.
     """
     taken: dict[str, dict[str, list[float]]] = {
         peer.name: {figure: [] for figure in FIGURES} for peer in peers
@@ -223,14 +226,14 @@ def timed(peers: Sequence[Peer], tokens: Tokens, rounds: int, say: Say) -> dict[
 
 
 def _turn(peer: Peer, figure: str, tokens: Tokens) -> list[float]:
-    """Seconds of each call of one turn, after some that warm up."""
+    """Return seconds of each call of one turn, after warm-up calls."""
     call = _caller(peer, figure, tokens)
     _repeat(call, WARM[figure])
     return _repeat(call, CALLS[figure])
 
 
 def _repeat(call: Callable[[], object], most: int) -> list[float]:
-    """Seconds of each of at least one and at most `most` calls; none begins after the budget."""
+    """Return seconds of each of 1 to `most` calls. None but the first begins after the budget."""
     taken: list[float] = []
     while len(taken) < most and sum(taken) < BUDGET:
         taken.append(seconds(call))
@@ -238,7 +241,7 @@ def _repeat(call: Callable[[], object], most: int) -> list[float]:
 
 
 def _caller(peer: Peer, figure: str, tokens: Tokens) -> Callable[[], object]:
-    """What is timed: one call of the figure, from a state that has seen some tokens."""
+    """Return the function to time for a figure. Decode and run start from a non-empty state."""
     if figure == "prefill":
         return lambda: peer.prefill(tokens)
     few, token = tokens[:RUN], int(tokens[0])
@@ -247,13 +250,13 @@ def _caller(peer: Peer, figure: str, tokens: Tokens) -> Callable[[], object]:
 
 
 def over(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """How many times as long: the median over rounds of their ratio."""
+    """Return the ratio of times, the median over rounds."""
     pairs = zip(one["rounds_ms"], other["rounds_ms"], strict=True)
     return float(median(a / b for a, b in pairs))
 
 
 def _expected(results: Mapping[str, Facts]) -> Iterator[Facts]:
-    """What is expected of our recipes, as far as it was measured."""
+    """Yield the goals of our recipes with measured values, as far as they were measured."""
     for name, goal in GOALS.items():
         ours, theirs = results.get(name, {}), results.get(THEIRS, {})
         if "decode" not in ours:
@@ -276,14 +279,14 @@ def _costs(
     profiled: bool,
     say: Say,
 ) -> Facts:
-    """Where the time of our figures goes: of those that are missed, or of all."""
+    """Break down the time of our figures: those that missed a goal, or all if `profiled`."""
     kinds = {"decode": DECODE, "prefill": PREFILL, "run": RunKind(RUN, 10)}
     found: Facts = {}
     for name in GOALS:
         missed = {row["figure"] for row in expected if row["peer"] == name and not row["met"]}
         if "decode" not in results.get(name, {}) or not (profiled or missed):
             continue
-        # what a short run costs is seen beside a step
+        # the cost of a short run is compared with that of a step
         wanted = {*FIGURES} if profiled else missed | ({"decode"} if "run" in missed else set())
         say(f"profiling {name}")
         chosen = {figure: kinds[figure] for figure in FIGURES if figure in wanted}
@@ -293,11 +296,11 @@ def _costs(
     return found
 
 
-# -- for people -----------------------------------------------------------------------------------
+# -- terminal -------------------------------------------------------------------------------------
 
 
 def parts(facts: Facts) -> Iterator[FigureTable | str]:
-    """Tables of results and ratios, then what was expected and where the time goes."""
+    """Yield tables of results and ratios, then goals and breakdowns."""
     shape, others = facts["shape"], facts["used_by_others"]
     yield (
         f"Mamba {shape['name']}, {shape['parameters'] / 1e6:.3g} M random weights; "
@@ -355,7 +358,7 @@ def times(peers: Mapping[str, Facts]) -> FigureTable:
 
 
 def _ratios(peers: Mapping[str, Facts]) -> FigureTable:
-    """Above 1: slower than OURS. Ratios are of one round each, so not those of the medians."""
+    """Return ratios of times to OURS, slower above 1. They are medians of per-round ratios."""
     ours = peers[OURS]
     rows = []
     for name, peer in peers.items():

@@ -1,4 +1,4 @@
-"""Commands of a conversation: a word, what may follow it, and a function that says what it did."""
+"""Commands of a conversation: a word, its arguments, and a function that says what it did."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edge.runtime.result import GenerationResult
     from edge.runtime.session import Session, SessionSnapshot
 
-NOTHING = '""'  # an argument that is empty, as in a shell
+NOTHING = '""'  # an empty argument, as in a shell
 SETTABLE = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "seed", "stop"
 )  # fmt: skip
@@ -32,17 +32,17 @@ _WHOLE = ("top_k", "max_tokens", "seed")
 
 @dataclass
 class Chat:
-    """A session, and what a conversation has besides it.
+    """A session, and the other state of a conversation.
 
     Attributes:
-        name: the bundle's.
+        name: name of the bundle.
         sampling: parameters given on the command line or by /set.
-        forks: branches kept by /fork.
+        forks: snapshots kept by /fork.
         attached: text that /read keeps for the next message.
-        figures: whether the line of figures follows an answer.
-        drops: whether the oldest turns make room when the context is full.
-        last, answers, tokens: the last answer; how many there were, and their tokens.
-        gain: what drafting gains, where the session drafts; last_gain: in the last answer.
+        figures: whether a line of figures follows each answer.
+        drops: whether the oldest turns are dropped when the context is full.
+        last, answers, tokens: the last answer, the number of answers, and their tokens.
+        gain: estimated speed-up by drafting, None without a drafter; last_gain: of the last answer.
     """
 
     session: Session
@@ -71,18 +71,22 @@ class Chat:
         return f"a conversation of {count} message{'' if count == 1 else 's'}"
 
     def copied(self) -> str:
-        """What going back costs, in words."""
+        """Describe what going back costs."""
         return f"{megabytes(self.session.snapshot_bytes)} of state copied, nothing recomputed"
 
 
-# a command says what it did, or begins an answer
+# a command returns what it did, or starts an answer
 Run = Callable[[Chat, str], "str | Generation"]
 
 
 @dataclass(frozen=True)
 class Command:
-    """Attributes:
-    words: what may follow it. path: a file may. kept: a fork or a saved conversation may.
+    """Command of a conversation.
+
+    Attributes:
+        words: arguments it takes.
+        path: whether it takes a file.
+        kept: whether it takes a fork or a saved conversation.
     """
 
     usage: str
@@ -145,7 +149,7 @@ def _load(this: Chat, argument: str) -> str:
         raise _unknown(this, "/load", argument)
     spared = this.session.load(path, replay=True)
     if not spared and any(one.role == "assistant" for one in this.session.messages):
-        return (f"took over {this.length()}: the saved state does not fit this model, so they are "
+        return (f"loaded {this.length()}: the saved state does not fit this model, so they are "
                 "read again with the next message")  # fmt: skip
     return f"resumed {this.length()} ({spared} tokens restored from the saved state)"
 
@@ -159,12 +163,12 @@ def _unknown(this: Chat, command: str, name: str) -> InputError:
 
 
 def _kept(this: Chat) -> list[str]:
-    """Names of what `/load` returns to."""
+    """Return the names that /load accepts."""
     return [*this.forks, *(name for name, _, _ in files.saved())]
 
 
 def _meant(name: str, known: Collection[str]) -> str | None:
-    """A question for who misspelt a name."""
+    """Return a question that suggests the known name closest to a misspelt one."""
     near = difflib.get_close_matches(name, known, 1)
     return f"do you mean {near[0]}?" if near else None
 
@@ -216,7 +220,7 @@ def _set(this: Chat, argument: str) -> str:
 
 
 def _value(name: str, text: str) -> Any:
-    """The value of a parameter; an empty one restores the model's own."""
+    """Parse the value of a parameter; an empty one restores the model's own."""
     if not text:
         return None
     try:
@@ -298,7 +302,7 @@ def _stats(this: Chat, argument: str) -> str:
 
     if this.last is None:
         return "no answer yet"
-    said = [figures(this.last, this.session, this.gain, this.last_gain)]  # all of them
+    said = [figures(this.last, this.session, this.gain, this.last_gain)]
     said.append(f"answers: {this.answers}, tokens: {this.tokens}")
     return "\n".join([*said, this.gain.line()] if this.gain else said)
 
@@ -308,32 +312,33 @@ def _bye(this: Chat, argument: str) -> str:
 
 
 COMMANDS = {
-    "/help": Command("/help", "this list", _help),
+    "/help": Command("/help", "show this list", _help),
     "/reset": Command("/reset", "forget the conversation (as /clear does)", _reset),
     "/undo": Command("/undo", "take back the last turn", _undo),
     "/regen": Command("/regen", "answer the last message again",
                       lambda this, _: this.session.regenerate(**this.sampling)),
     "/fork": Command("/fork [NAME]", "keep a copy of the conversation to come back to", _fork),
-    "/save": Command("/save NAME", "write the conversation, with its state", _save, path=True),
+    "/save": Command("/save NAME", "save the conversation with its state", _save, path=True),
     "/load": Command("/load NAME", "resume a saved conversation or a fork", _load, path=True,
                      kept=True),
-    "/list": Command("/list", "forks and saved conversations", _list),
+    "/list": Command("/list", "list forks and saved conversations", _list),
     "/rm": Command("/rm NAME", "remove a fork or a saved conversation", _rm, kept=True),
-    "/system": Command("/system [TEXT]", 'the system message, or another; "" for none', _system),
-    "/set": Command("/set [NAME [VALUE]]", "sampling parameters", _set, SETTABLE),
-    "/show": Command("/show [WHAT]", "the model; parameters, system, transcript", _show, SHOWN),
+    "/system": Command("/system [TEXT]", 'show or set the system message; "" removes it', _system),
+    "/set": Command("/set [NAME [VALUE]]", "show or set sampling parameters", _set, SETTABLE),
+    "/show": Command("/show [WHAT]", "show the model, parameters, system or transcript", _show,
+                     SHOWN),
     "/read": Command("/read FILE", "put a text file before the next message", _read, path=True),
-    "/stats": Command("/stats [on|off]", "figures of the last answer, or of each", _stats,
+    "/stats": Command("/stats [on|off]", "show figures of the last answer, or of each", _stats,
                       ("on", "off")),
     "/bye": Command("/bye", "leave (as /quit, /exit and Ctrl-D do)", _bye),
 }  # fmt: skip
-# what other programs call them
+# names that other programs use
 ALIASES = {"/quit": "/bye", "/exit": "/bye", "/clear": "/reset", "/?": "/help", "/": "/help"}
-_IGNORE = ("/help", "/bye")  # what is said behind them
+_IGNORE = ("/help", "/bye")  # these ignore an argument
 
 
 def following(this: Chat, word: str) -> tuple[list[str], bool]:
-    """What may follow a command, and whether a file may."""
+    """Return the words that may follow a command, and whether a file may."""
     found = COMMANDS.get(word)
     if found is None:
         return [], False
@@ -341,12 +346,12 @@ def following(this: Chat, word: str) -> tuple[list[str], bool]:
 
 
 def command(word: str, argument: str) -> Run:
-    """What a command does. Raises InputError: there is none, or it takes no argument."""
+    """Return a command's function. Raises InputError if unknown, or given an argument in vain."""
     word = ALIASES.get(word.lower(), word.lower())
     if word not in COMMANDS:
         asked = _meant(word, COMMANDS)
         remedy = f"{asked} /help lists them" if asked else "/help lists them"
         raise InputError(f"unknown command {word}", remedy=remedy)
     if argument and " " not in COMMANDS[word].usage and word not in _IGNORE:
-        raise InputError(f"{argument!r:.40} means nothing here", field=word, remedy=f"{word} alone")
+        raise InputError(f"{argument!r:.40} is not expected", field=word, remedy=f"{word} alone")
     return COMMANDS[word].run

@@ -1,4 +1,4 @@
-"""What a conversation may still hold, and what makes room in it."""
+"""The context of a conversation: how full it is, and how to make room in it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from edge.runtime.session import Session
 
 POLICIES = ("drop", "stop")
-NOTICED = 0.8  # of the context, from which on it is told how full it is
+NOTICED = 0.8  # share of the context from which on notices say how full it is
 
 
 def described(session: Session) -> str:
-    """The parts of the state: what never grows, and what holds the context."""
+    """Describe the state: the constant part, and the KV caches that hold the context."""
     constant = f"state {megabytes(session.constant_bytes)} whatever the length"
     if session.capacity is None:
         return constant
@@ -24,7 +24,7 @@ def described(session: Session) -> str:
 
 
 def notice(session: Session) -> str | None:
-    """How full the context is, once there is reason to know."""
+    """Say how full the context is, once it is nearly full."""
     used, capacity = session.position, session.capacity
     if capacity is None or used < NOTICED * capacity:
         return None
@@ -32,8 +32,10 @@ def notice(session: Session) -> str | None:
 
 
 def with_room(session: Session, text: str, answer: int) -> tuple[list[Message], int]:
-    """The conversation with one more message, and how many of its oldest messages were left out for
-    prompt and `answer` tokens, a quarter of the context at most, to fit. The system message stays.
+    """Return the conversation with one more message, and how many of its oldest were left out.
+
+    The prompt must fit beside `answer` tokens, a quarter of the context at most. The system message
+    stays.
     """
     template, capacity = session.model.template, session.capacity
     messages = [*session.messages, Message("user", text)]

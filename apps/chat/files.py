@@ -1,4 +1,4 @@
-"""Where `edge-chat` keeps saved conversations and the history of lines, and files that it reads."""
+"""Files of `edge-chat`: saved conversations, the history of lines, and texts that it reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.errors import InputError
 from edge.runtime.replace import clear
 
 _NAME = re.compile(r"\w(?:[\w -]*[\w-])?")
-KEPT_HANGUPS = 3  # of what was cut off, besides the newest
+KEPT_HANGUPS = 3  # conversations cut off by a hang-up that are kept besides the newest
 _SUFFIX = ".edge"
 MAX_TEXT = 1 << 20  # bytes of a file that /read takes
 
@@ -24,17 +24,17 @@ def _folder(variable: str, default: str) -> Path:
 
 
 def conversations() -> Path:
-    """`$XDG_DATA_HOME/mamba-edge/talks`, or under `~/.local/share`."""
+    """Return `$XDG_DATA_HOME/mamba-edge/talks`, or the same under `~/.local/share`."""
     return _folder("XDG_DATA_HOME", ".local/share") / "talks"
 
 
 def history() -> Path:
-    """`$XDG_STATE_HOME/mamba-edge/history`, or under `~/.local/state`."""
+    """Return `$XDG_STATE_HOME/mamba-edge/history`, or the same under `~/.local/state`."""
     return _folder("XDG_STATE_HOME", ".local/state") / "history"
 
 
 def named(command: str, argument: str) -> Path:
-    """The file that a name or a path means: plain words are a saved conversation."""
+    """Return the file that a name or a path means; plain words name a saved conversation."""
     if not argument:
         raise InputError("needs a name or a file", field=command, remedy=f"{command} NAME")
     if _NAME.fullmatch(argument):
@@ -43,7 +43,7 @@ def named(command: str, argument: str) -> Path:
 
 
 def saved() -> Iterator[tuple[str, int, str]]:
-    """(name, bytes, when) of the saved conversations, newest first."""
+    """Yield (name, bytes, when) of the saved conversations, newest first."""
     try:
         found = [(path, path.stat()) for path in conversations().glob("*" + _SUFFIX)]
     except OSError:
@@ -54,12 +54,12 @@ def saved() -> Iterator[tuple[str, int, str]]:
 
 
 def is_saved(name: str) -> bool:
-    """Whether a conversation has been saved by this name."""
+    """Return whether a conversation is saved under this name."""
     return _NAME.fullmatch(name) is not None and named("", name).exists()
 
 
 def remove(name: str) -> bool:
-    """Remove a saved conversation, and the save before it; whether there was one."""
+    """Remove a saved conversation and its previous save; return whether it existed."""
     if not is_saved(name):
         return False
     path = named("", name)
@@ -70,27 +70,27 @@ def remove(name: str) -> bool:
 
 
 def hung_up() -> Path:
-    """Where a conversation goes that is cut off now; older ones than the last few make room."""
+    """Return the file for a conversation that is cut off now; remove all but the last few."""
     older = sorted(conversations().glob(f"hangup-*{_SUFFIX}"))
     for path in older[: max(0, len(older) - KEPT_HANGUPS)]:
         with suppress(OSError):
             path.unlink()
             path.with_name(path.name + "~").unlink(missing_ok=True)
-    # killed while it was saved, under a name that nothing is saved by again
+    # left by saves that were killed; their names are never used again
     for path in conversations().glob(f".hangup-*{_SUFFIX}.saving-*"):
         clear(path.with_name(path.name[1:].rpartition(".")[0]))
     return ready(conversations() / time.strftime(f"hangup-%Y%m%d-%H%M%S{_SUFFIX}"))
 
 
 def ready(path: Path) -> Path:
-    """`path`, its folder made where it is one of ours."""
+    """Return `path`; create its folder if that is ours."""
     if path.parent == conversations():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return path
 
 
 def read_text(command: str, argument: str) -> str:
-    """A text file's content. Raises InputError: missing, too large, not UTF-8."""
+    """Return a text file's content. Raises InputError if it is missing, too large or not UTF-8."""
     if not argument:
         raise InputError("needs a file", field=command, remedy=f"{command} FILE")
     path = Path(os.path.expanduser(argument))
@@ -105,7 +105,7 @@ def read_text(command: str, argument: str) -> str:
 
 
 def decoded(data: bytes, *, file: Path | None = None, field: str | None = None) -> str:
-    """The text. Raises InputError: not UTF-8."""
+    """Return the text. Raises InputError if the data is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as problem:

@@ -1,9 +1,9 @@
-"""An estimate of how much faster drafting makes a conversation, from what it measures itself.
+"""Estimate of how much faster drafting makes a conversation, from its own timings.
 
-Its plain steps are timed; nothing is run for it. Without drafts an answer would have taken as many
-steps as it has tokens, and the rest of its time as it did: choosing tokens, text, the terminal. So
-it is an estimate, and a conversation that never takes a plain step has none. `edge profile --draft`
-measures both ways in turn.
+Only the plain steps of the conversation are timed; nothing extra is run. Without drafts an answer
+would have taken one step per token, plus the same time for everything else: sampling, text, the
+terminal. A conversation without plain steps has no estimate. `edge profile --draft` measures both
+ways in turn.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from edge.apps.measure.stopwatch import TimedEngine
     from edge.runtime.result import GenerationResult
 
-FEWEST = 3  # plain steps that say anything
-_MANY = 10  # so many that a disturbed one hardly moves the mean
+FEWEST = 3  # plain steps that an estimate needs
+_MANY = 10  # plain steps from which on one outlier hardly moves the mean
 _RECENT = 200
 
 
 class Gain:
-    """Adds up the answers of a conversation.
+    """Estimate over the answers of a conversation.
 
     Attributes:
         steps: seconds of the target's recent plain steps.
-        chosen: whether the shape of drafts is chosen by trying.
+        chosen: whether a bandit chooses the shape of drafts.
     """
 
     def __init__(self, engine: TimedEngine, *, chosen: bool = True) -> None:
-        """`engine`: the target's, which runs nothing else."""
+        """`engine`: the target's engine, which runs nothing else."""
         self.steps: deque[float] = deque(maxlen=_RECENT)
         self.chosen = chosen
         self._engine = engine
@@ -44,11 +44,11 @@ class Gain:
         self._accepted = 0
 
     def begin(self) -> None:
-        """Start an answer: runs of an earlier one that failed do not count."""
+        """Start an answer; discard the runs of an earlier one that failed."""
         self._engine.runs.clear()
 
     def add(self, result: GenerationResult) -> float | None:
-        """Count an answer; returns the estimate of its speed-up over plain decoding."""
+        """Count an answer; return its estimated speed-up over plain decoding."""
         runs = [run for run in self._engine.runs if not run.reading]
         self._engine.runs.clear()
         self.steps.extend(run.seconds for run in runs if run.tokens == 1)
@@ -73,11 +73,11 @@ class Gain:
         return (tokens * self._step() + rest) / seconds
 
     def _step(self) -> float:
-        """Seconds that a plain step takes."""
+        """Return the seconds that a plain step takes."""
         return mean(self.steps) if len(self.steps) >= _MANY else median(self.steps)
 
     def line(self) -> str:
-        """The whole conversation in a sentence."""
+        """Describe the gain of the whole conversation in a sentence."""
         if not self._rounds:
             return "no draft has been verified yet"
         said = f"acceptance length {(self._accepted + self._rounds) / self._rounds:.2f} "

@@ -1,4 +1,4 @@
-"""Lines from a terminal, with history, editing and completion where it can do that."""
+"""Lines from a terminal, with history, editing and completion if the terminal is capable."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Following = Callable[[str], tuple[list[str], bool]]
 
 
 class Cleared(KeyboardInterrupt):
-    """Ctrl-C took back a line that was being typed."""
+    """Ctrl-C cleared a line that was being typed."""
 
 
 def reader(commands: Collection[str], following: Following) -> Callable[[], str]:
-    r"""A function that reads the next message: a line, or all lines between \"\"\".
+    r"""Return a function that reads the next message: a line, or all lines between \"\"\".
 
-    `commands` and what is `following` each are completed. The function raises EOFError at the end
-    and KeyboardInterrupt for Ctrl-C, as Cleared where something was typed on a capable terminal.
+    `commands` and the words `following` each are completed. The function raises EOFError at the end
+    of input, Cleared when Ctrl-C clears typed text, and KeyboardInterrupt for any other Ctrl-C.
     """
     capable = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     ask = _toolkit_ask(commands, following) if capable else _plain_ask
@@ -63,7 +63,7 @@ def _plain_ask(prompt: str) -> str:
 
 
 def _toolkit_ask(commands: Collection[str], following: Following) -> Ask:
-    # some terminals, and all serial lines, never answer where the cursor is
+    # some terminals, and all serial lines, never answer a query for the cursor position
     os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
     from prompt_toolkit import PromptSession
 
@@ -78,7 +78,10 @@ def _toolkit_ask(commands: Collection[str], following: Following) -> Ask:
 
 
 def _completer(commands: Collection[str], following: Following) -> Completer:
-    """Commands, then what may follow each. (NestedCompleter takes no slash for a letter.)"""
+    """Return a completer of commands and their arguments.
+
+    NestedCompleter would not do: it does not take a slash for a letter.
+    """
     from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
 
@@ -102,7 +105,7 @@ def _completer(commands: Collection[str], following: Following) -> Completer:
 
 
 def _history() -> History:
-    """Lines typed before, in earlier conversations too where a file of them can be kept."""
+    """Return the history of typed lines, kept in a file if possible."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     path = files.history()

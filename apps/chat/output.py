@@ -1,4 +1,4 @@
-"""What `edge-chat` writes: text as it comes, appended only, and a line of figures."""
+"""Output of `edge-chat`: text as it arrives, only ever appended, and a line of figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edge.runtime.session import Session
     from edge.runtime.speculate.decode import Speculation
 
-FLUSH_SECONDS = 0.05  # 20 times a second is as fast as anyone reads, and slow lines can bear it
+FLUSH_SECONDS = 0.05  # 20 times a second is as fast as anyone reads, and fits slow serial lines
 
 ENDS = {
     "stop": "",
@@ -30,9 +30,9 @@ ENDS = {
 
 
 class Stream:
-    """Appends pieces of an answer to a stream, flushed at most every FLUSH_SECONDS.
+    """Writer of the pieces of an answer, which flushes at most every FLUSH_SECONDS.
 
-    `wraps`: lines of a terminal end between words.
+    `wraps`: whether lines at a terminal are wrapped between words.
     """
 
     def __init__(self, out: TextIO, wraps: bool = True) -> None:
@@ -65,7 +65,7 @@ class Stream:
         self._out.flush()
 
     def _columns(self) -> int:
-        """Columns of the terminal now; 0 of one that does not tell, such as a serial line."""
+        """Return the columns of the terminal now; 0 if unknown, as on a serial line."""
         try:
             return os.get_terminal_size(self._out.fileno()).columns
         except (OSError, ValueError):
@@ -73,7 +73,7 @@ class Stream:
 
 
 def prepare() -> None:
-    """Characters that a terminal cannot show become question marks, not a traceback."""
+    """Make characters that a terminal cannot show question marks instead of errors."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -87,10 +87,10 @@ def figures(
     times: float | None = None,
     width: int | None = None,
 ) -> str:
-    """One line: tokens and their speed, TTFT, those reused, and what drafts did.
+    """Return one line: tokens and their speed, TTFT, reused tokens, and what drafts did.
 
     `gain`: the conversation's. `times`: the estimated speed-up of this answer over plain decoding,
-    where it is known. `width`: columns that it has; what tells least is left out.
+    if known. `width`: columns of the line; the least informative parts are left out.
     """
     prompt, rate = f"prompt {result.prompt_tokens}", [_rate(result.prompt_tokens_per_s)]
     generation, pace = f"generation {len(result.tokens)}", [_rate(result.timings.tokens_per_s)]
@@ -120,7 +120,7 @@ def figures(
 
 
 def facts(result: GenerationResult, session: Session) -> dict[str, Any]:
-    """An answer and its figures as one JSON object."""
+    """Return an answer and its figures as one JSON object."""
     times, drafted = result.timings, result.speculation
     return {
         "text": result.text,
@@ -144,15 +144,16 @@ def facts(result: GenerationResult, session: Session) -> dict[str, Any]:
 
 
 def columns() -> int | None:
-    """Columns of the terminal that notes go to; None where they go elsewhere."""
+    """Return the columns of the terminal that notes go to; None if they go elsewhere."""
     return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
 def _drafting(drafted: Speculation, times: float | None, chosen: bool) -> list[str]:
-    """How much of an answer came from drafts, and the estimated gain; with the most frequent shape
-    where shapes are `chosen` by trying.
+    """Describe how much of an answer came from drafts, and the estimated speed-up.
+
+    `chosen`: a bandit chooses shapes, so the most frequent one is named.
     """
-    from edge.runtime.speculate.shape import LOOK_UP  # not imported where nobody drafts
+    from edge.runtime.speculate.shape import LOOK_UP  # imported only when drafting
 
     parts = []
     if drafted.acceptance_length is not None:
@@ -174,7 +175,7 @@ def _drafting(drafted: Speculation, times: float | None, chosen: bool) -> list[s
 
 
 def _most_frequent(drafted: Speculation) -> str:
-    """The source and shape of most drafts."""
+    """Return the source and shape of most drafts."""
     from edge.runtime.speculate.shape import LOOK_UP, Shape
 
     counts = {
@@ -191,7 +192,7 @@ def _rate(per_second: float | None) -> str:
 
 
 def note(text: str) -> None:
-    """Lines about the answer, not of it: on standard error, faint where that is possible."""
+    """Print a note on standard error, dimmed if the terminal can."""
     sys.stdout.flush()
     width = columns()
     text = text if width is None else wrapped(text, width)
@@ -199,7 +200,7 @@ def note(text: str) -> None:
 
 
 def complain(problem: Exception) -> None:
-    """What went wrong, on standard error."""
+    """Print an error on standard error."""
     said, width = f"error: {problem}", columns()
     say(said if width is None else wrapped(said, width), file=sys.stderr, flush=True)
 

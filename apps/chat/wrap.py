@@ -1,4 +1,4 @@
-"""Lines that end between words, of text that comes piece by piece and is never taken back."""
+"""Word wrap for streamed text, of which nothing written can be changed."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import textwrap
 import unicodedata
 from collections.abc import Callable
 
-# Letters that a word must have room for to be written as it comes. A word that begins nearer to the
-# margin waits until it is whole, or until it does not fit.
+# Columns that must be left for a word to be written as it arrives. A word that begins closer to the
+# margin waits until it is complete, or until it does not fit.
 ROOM = 24
 FENCES = ("```", "~~~")
 
 
 class Wrap:
-    """Breaks text between words, in lines of as many columns as there are at that moment.
+    """Word wrapper that asks for the current number of columns.
 
-    Code between fences stays as it is, so that it can be copied, and so does what fits nowhere.
+    Fenced code is not wrapped, so that it can be copied; neither are words longer than a line.
     """
 
     def __init__(self, columns: Callable[[], int]) -> None:
         self._columns = columns
         self._column = 0
-        # what waits, and its columns
+        # text that waits, and its columns
         self._word, self._width = "", 0
-        self._inside = False  # of a word whose beginning is written
-        self._line = ""  # how the line begins, and whether it is code
+        self._inside = False  # inside a word whose beginning is written
+        self._line = ""  # the beginning of the line, and whether it is code
         self._code = False
 
     def feed(self, piece: str) -> str:
-        """What to write now."""
+        """Take a piece of text; return the text to write now."""
         columns = self._columns()
         if columns < 1:
             return self.rest() + piece
         return "".join([self._take(letter, columns) for letter in piece])
 
     def rest(self) -> str:
-        """What still waits."""
+        """Return the text that still waits."""
         word, self._word = self._word, ""
         self._column, self._width = self._column + self._width, 0
         return word
@@ -46,7 +46,7 @@ class Wrap:
         if len(self._line) < 8:
             self._line += letter
         width = _width(letter)
-        # between wide letters a line may end anywhere, and there the terminal ends it
+        # a line may end between any two wide letters, where the terminal ends it
         if self._code or self._inside or width > 1:
             written = self.rest() + letter
             over = self._column + width > columns
@@ -79,7 +79,7 @@ class Wrap:
 
 
 def _width(letter: str) -> int:
-    """Columns of a letter: 0 of a mark that stands on the one before, 2 of a wide one."""
+    """Return the columns of a letter: 0 for a combining mark, 2 for a wide letter."""
     if letter < "\x7f":
         return 1
     if unicodedata.category(letter) in ("Mn", "Me", "Cf"):
@@ -88,7 +88,7 @@ def _width(letter: str) -> int:
 
 
 def wrapped(text: str, columns: int) -> str:
-    """A note in lines of so many columns; what continues a line is indented."""
+    """Wrap a note at `columns`, with continuation lines indented."""
     fill = textwrap.TextWrapper(
         max(columns, 12), subsequent_indent="  ", replace_whitespace=False,
         break_long_words=False, break_on_hyphens=False,

@@ -1,1 +1,1 @@
-"""How the demonstration models were made: tools of the project, left out of what is installed."""
+"""Tools that made the demonstration models. They are not part of the installed package."""

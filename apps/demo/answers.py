@@ -1,7 +1,7 @@
-"""First answers of a model, many at once: `python -m edge.apps.demo.answers BUNDLE`.
+"""`python -m edge.apps.demo.answers BUNDLE`: first answers of a model, many at once.
 
-As `edge train answers`, for the demonstration's drafter to learn from: of prompts that nobody wrote
-too, and kept as the very ids that were said.
+Like `edge train answers`, for the drafter of the demonstration to learn from. Some prompts are made
+up, and answers are kept as the generated ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge.apps.train.answers import LONGEST, Asked, groups, say_all
 from edge.apps.train.lines import go_on
 from edge.runtime.model import Model, load
 
-# How often a prompt is of a document, beside the sources of conversations, which people wrote.
+# Relative frequency of prompts made from documents, next to `SOURCES` of conversations.
 DOCUMENTS = {"passage": 4.0, "heading": 4.0}
 REQUESTS = (
     "What is {}?", "What are {}?", "Explain {}.", "Can you explain {} to me?", "Describe {}.",
@@ -36,9 +36,7 @@ REQUESTS = (
 
 
 class Prompts:
-    """What can be asked: users' turns of the data, passages of its documents, and requests about
-    their headings.
-    """
+    """Source of prompts: users' turns, passages of documents, and requests about their headings."""
 
     def __init__(self, data: Path) -> None:
         turns = user_turns(data / "chat.train.jsonl")
@@ -66,7 +64,7 @@ class Prompts:
         return rng.choice(self._turns[kind])
 
     def _passage(self, rng: random.Random) -> str:
-        """One to five sentences from anywhere."""
+        """Return one to five consecutive sentences from a random place."""
         document = rng.choice(self._documents)
         start = rng.randrange(len(document))
         sentences = re.split(r"(?<=[.?!])\s+", document[start : start + 2 * LONGEST])[1:-1]
@@ -76,7 +74,7 @@ class Prompts:
 def records(
     model: Model, asked: list[list[Asked]], done: int, seed: int, most: int
 ) -> Iterator[dict[str, list[list[int]]]]:
-    """A group at a time, from the group `done` on: ids asked and ids said, a list a prompt."""
+    """Yield a record per group from group `done` on: ids of each prompt and of each answer."""
     for group, said in zip(asked[done:], say_all(model, asked, done, seed, most), strict=True):
         yield {"asked": [list(one.ids) for one in group], "said": said}
 
@@ -84,15 +82,17 @@ def records(
 def main(
     bundle: str,
     data: Annotated[Path, typer.Option(help="Folder with chat.* and pretrain.*")],
-    out: Annotated[Path, typer.Option(help="File of the answers; an earlier run's continues")],
-    prompts: Annotated[int, typer.Option(help="How many to draw")] = 40_000,
+    out: Annotated[Path, typer.Option(help="Output file; continues an earlier run's")],
+    prompts: Annotated[int, typer.Option(help="Number of prompts to draw")] = 40_000,
     together: Annotated[int, typer.Option(help="Answers at once")] = 16,
-    max_tokens: Annotated[int, typer.Option(help="Longer answers are cut")] = 96,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens of an answer")] = 96,
     seed: int = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
 ) -> None:
-    """Let BUNDLE answer prompts drawn from the training data. Stop at any time; the same command
-    resumes. A line is a group: ids asked and ids said, a list a prompt.
+    """Let BUNDLE answer prompts drawn from the training data.
+
+    Stop at any time; the same command resumes. Each line is a group: ids of each prompt and of each
+    answer.
     """
     model = load(bundle, threads=threads)
     asked = groups(model, Prompts(data), seed, prompts, together)

@@ -117,7 +117,7 @@ def _samples(card: dict[str, Any]) -> str:
 
 
 def card_text(card: dict[str, Any]) -> str:
-    """README.md for a card's figures (see `edge.apps.demo.train.describe`)."""
+    """Return README.md for a card's figures (see `edge.apps.demo.train.describe`)."""
     title, about = ABOUT[card["family"]]
     seen = (
         f"{card['parameters']:,} parameters. Trained for {card['steps']:,} steps of "
@@ -137,8 +137,8 @@ license: apache-2.0
 
 ## Figures
 
-Bits per byte count the text of the turns, end marks are paid for but not counted. A row starts
-from an empty state.
+Bits per byte include the loss of end marks, but count only the bytes of the turns' text. A row
+starts from an empty state.
 
 {_figures(card)}
 
@@ -163,7 +163,7 @@ TOP_P = 0.9
 
 @dataclass(frozen=True)
 class Figures:
-    """`bytes` counts the UTF-8 bytes of the text that the predicted tokens stand for."""
+    """Loss on a text. `bytes`: UTF-8 bytes of the text that the predicted tokens stand for."""
 
     nats: float
     tokens: int
@@ -186,7 +186,7 @@ class Figures:
 
 
 def chat_rows(path: Path, codec: Codec, width: int, limit: int | None = None) -> tuple[Rows, int]:
-    """Conversations as rows with every turn predicted, and the bytes of the turns' contents."""
+    """Pack conversations with every turn predicted. Return rows, and bytes of the contents."""
     pieces, size = [], 0
     for index, conversation in enumerate(read_conversations(path)):
         if limit is not None and index == limit:
@@ -197,7 +197,7 @@ def chat_rows(path: Path, codec: Codec, width: int, limit: int | None = None) ->
 
 
 def text_rows(path: Path, codec: Codec, width: int, limit: int | None = None) -> tuple[Rows, int]:
-    """Documents as rows (the first `limit` characters of each), and their bytes."""
+    """Pack the first `limit` characters of each document. Return rows, and their bytes."""
     documents = [d[:limit] for d in read_documents(path)]
     rows = pack(document_pieces(documents, codec, width), width, codec.pad)
     return rows, sum(len(d.encode()) for d in documents)
@@ -207,7 +207,7 @@ def text_rows(path: Path, codec: Codec, width: int, limit: int | None = None) ->
 def measure(
     network: Network, rows: Rows, size: int, dtype: torch.dtype = torch.float32, batch: int = 8
 ) -> Figures:
-    """Mean loss over the rows; each row starts from an empty state."""
+    """Measure the loss over rows. Each row starts from an empty state."""
     device = network.embedding.weight.device
     nats, tokens = 0.0, 0
     for start in range(0, len(rows.ids), batch):
@@ -221,7 +221,7 @@ def measure(
 
 
 def choose(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
-    """Greedy at temperature 0, else from the most likely tokens that hold TOP_P. logits [V]."""
+    """Sample a token from logits [V], greedy at temperature 0, else from the nucleus of TOP_P."""
     if temperature == 0:
         return int(logits.argmax())
     likely, ids = (logits / temperature).softmax(-1).sort(descending=True)
@@ -233,7 +233,7 @@ def choose(logits: torch.Tensor, temperature: float, generator: torch.Generator)
 def converse(
     network: Network, codec: Codec, turns: tuple[str, ...], temperature: float, limit: int = 160
 ) -> list[tuple[str, str]]:
-    """(what the user says, the network's answer) for each turn, in one running state."""
+    """Return (the user's text, the network's answer) for each turn, in one running state."""
     device = network.embedding.weight.device
     generator = torch.Generator(device).manual_seed(0)
     state: NetworkState | None = None

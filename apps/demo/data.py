@@ -1,4 +1,4 @@
-"""Conversations and documents as packed rows of token ids with a loss mask."""
+"""Pack conversations and documents into rows of token ids with a loss mask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from edge.export.calibration.texts import GREETINGS
 
-# How often an epoch holds a conversation of each source; a fraction is a chance.
+# Copies of each conversation in an epoch, by source; a fraction is a probability.
 MIX = {
     "self_dialogue": 1.0,
     "synthetic_persona_chat": 2.0,
@@ -28,24 +28,24 @@ MIX = {
     "mbpp_chat": 0.0,
     "greetings": 10.0,
 }
-# Both sides are people talking: the user's words are worth learning too.
+# Sources in which both sides are people, so that the user's turns are learned too.
 DIALOGUES = {"self_dialogue", "synthetic_persona_chat", "taskmaster4", "greetings"}
 DOCUMENT_END = "<|endoftext|>"
-FIRST_TEXT = 0.2  # share of the first epoch that is book and documentation text
+FIRST_TEXT = 0.2  # share of book and documentation text in the first epoch
 
 Piece = tuple[list[int], list[bool]]
 
 
 @dataclass(frozen=True)
 class SourcedChat:
-    """Turns as (role, content) pairs, and the collection they came from."""
+    """A conversation as (role, content) pairs, with its source."""
 
     turns: tuple[tuple[str, str], ...]
     source: str
 
 
 def read_conversations(path: Path) -> Iterator[SourcedChat]:
-    """One conversation a line: {"messages": [{"role", "content"}, ...], "source"}."""
+    """Read one conversation per line: {"messages": [{"role", "content"}, ...], "source"}."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             record = json.loads(line)
@@ -54,7 +54,7 @@ def read_conversations(path: Path) -> Iterator[SourcedChat]:
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """Documents that end with a line `<|endoftext|>`."""
+    """Yield documents, each ended by a line `<|endoftext|>`."""
     lines: list[str] = []
     with path.open(encoding="utf-8") as file:
         for line in file:
@@ -68,24 +68,24 @@ def read_documents(path: Path) -> Iterator[str]:
 
 
 class Codec(Protocol):
-    """Turns text into ids, and turns of a conversation into ids with a loss mask."""
+    """Encoder of text and of turns of a conversation, and decoder of answers."""
 
     pad: int
 
     def text(self, text: str) -> list[int]: ...
     def turn(self, role: str, content: str) -> tuple[list[int], list[int]]:
-        """Ids of what comes before the content, and of the content with its end."""
+        """Return the ids before the content, and those of the content with its end mark."""
         ...
 
     def ended(self, ids: list[int]) -> bool:
-        """Whether an answer is over."""
+        """Return whether an answer is complete."""
         ...
 
     def decode(self, ids: list[int]) -> str: ...
 
 
 class TokenCodec:
-    """SentencePiece: <|role|> content <|end|>; `</s>` pads and parts conversations."""
+    """SentencePiece: <|role|> content <|end|>; `</s>` pads and separates conversations."""
 
     def __init__(self, model: spm.SentencePieceProcessor) -> None:
         self.model = model
@@ -107,7 +107,7 @@ class TokenCodec:
 
 
 class ByteCodec:
-    """UTF-8 bytes: "User: content\n\nAssistant: content\n\n"; byte 0 pads and parts conversations.
+    """UTF-8 bytes: "User: content\n\nAssistant: content\n\n"; byte 0 pads and separates.
 
     A blank line ends a turn, so blank lines inside a turn become single line breaks.
     """
@@ -140,16 +140,16 @@ def make_codec(tokenizer: Path | None) -> Codec:
 def conversation_pieces(
     conversation: SourcedChat, codec: Codec, limit: int, everything: bool = False
 ) -> list[Piece]:
-    """The conversation as pieces of at most `limit` ids, each beginning with a user's turn.
+    """Split a conversation into pieces of at most `limit` ids, at users' turns where possible.
 
-    True in the mask marks ids to be learned: the assistant's content, and the user's in dialogues
-    between people or where `everything` is asked for.
+    The mask is True for ids to learn: the assistant's content, and the user's in dialogues between
+    people or with `everything`.
     """
     talk = everything or conversation.source in DIALOGUES
     pieces: list[Piece] = []
     ids: list[int] = []
     mask: list[bool] = []
-    cut = 0  # where the latest user's turn begins
+    cut = 0  # start of the latest user's turn
     for role, content in conversation.turns:
         before, inside = codec.turn(role, content)
         if role == "user":
@@ -166,7 +166,7 @@ def conversation_pieces(
 
 
 def carelessly_typed(conversation: SourcedChat) -> list[SourcedChat]:
-    """The conversation as it is, and with the user typing in lower case, without end marks."""
+    """Return distinct variants: unchanged, user in lower case, without end punctuation, or both."""
     ways: list[Callable[[str], str]] = [
         lambda text: text,
         str.lower,
@@ -181,7 +181,7 @@ def carelessly_typed(conversation: SourcedChat) -> list[SourcedChat]:
 
 
 def document_pieces(documents: Iterable[str], codec: Codec, limit: int) -> list[Piece]:
-    """Documents cut into consecutive pieces of `limit` ids, all to be learned."""
+    """Split documents into consecutive pieces of `limit` ids, all to be learned."""
     pieces: list[Piece] = []
     for document in documents:
         ids = codec.text(document)
@@ -194,7 +194,7 @@ def document_pieces(documents: Iterable[str], codec: Codec, limit: int) -> list[
 
 @dataclass(frozen=True)
 class Rows:
-    """ids [rows, width]; mask [rows, width], True where the id is to be predicted."""
+    """Packed rows: ids [rows, width], and mask [rows, width], True for ids to predict."""
 
     ids: npt.NDArray[np.int32]
     mask: npt.NDArray[np.bool_]
@@ -209,9 +209,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step learns: ids int64 and mask bool, [batch, width].
+    """Rows of one training step: ids int64 and mask bool, [batch, width].
 
-    `taught`: the teacher's hidden [n, E] before each id that mask[:, 1:] marks, where there is one.
+    `taught`: the teacher's hidden states [n, E] before each id that mask[:, 1:] marks, or None.
     """
 
     ids: Tensor
@@ -224,7 +224,7 @@ class Batch:
 
 
 def pack(pieces: Sequence[Piece], width: int, pad: int, open_rows: int = 64) -> Rows:
-    """Best-fit packing: each piece whole into the fullest open row with room, parted by `pad`."""
+    """Pack by best fit: each piece goes whole into the fullest row with room. `pad` separates."""
     done: list[Piece] = []
     rows: list[Piece] = []
     for ids, mask in pieces:
@@ -248,7 +248,7 @@ def pack(pieces: Sequence[Piece], width: int, pad: int, open_rows: int = 64) -> 
 
 
 class TrainingData:
-    """Epochs of packed rows, each a function of the seed and the epoch's number alone."""
+    """Epochs of packed rows. An epoch depends on the seed and its number alone."""
 
     def __init__(
         self,
@@ -259,8 +259,11 @@ class TrainingData:
         talk_only: bool = False,
         greet: float = 1,
     ) -> None:
-        """`talk_only`: dialogues between people alone, no instructions, books or documentation.
-        `greet`: how much more often than in MIX the greetings come.
+        """Read the training data.
+
+        Args:
+            talk_only: leave out books and documentation.
+            greet: factor on the frequency of greetings in MIX.
         """
         self.codec, self.width, self.seed = codec, width, seed
         mix = MIX | {"greetings": MIX["greetings"] * greet}
@@ -289,7 +292,7 @@ class TrainingData:
         return Rows(rows.ids[order], rows.mask[order])
 
     def _text(self, rng: random.Random, chat_ids: int) -> list[Piece]:
-        """Random documents that make up FIRST_TEXT of the first epoch."""
+        """Return pieces of random documents that make up FIRST_TEXT of the first epoch."""
         wanted = int(chat_ids * FIRST_TEXT / (1 - FIRST_TEXT))
         pieces: list[Piece] = []
         got = 0

@@ -1,4 +1,4 @@
-"""What a drafter learns from its teacher: its own conversations, and its distribution in them."""
+"""Lessons of a drafter: its teacher's conversations, and the teacher's distribution in them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from edge.export.network import Network
 
 Hidden = npt.NDArray[np.float16]
 
-HELD_OUT = 50  # every so many talks is not learned but measured
+HELD_OUT = 50  # every HELD_OUT-th talk is held out for measuring
 
 
 @dataclass(frozen=True)
 class Taught:
-    """Where a drafter's lessons come from.
+    """Sources of a drafter's lessons.
 
     Attributes:
-        teacher: a floating bundle or checkpoint of the teacher.
-        talks: files of conversations in which it is the assistant; those in the words of others
-            do too, for it is its distribution that is learned.
-        keep: a folder for what it thought in them, found once for the same file and teacher.
-        shares: what is learned of its distribution.
+        teacher: floating bundle or checkpoint of the teacher.
+        talks: files of conversations with the teacher as the assistant. Conversations in others'
+            words work too, because the teacher's distribution is learned.
+        keep: folder for the teacher's hidden states, computed once per file and teacher.
+        shares: weights of the losses.
     """
 
     teacher: Path
@@ -46,8 +46,12 @@ class Taught:
 
 @dataclass(frozen=True)
 class Talk:
-    """ids [n]; mask [n], True where the teacher spoke, the ids to be predicted; first: the place
-    of its first prediction in `Lessons.hidden`.
+    """A conversation.
+
+    Attributes:
+        ids: token ids [n].
+        mask: [n], True for the teacher's ids, which are predicted.
+        first: row of its first prediction in `TeacherLessons.hidden`.
     """
 
     ids: list[int]
@@ -56,7 +60,7 @@ class Talk:
 
 
 def load_network(path: Path) -> tuple[Network, str]:
-    """A floating bundle or checkpoint, with its fingerprint."""
+    """Load a floating bundle or checkpoint. Return the network and its fingerprint."""
     checkpoint = open_checkpoint(path)
     network = Network(checkpoint.config)
     network.load_canonical(dict(checkpoint.tensors()))
@@ -64,8 +68,9 @@ def load_network(path: Path) -> tuple[Network, str]:
 
 
 def start_from(network: Network, path: Path) -> None:
-    """Copy what `path` has under the same name and in the same shape: the first layers of many. A
-    head apart begins as the embedding where that is the head there.
+    """Initialize a network with the tensors of `path` that have the same name and shape.
+
+    A smaller network gets the first layers. An untied head is initialized from a tied embedding.
     """
     other = load_network(path)[0].canonical_tensors()
     other.setdefault("lm_head.weight", other["embedding.weight"])
@@ -76,8 +81,9 @@ def start_from(network: Network, path: Path) -> None:
 
 
 def read_talks(path: Path, codec: Codec, limit: int) -> list[Talk]:
-    """Conversations as `edge.apps.demo.talks` or `answers` writes them, cut to `limit` ids. They
-    are said from the beginning each, as a drafter meets them, and so not packed.
+    """Read conversations written by `edge.apps.demo.talks` or `answers`, cut to `limit` ids.
+
+    They are not packed, because a drafter reads each conversation from its beginning.
     """
     talks: list[Talk] = []
     first = 0
@@ -90,8 +96,10 @@ def read_talks(path: Path, codec: Codec, limit: int) -> list[Talk]:
 
 
 def _pieces(path: Path, codec: Codec) -> Iterator[Piece]:
-    """Ids, and True where they are the teacher's, or might be: both sides of people's dialogues.
-    Answers of `edge.apps.demo.answers` are the very ids that were said.
+    """Yield ids and mask of each conversation.
+
+    The mask is True for the teacher's ids, and for both sides of dialogues between people. Answers
+    of `edge.apps.demo.answers` are stored as ids.
     """
     with path.open(encoding="utf-8") as lines:
         said = "said" in json.loads(next(lines, "{}"))
@@ -114,7 +122,7 @@ def _pieces(path: Path, codec: Codec) -> Iterator[Piece]:
 
 @dataclass(frozen=True)
 class TalkRows:
-    """Conversations in the order of an epoch, neighbours alike in length."""
+    """Conversations in the order of an epoch, with similar lengths in a batch."""
 
     talks: list[Talk]
     pad: int
@@ -136,16 +144,16 @@ class TalkRows:
 
 
 class TeacherLessons:
-    """A teacher's conversations, and what it was about to say at each of its ids.
+    """A teacher's conversations, with its hidden state before each of its ids.
 
     Attributes:
-        hidden: float16 [n, E], its final hidden before each id that it said.
-        head: its head [V, E].
-        shares: see `Taught`.
+        hidden: float16 [n, E], the teacher's final hidden state before each of its ids.
+        head: the teacher's head [V, E].
+        shares: weights of the losses.
     """
 
     def __init__(self, taught: Taught, codec: Codec, width: int, batch: int, seed: int) -> None:
-        """`width`: most ids of a conversation; `batch`: rows of a step."""
+        """`width`: maximum ids of a conversation. `batch`: rows per step."""
         self.pad, self.batch, self.seed, self.shares = codec.pad, batch, seed, taught.shares
         network, fingerprint = load_network(taught.teacher)
         self.head = network.head_weight
@@ -166,7 +174,10 @@ class TeacherLessons:
         self.held_out = every[::HELD_OUT]
 
     def epoch(self, number: int) -> TalkRows:
-        """A function of the seed and the number alone: steps of one length or nearly, shuffled."""
+        """Return the rows of an epoch, which depend on the seed and `number` alone.
+
+        Each step has conversations of similar length, and the steps are shuffled.
+        """
         rng = random.Random(f"{self.seed}/{number}")
         order = sorted(self.learned, key=lambda talk: len(talk.ids) * rng.uniform(0.9, 1.1))
         starts = range(0, len(order) - self.batch + 1, self.batch)
@@ -175,14 +186,16 @@ class TeacherLessons:
         return TalkRows([talk for step in steps for talk in step], self.pad, self.hidden)
 
     def size(self) -> dict[str, int]:
-        """How much there is to learn: conversations, and ids to be predicted in them."""
+        """Return the number of conversations to learn, and of ids to predict in them."""
         ids = sum(sum(talk.mask) for talk in self.learned)
         return {"talks": len(self.learned), "ids": ids}
 
     @torch.no_grad()
     def agreement(self, network: Network, batch: int = 16) -> dict[str, float]:
-        """On those held out, at each id the teacher said: how often the likeliest is the same,
-        and how much the distributions have in common, Σ min(p, q): what rejection accepts.
+        """Measure agreement with the teacher at each of its ids in held-out conversations.
+
+        `same_choice` is the share of equal likeliest tokens. `overlap` is the mean of Σ min(p, q),
+        the share of drafted tokens that rejection sampling accepts.
         """
         rows = TalkRows(sorted(self.held_out, key=lambda t: len(t.ids)), self.pad, self.hidden)
         same, common, count = 0, 0.0, 0
@@ -201,7 +214,10 @@ class TeacherLessons:
 
 @torch.no_grad()
 def final_hidden(network: Network, talks: list[Talk], pad: int, batch: int = 16) -> Hidden:
-    """The teacher's final hidden before each id it said, float16 [n, E], in the order of talks."""
+    """Compute the teacher's final hidden state before each of its ids, float16 [n, E].
+
+    The rows are those of `Talk.first`.
+    """
     width = network.config.d_model
     found = np.zeros((sum(sum(talk.mask) for talk in talks), width), np.float16)
     order = sorted(talks, key=lambda talk: len(talk.ids))
@@ -217,7 +233,7 @@ def final_hidden(network: Network, talks: list[Talk], pad: int, batch: int = 16)
 
 
 def _kept(folder: Path, key: dict[str, Any]) -> Hidden | None:
-    """What `_keep` wrote under this key."""
+    """Return what `_keep` stored under this key, or None."""
     if not folder.exists() or json.loads((folder / "key.json").read_text()) != key:
         return None
     hidden: Hidden = np.load(folder / "hidden.npy")

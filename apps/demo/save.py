@@ -1,4 +1,4 @@
-"""Write a network as an ordinary checkpoint directory: Bamba, Mamba-2 or state-spaces original."""
+"""Write a network as an ordinary checkpoint folder: Bamba, Mamba-2 or original state-spaces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _first(config: ModelConfig, kind: str) -> Any:
 
 
 def bamba_config(config: ModelConfig) -> Values:
-    """config.json of transformers' `BambaForCausalLM`: two of our layers are one of its."""
+    """Return config.json of transformers' `BambaForCausalLM`. Two of our layers are one of its."""
     mamba: Mamba2Config = _first(config, "mamba2")
     attention: AttentionConfig = _first(config, "attention")
     mlp: MlpConfig = _first(config, "mlp")
@@ -67,7 +67,7 @@ def bamba_config(config: ModelConfig) -> Values:
 
 
 def state_spaces_config(config: ModelConfig) -> Values:
-    """config.json of state-spaces/mamba's `MambaLMHeadModel`."""
+    """Return config.json of state-spaces/mamba's `MambaLMHeadModel`."""
     mamba: Mamba2Config = _first(config, "mamba2")
     return {
         "d_model": config.d_model,
@@ -97,7 +97,7 @@ def _write_json(path: Path, value: Values) -> None:
 
 
 def write_checkpoint(network: Network, folder: Path, tokenizer: Path | None) -> None:
-    """Fill `folder`: Bamba or Mamba-2 for transformers, or state-spaces where there are bytes."""
+    """Write a checkpoint: Bamba or Mamba-2 for transformers, state-spaces for byte models."""
     folder.mkdir(parents=True, exist_ok=True)
     config, generation = network.config, dict[str, Any](SAMPLING)
     if tokenizer is None:
@@ -113,7 +113,7 @@ def write_checkpoint(network: Network, folder: Path, tokenizer: Path | None) -> 
         write_tokenizer_files(tokenizer, folder)
     _write_json(folder / "config.json", values)
     _write_json(folder / "generation_config.json", generation)
-    # the places from which export reads tensors are those where they have to be
+    # store tensors under the names and shapes that export reads
     _, layout = find_layout(Fields(folder / "config.json", values))
     tensors = {n: p.detach().cpu().contiguous() for n, p in network.canonical_tensors().items()}
     stored = {p.source: tensors[n].reshape(p.source_shape) for n, p in layout.pieces.items()}
@@ -125,7 +125,7 @@ def write_checkpoint(network: Network, folder: Path, tokenizer: Path | None) -> 
 
 
 def save_model(network: Network, out: Path, tokenizer: Path | None, card: Values) -> None:
-    """out/checkpoint and out/card.json, replaced whole."""
+    """Replace out/checkpoint and out/card.json."""
     temporary = out / ".checkpoint.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     write_checkpoint(network, temporary, tokenizer)

@@ -1,6 +1,6 @@
-"""The shapes of the three demonstration models.
+"""Shapes of the three demonstration models.
 
-They are sized for two CPU cores and an hour or two of training, and to ship inside the package.
+They are small enough to train in an hour or two on two CPU cores, and to ship in the package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _mamba2(d_model: int, d_state: int, head_dim: int) -> Mamba2Config:
 
 
 def chat_config(vocab: int = VOCAB, d_model: int = 256, blocks: str = "mmam") -> ModelConfig:
-    """A Bamba hybrid: `m` is (mamba2, mlp), `a` is (attention, mlp); rotary over half a head."""
+    """Return a Bamba hybrid. `m`: (mamba2, mlp); `a`: (attention, mlp), RoPE over half a head."""
     head_dim = min(64, d_model // 2)
     heads = d_model // head_dim
     attention = AttentionConfig(
@@ -39,8 +39,9 @@ def chat_config(vocab: int = VOCAB, d_model: int = 256, blocks: str = "mmam") ->
 
 
 def draft_config(vocab: int = VOCAB, d_model: int = 128, layers: int = 1) -> ModelConfig:
-    """A small Mamba-2 that proposes tokens for the chat model; a second layer makes its step
-    half as long again. A head apart from the embedding costs a step nothing.
+    """Return a small Mamba-2 that drafts for the chat model.
+
+    A second layer would make a step 1.5 times as long. An untied head does not slow a step down.
     """
     mixer = _mamba2(d_model, d_state=32, head_dim=64)
     return ModelConfig(
@@ -53,7 +54,7 @@ def draft_config(vocab: int = VOCAB, d_model: int = 128, layers: int = 1) -> Mod
 
 
 def bytes_config(d_model: int = 256, layers: int = 5) -> ModelConfig:
-    """A Mamba-2 over raw UTF-8 bytes, ids 0..255 (MambaByte, arXiv 2401.13660, with SSD layers)."""
+    """Return a Mamba-2 over UTF-8 bytes, ids 0..255 (MambaByte, arXiv 2401.13660, with SSD)."""
     mixer = _mamba2(d_model, d_state=64, head_dim=64)
     return ModelConfig(
         family="mambabyte", vocab_size=256, d_model=d_model, layers=(mixer,) * layers
@@ -61,7 +62,7 @@ def bytes_config(d_model: int = 256, layers: int = 5) -> ModelConfig:
 
 
 def config_for(which: str) -> ModelConfig:
-    """The configuration of `chat`, `draft` or `bytes`."""
+    """Return the configuration of `chat`, `draft` or `bytes`."""
     if which == "bytes":
         return bytes_config()
     return chat_config() if which == "chat" else draft_config()

@@ -1,7 +1,7 @@
-"""Talks with a model, for its drafter to learn from: `python -m edge.apps.demo.talks BUNDLE`.
+"""`python -m edge.apps.demo.talks BUNDLE`: conversations with a model, for its drafter to learn.
 
-Here and not beside the training, because what a drafter has to say in advance is what the runtime
-says. Of the people in the data only their own turns are taken, the model answers itself.
+The runtime generates them, because a drafter must predict the runtime's answers. Users' turns come
+from the training data, and the model writes the answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge.errors import ContextFullError
 from edge.runtime.model import load
 from edge.runtime.session import Session
 
-# How often a conversation's user turns are of a source.
+# Relative frequency of the sources of users' turns.
 SOURCES = {
     "self_dialogue": 4.0,
     "synthetic_persona_chat": 2.0,
@@ -30,7 +30,7 @@ SOURCES = {
     "tldr": 1.0,
     "mbpp_chat": 0.5,
 }
-# Half of the conversations are greedy, as the drafter will mostly be asked to be.
+# Half of the conversations are greedy, the main use of the drafter.
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 LONGEST_TURN = 600  # characters
 
@@ -39,7 +39,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class ConversationPlan:
-    """Talk `index` is a function of the seed and the index alone."""
+    """Parameters of conversations. A conversation depends on the seed and its index alone."""
 
     seed: int
     turns: int
@@ -47,7 +47,7 @@ class ConversationPlan:
 
 
 def user_turns(path: Path) -> dict[str, list[list[str]]]:
-    """Source → what the user says in each of its conversations; the file is as chat.train.jsonl."""
+    """Read the users' turns of each conversation, by source, from a file like chat.train.jsonl."""
     found: dict[str, list[list[str]]] = {source: [] for source in SOURCES}
     with path.open(encoding="utf-8") as lines:
         for line in lines:
@@ -62,12 +62,12 @@ def user_turns(path: Path) -> dict[str, list[list[str]]]:
 def talk(
     session: Session, prompts: dict[str, list[list[str]]], plan: ConversationPlan, index: int
 ) -> Iterator[Message]:
-    """The messages of one conversation, which ends with an answer that did not come to its end."""
+    """Yield the messages of one conversation. An unfinished answer ends it."""
     rng = random.Random(f"{plan.seed}/{index}")
     sources = sorted(prompts)
     source = rng.choices(sources, [SOURCES[s] for s in sources])[0]
     said = rng.choice(prompts[source])
-    # from anywhere on: first turns are nearly all greetings
+    # start anywhere, because first turns are nearly all greetings
     first = rng.randrange(len(said))
     temperature = rng.choice(TEMPERATURES)
     seed = rng.getrandbits(32)
@@ -90,16 +90,16 @@ def talk(
 def main(
     bundle: str,
     data: Annotated[Path, typer.Option(help="Folder with chat.train.jsonl")],
-    out: Annotated[Path, typer.Option(help="File of the talks; an earlier run's continues")],
-    talks: Annotated[int, typer.Option(help="How many in all")] = 10_000,
-    turns: Annotated[int, typer.Option(help="Most answers a talk")] = 3,
-    max_tokens: Annotated[int, typer.Option(help="Longer answers are cut")] = 128,
+    out: Annotated[Path, typer.Option(help="Output file; continues an earlier run's")],
+    talks: Annotated[int, typer.Option(help="Total number of conversations")] = 10_000,
+    turns: Annotated[int, typer.Option(help="Maximum answers per conversation")] = 3,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens of an answer")] = 128,
     seed: int = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
 ) -> None:
     """Let BUNDLE answer the users of the training data. Stop at any time; the same command resumes.
 
-    One conversation a line, as in chat.train.jsonl; an empty one where nothing was said or fits.
+    Each line is a conversation, as in chat.train.jsonl. It is empty if no answer was given.
     """
     session = load(bundle, threads=threads).session(undo_levels=0)
     prompts = user_turns(data / "chat.train.jsonl")

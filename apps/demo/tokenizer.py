@@ -14,7 +14,7 @@ ROLES = ("system", "user", "assistant")
 END = "<|end|>"
 SYMBOLS = [*(f"<|{role}|>" for role in ROLES), END, "\n"]
 
-# Turns are <|role|>text<|end|>; no token comes first, and `</s>` parts conversations in training.
+# Turns are <|role|>text<|end|>, without bos. `</s>` separates conversations in training.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 
 
 def _sentences(data: Path, text_lines: int) -> list[str]:
-    """Every turn of small talk, some of the rest, and some book and documentation text."""
+    """Return lines of all conversations, of few tldr pages, and of sampled documents, shuffled."""
     rng = random.Random(0)
     lines: list[str] = []
     for conversation in read_conversations(data / "chat.train.jsonl"):
@@ -39,10 +39,10 @@ def _sentences(data: Path, text_lines: int) -> list[str]:
 
 
 def train_tokenizer(data: Path, out: Path, vocab: int, text_lines: int = 30_000) -> Path:
-    """Train on data/chat.train.jsonl and pretrain.train.txt; returns out/tokenizer.model.
+    """Train on data/chat.train.jsonl and pretrain.train.txt. Return the path out/tokenizer.model.
 
-    BPE with byte fallback. Text is kept as it is (identity normalisation, all spaces, no added
-    leading space), so that decoding gives back what was encoded.
+    The model is BPE with byte fallback. Text is not changed (identity normalization, all spaces, no
+    added leading space), so that decoding restores the encoded text.
     """
     out.mkdir(parents=True, exist_ok=True)
     prefix = out / "tokenizer"
@@ -67,7 +67,7 @@ def train_tokenizer(data: Path, out: Path, vocab: int, text_lines: int = 30_000)
 
 
 def write_tokenizer_files(model: Path, out: Path) -> None:
-    """tokenizer.model, its tokenizer_config.json and chat_template.jinja into a checkpoint."""
+    """Write tokenizer.model, tokenizer_config.json and chat_template.jinja to a checkpoint."""
     (out / "tokenizer.model").write_bytes(model.read_bytes())
     (out / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     config = {

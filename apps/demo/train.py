@@ -40,7 +40,7 @@ class What(StrEnum):
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How a run goes: rows of `width` ids, `batch` rows a step, until `steps` or `minutes`."""
+    """Parameters of a run: `batch` rows of `width` ids per step, until `steps` or `minutes`."""
 
     width: int = 513
     batch: int = 8
@@ -57,7 +57,7 @@ class TrainingPlan:
     start: Path | None = None
 
     def progress(self, step: int, seconds: float) -> float:
-        """The share of the run that is over."""
+        """Return the completed share of the run."""
         shares = [0.0]
         if self.steps:
             shares.append(step / self.steps)
@@ -67,13 +67,13 @@ class TrainingPlan:
 
 
 class Epochs(Protocol):
-    """Rows to learn, as many epochs as are wanted."""
+    """Source of any number of epochs of rows."""
 
     def epoch(self, number: int) -> Rows | TalkRows: ...
 
 
 def batches(data: Epochs, batch: int, epoch: int, row: int) -> Iterator[tuple[Batch, int, int]]:
-    """Batches of `batch` rows from a place onwards, and the place after each."""
+    """Yield batches of `batch` rows from a place on, with the place after each."""
     while True:
         rows = data.epoch(epoch)
         while row + batch <= len(rows):
@@ -83,7 +83,7 @@ def batches(data: Epochs, batch: int, epoch: int, row: int) -> Iterator[tuple[Ba
 
 
 def learn(network: Network, batch: Batch, bf16: bool, lessons: TeacherLessons | None) -> Tensor:
-    """Mean loss over the ids that the mask marks."""
+    """Return the mean loss over the masked-in ids."""
     with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
         hidden, _ = network.hidden(batch.ids[:, :-1])
     wanted = batch.mask[:, 1:]
@@ -101,7 +101,7 @@ def learn(network: Network, batch: Batch, bf16: bool, lessons: TeacherLessons | 
 def train(
     config: ModelConfig, data: Path, out: Path, plan: TrainingPlan, tokenizer: Path | None
 ) -> dict[str, Any]:
-    """Train to the end of the plan, continuing what `out` holds; returns the card's figures."""
+    """Train to the end of the plan, continuing the run in `out`. Return the card's figures."""
     torch.manual_seed(plan.seed)
     network = Network(config)
     initialise(network)
@@ -157,7 +157,7 @@ def train(
                 print(f"valid {valid.summary() | agreement()}", flush=True)
                 keep(valid)
                 saved = time.monotonic()
-    # the figures take a while: what was learned is not to wait for them
+    # save before computing the figures, which takes a while
     resuming.save(out / "resume", weights, optimizer, place)
     card = describe(config, plan, place) | final_figures(network, data, tokenizer, plan)
     card |= agreement()
@@ -174,7 +174,7 @@ def find_lessons(plan: TrainingPlan, codec: Codec) -> TeacherLessons | None:
 def final_figures(
     network: Network, data: Path, tokenizer: Path | None, plan: TrainingPlan
 ) -> dict[str, Any]:
-    """Figures in fp32 on both validation files (4 kB of each document), and sample answers."""
+    """Return fp32 figures on both validation files (4 kB of each document), and sample answers."""
     codec = make_codec(tokenizer)
     chat = measure(network, *chat_rows(data / "chat.valid.jsonl", codec, plan.width))
     text = measure(network, *text_rows(data / "pretrain.valid.txt", codec, plan.width, 4096))
@@ -195,7 +195,7 @@ def report(place: dict[str, Any], loss: float, norm: float, factor: float) -> No
 
 
 def describe(config: ModelConfig, plan: TrainingPlan, place: dict[str, Any]) -> dict[str, Any]:
-    """What the model is and what it has seen."""
+    """Return the facts of the card: the model, and its training so far."""
     cuda = plan.device.startswith("cuda")
     machine = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
     return {
@@ -218,18 +218,18 @@ def describe(config: ModelConfig, plan: TrainingPlan, place: dict[str, Any]) -> 
 def main(
     what: What,
     data: Annotated[Path, typer.Option(help="Folder with chat.* and pretrain.*")],
-    out: Annotated[Path, typer.Option(help="Folder of this run; an earlier run continues")],
+    out: Annotated[Path, typer.Option(help="Folder of the run; continues an earlier run")],
     tokenizer: Annotated[
         Path | None, typer.Option(help="tokenizer.model, for chat and draft")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="End after this much training")] = None,
     steps: Annotated[int | None, typer.Option(help="End after this many steps")] = None,
-    batch: Annotated[int, typer.Option(help="Rows a step")] = 8,
-    width: Annotated[int, typer.Option(help="Ids a row, one more than the context")] = 513,
+    batch: Annotated[int, typer.Option(help="Rows per step")] = 8,
+    width: Annotated[int, typer.Option(help="Ids per row, one more than the context")] = 513,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     bf16: Annotated[bool, typer.Option(help="Matrix products in bfloat16")] = True,
-    talk_only: Annotated[bool, typer.Option(help="Learn from dialogues alone")] = False,
-    greet: Annotated[float, typer.Option(help="How much more often greetings come")] = 1.0,
+    talk_only: Annotated[bool, typer.Option(help="Learn from conversations alone")] = False,
+    greet: Annotated[float, typer.Option(help="Factor on the frequency of greetings")] = 1.0,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints")] = 300.0,
     seed: int = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
@@ -241,13 +241,13 @@ def main(
         list[Path] | None, typer.Option(help="With --teacher: its talks (edge.apps.demo.answers)")
     ] = None,
     overlap: Annotated[
-        float, typer.Option(help="With --teacher: share of the loss that is tokens refused")
+        float, typer.Option(help="With --teacher: weight of the loss of rejected tokens")
     ] = SHARES.overlap,
     choice: Annotated[
-        float, typer.Option(help="With --teacher: share that is its likeliest token")
+        float, typer.Option(help="With --teacher: weight of the loss of its likeliest token")
     ] = SHARES.choice,
     start: Annotated[
-        Path | None, typer.Option(help="Floating bundle or checkpoint to begin with")
+        Path | None, typer.Option(help="Floating bundle or checkpoint to start from")
     ] = None,
 ) -> None:
     """Train the tokenizer or a model. Stop at any time; the same command continues."""
@@ -257,7 +257,7 @@ def main(
         print(train_tokenizer(data, out, vocab))
         return
     if steps is None and minutes is None:
-        raise typer.BadParameter("say --steps or --minutes")
+        raise typer.BadParameter("give --steps or --minutes")
     if what is What.BYTES:
         tokenizer = None
     elif tokenizer is None:

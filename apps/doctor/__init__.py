@@ -1,4 +1,4 @@
-"""`edge doctor`: what this machine can run, by running it."""
+"""`edge doctor`: find out what this machine can run, by running it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = {"ok": "OK", "absent": "absent", "broken": "BROKEN"}
 
 def doctor(
     bundle: Annotated[
-        str, typer.Argument(help="Bundle to try the engines with, or a demonstration's name.")
+        str, typer.Argument(help="Bundle to try the engines with, or the name of a demo.")
     ] = "demo-draft",
     engine: Annotated[
         str | None,
@@ -33,17 +33,17 @@ def doctor(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what works here, what is absent, and what is broken and how to fix it.
+    """Check what works here, what is absent, what is broken, and how to fix it.
 
-    Everything is tried, not looked up: a step on the CPU and on the GPU, a copy, a kernel compiled.
-    Nothing is installed or set. Takes about ten seconds. Exits with 0 whatever it finds, unless
+    Checks run the real thing: a step on the CPU and on the GPU, a copy, a kernel compilation.
+    Nothing is installed or changed. Takes about ten seconds. Exits with 0 whatever it finds, unless
     --engine is given.
     """
-    # checks run in processes of their own as `python -m` of this module
+    # imported late: child processes run `checks` as their main module
     from edge.apps.doctor import checks
     from edge.runtime.model import resolve
 
-    resolve(bundle)  # a misspelt name is no fault of the machine
+    resolve(bundle)  # a misspelt name must not become a finding
     findings = []
     for name in checks.CHECKS:
         finding = checks.examine(name, bundle)
@@ -58,7 +58,7 @@ def doctor(
 
 
 def _refuse_unless_it_runs(engine: str, findings: list[Finding]) -> None:
-    """Raises EngineError with the first missing thing that can be fixed, and how."""
+    """Raise EngineError, unless the engine runs, with the first problem that can be fixed."""
     from edge.apps.doctor.checks import ENGINES
 
     check, needs = ENGINES[engine]
@@ -67,7 +67,7 @@ def _refuse_unless_it_runs(engine: str, findings: list[Finding]) -> None:
         return
     needed = {each.name: each for each in findings if each.name in needs}
     missing = [each for each in needed.values() if each.status != "ok"]
-    # what is missing and what brings it belong together
+    # detail and remedy must come from the same finding
     first = next((each for each in (*missing, found) if each.remedy), found)
     raise EngineError(
         f"cannot run here: {first.detail}", field=f"engine {engine}", remedy=first.remedy
@@ -75,6 +75,6 @@ def _refuse_unless_it_runs(engine: str, findings: list[Finding]) -> None:
 
 
 def line(finding: Finding) -> str:
-    """A finding, and below it what to do."""
+    """Format a finding, with its remedy on the next line."""
     text = f"{_SHOWN[finding.status]:<7} {finding.name:<15} {finding.detail}"
     return text if finding.remedy is None else f"{text}\n{'':<24}→ {finding.remedy}"

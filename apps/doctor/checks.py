@@ -1,7 +1,7 @@
-"""Checks of what this machine can run, by running it; each gives one finding.
+"""Checks of what this machine can run, by running it; each returns one finding.
 
-Checks that load libraries of others run in a process of their own (this module, with a name and a
-bundle), so that a crash or a hang is a finding too.
+Checks that load third-party libraries run in a process of their own (this module, with the name of
+a check and a bundle), so that a crash or a hang is a finding too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edge.apps.units import megabytes
 from edge.errors import EdgeError
 from edge.runtime.cuda import install
 
-# compiling a model's kernels, where Triton has to, takes a second each
+# compiling a model's kernels with Triton, if needed, takes a second each
 LIMIT_S = 300.0
 # the release of L4T that refuses large buffers (NvMap, "error 12")
 _REFUSING = "36.4.7"
@@ -41,9 +41,9 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        status: `ok`, it ran; `absent`, it is not installed, or not this kind of machine; `broken`,
-            it is here and does not work.
-        remedy: what to do; None where there is nothing to do.
+        status: `ok`: it ran; `absent`: it is not installed, or not for this kind of machine;
+            `broken`: it is present and does not work.
+        remedy: what to do, or None.
     """
 
     name: str
@@ -55,11 +55,8 @@ class Finding:
 Check = Callable[[str], tuple[str, str, str | None]]
 
 
-# -- the machine ----------------------------------------------------------------------------------
-
-
 def about_machine(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
-    """Processor and system."""
+    """Report the processor and the system."""
     facts = machine(root)
     board = f"{facts['board']}, " if facts["board"] else ""
     cpus = f"{facts['cpu']}, {facts['usable_cpus']} usable"
@@ -67,7 +64,7 @@ def about_machine(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
 
 
 def about_memory(_: str) -> tuple[str, str, str | None]:
-    """What is free, in this process's control group and in the system."""
+    """Report the free memory of the system, within this process's control group."""
     import psutil  # type: ignore[import-untyped, unused-ignore]
 
     from edge.runtime.memory import available_bytes
@@ -79,7 +76,7 @@ def about_memory(_: str) -> tuple[str, str, str | None]:
 
 
 def about_jetson(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
-    """L4T and the power mode's name; nothing is set."""
+    """Report the L4T version and the name of the power mode; nothing is changed."""
     release = text(root / "etc/nv_tegra_release") or ""
     found = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", release)
     if found is None:
@@ -92,11 +89,8 @@ def about_jetson(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
     return "ok", detail, None
 
 
-# -- engines --------------------------------------------------------------------------------------
-
-
 def cpu_engine(bundle: str) -> tuple[str, str, str | None]:
-    """A step by the kernels for CPUs, beside the same step by ONNX Runtime."""
+    """Compare a step of the CPU kernels with the same step of ONNX Runtime."""
     from edge.plugins.cpu import library
 
     if library.path() is None:
@@ -107,7 +101,7 @@ def cpu_engine(bundle: str) -> tuple[str, str, str | None]:
 
 
 def chosen_engine(bundle: str) -> tuple[str, str, str | None]:
-    """Which engine `auto` means for the bundle, and why where it is not `cpu`."""
+    """Report the engine that `auto` chooses for the bundle, and why if it is not `cpu`."""
     from edge.runtime.engines import title
     from edge.runtime.model import load
 
@@ -120,7 +114,7 @@ def chosen_engine(bundle: str) -> tuple[str, str, str | None]:
 
 
 def driver(_: str) -> tuple[str, str, str | None]:
-    """The NVIDIA driver."""
+    """Report the NVIDIA driver."""
     version = install.driver_version()
     if version is None:
         return "absent", "no NVIDIA driver", "install it, or run on the CPU: --engine auto"
@@ -128,7 +122,7 @@ def driver(_: str) -> tuple[str, str, str | None]:
 
 
 def cuda_core(_: str) -> tuple[str, str, str | None]:
-    """The Python packages over it."""
+    """Report the Python packages for CUDA, and load them if there is a driver."""
     packages = ("cuda-core", "cuda-bindings")
     versions = [version(name) for name in packages]
     if None in versions:
@@ -142,7 +136,7 @@ def cuda_core(_: str) -> tuple[str, str, str | None]:
 
 
 def gpu(_: str) -> tuple[str, str, str | None]:
-    """A copy to the GPU and back."""
+    """Copy data to the GPU and back."""
     if install.driver_version() is None:
         return "absent", "no NVIDIA driver", None
     from edge.runtime.cuda.core import CoreDevice
@@ -166,7 +160,7 @@ def gpu(_: str) -> tuple[str, str, str | None]:
 
 
 def kernels(bundle: str) -> tuple[str, str, str | None]:
-    """The bundle's kernels; loaded, where there is a GPU."""
+    """Load the bundle's kernels, if there is a GPU."""
     from edge.bundle import open_bundle
     from edge.bundle.kernels import open_kernels, open_plan, sizes
     from edge.runtime.model import resolve
@@ -188,7 +182,7 @@ def kernels(bundle: str) -> tuple[str, str, str | None]:
 
 
 def cuda_engine(bundle: str) -> tuple[str, str, str | None]:
-    """A step on the GPU, beside the same step on the CPU."""
+    """Compare a step on the GPU with the same step on the CPU."""
     from edge.bundle import open_bundle
     from edge.runtime.model import resolve
 
@@ -202,7 +196,7 @@ def cuda_engine(bundle: str) -> tuple[str, str, str | None]:
 
 
 def triton(_: str) -> tuple[str, str, str | None]:
-    """A small kernel compiled."""
+    """Compile a small kernel."""
     if version("triton") is None and version("pytorch-triton") is None:
         return "absent", "not installed; only compiling kernels needs it", None
     from edge.launch import Variant
@@ -219,15 +213,13 @@ def triton(_: str) -> tuple[str, str, str | None]:
 
 
 def exporting(_: str) -> tuple[str, str, str | None]:
-    """The packages that `edge export` imports; they are not tried."""
+    """Report the packages that `edge export` imports, without importing them."""
     versions = {name: version(name) for name in exporter.PACKAGES}
     if missing := [name for name, version in versions.items() if version is None]:
         detail = f"{', '.join(missing)} not installed; running bundles does not need them"
         return "absent", detail, 'pip install "mamba-edge[export]"'
     return "ok", ", ".join(f"{name} {version}" for name, version in versions.items()), None
 
-
-# -- running them ---------------------------------------------------------------------------------
 
 # in the order that they are run and shown
 CHECKS: Mapping[str, Check] = {
@@ -250,9 +242,9 @@ CHECKS: Mapping[str, Check] = {
     "ort tensorrt": on_tensorrt,
     "export": exporting,
 }
-# those that load nobody else's libraries; the others run in processes of their own
+# checks that load no third-party libraries; the others run in processes of their own
 HERE = {"machine", "memory", "jetson", "driver", "export"}
-# engine: the check that says whether it runs here, and what that needs, in the order to fix it
+# engine → the check that says whether it runs here, and the checks it depends on, in fixing order
 ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "auto": ("engine auto", ()),
     "ort": ("onnxruntime", ()),
@@ -263,7 +255,7 @@ ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def _ran(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command; ends all that it started. Raises TimeoutExpired after LIMIT_S."""
+    """Run a command; kill its process group on failure. Raises TimeoutExpired after LIMIT_S."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
@@ -277,7 +269,7 @@ def _ran(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def examine(name: str, bundle: str) -> Finding:
-    """Run a check; whatever goes wrong in it is the finding."""
+    """Run a check; whatever goes wrong in it becomes its finding."""
     if name in HERE:
         return judged(name, CHECKS[name], bundle)
     command = child.command("edge.apps.doctor.checks", name, bundle)
@@ -294,7 +286,7 @@ def examine(name: str, bundle: str) -> Finding:
 
 
 def judged(name: str, check: Check, bundle: str) -> Finding:
-    """The finding of a check that is run here."""
+    """Run a check in this process and return its finding."""
     try:
         status, detail, remedy = check(bundle)
     except EdgeError as problem:

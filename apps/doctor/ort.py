@@ -1,6 +1,6 @@
-"""A step of a model, and the checks of `edge doctor` for the ort engine and its providers.
+"""Checks of `edge doctor` for the ort engine and its providers, and a step of a model.
 
-The errors of engines are findings: nothing is caught here.
+Errors of engines are not caught here: the caller turns them into findings.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Found = tuple[str, str, str | None]
 
 
 def onnx_runtime(bundle: str) -> Found:
-    """The providers of its build, and a step on the CPU."""
+    """Report the providers of ONNX Runtime's build, and run a step on the CPU."""
     try:
         from edge.onnx_runtime import REMEDY, onnxruntime
     except EngineError as problem:
         status = "absent" if find_spec("onnxruntime") is None else "broken"
         return status, problem.message, problem.remedy
     built = ort_providers.available()
-    # by the names that --provider takes; a build may have others, which nothing here runs on
+    # by the names that --provider takes; other providers of a build are not used here
     names = [name for name, theirs in ort_providers.PROVIDERS.items() if theirs in built]
     detail = f"{onnxruntime.__version__} for {', '.join(names)}"
     if len(found := ort_providers.packages()) > 1:
@@ -36,12 +36,12 @@ def onnx_runtime(bundle: str) -> Found:
 
 
 def on_cuda(bundle: str) -> Found:
-    """A step of the ort engine on the CUDA provider, beside the CPU's."""
+    """Compare a step of the ort engine on the CUDA provider with one on the CPU."""
     return _on("cuda", bundle)
 
 
 def on_tensorrt(bundle: str) -> Found:
-    """A step of the ort engine on the TensorRT provider, which builds its engines for it first."""
+    """Compare a step on the TensorRT provider, which builds engines first, with one on the CPU."""
     return _on("tensorrt", bundle)
 
 
@@ -58,7 +58,7 @@ def _on(provider: str, bundle: str) -> Found:
 
 
 def step(bundle: str, engine: str, provider: str | None = None) -> np.ndarray:
-    """The logits after one token. Raises EdgeError, ValueError: they are not finite."""
+    """Return the logits after one token. Raises EdgeError; ValueError if they are not finite."""
     from edge.runtime.model import load
 
     with load(bundle, engine=engine, provider=provider) as model:
@@ -71,20 +71,23 @@ def step(bundle: str, engine: str, provider: str | None = None) -> np.ndarray:
 
 
 def beside(bundle: str, engine: str, provider: str | None = None) -> tuple[str, str, str | None]:
-    """A step on a GPU, beside the same step on the CPU: status, detail, remedy."""
+    """Compare a step with the same step of ONNX Runtime on the CPU: status, detail, remedy."""
     here = step(bundle, engine, provider)
     if find_spec("onnxruntime") is None:
         return "ok", f"a step of {bundle}; no ONNX Runtime is installed to compare it with", None
     there = step(bundle, "ort", "cpu")
     apart = float(np.abs(here - there).max() / max(np.abs(there).max(), 1e-9))
-    detail = f"a step of {bundle}, at most {apart:.1e} of the largest logit from ONNX Runtime's"
+    detail = (
+        f"a step of {bundle} differs from ONNX Runtime's by at most {apart:.1e} of the largest "
+        "logit"
+    )
     if here.argmax() != there.argmax():
-        return "broken", f"{detail}: another token", "report it, with edge doctor --json"
+        return "broken", f"{detail}: a different token", "report it, with edge doctor --json"
     return "ok", detail, None
 
 
 def version(package: str) -> str | None:
-    """The version of an installed package; None without it."""
+    """Return the version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

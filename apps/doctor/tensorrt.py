@@ -1,4 +1,4 @@
-"""The checks of `edge doctor` for the tensorrt engine: TensorRT, the plugin library, an engine."""
+"""Checks of `edge doctor` for the tensorrt engine: TensorRT, the plugin library, an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Found = tuple[str, str, str | None]
 
 
 def tensorrt(_: str) -> Found:
-    """TensorRT and TensorRT for RTX, by importing them."""
+    """Import TensorRT and TensorRT for RTX."""
     from edge.runtime.tensorrt import bindings
     from edge.runtime.tensorrt.bindings import Kind
 
@@ -30,18 +30,18 @@ def tensorrt(_: str) -> Found:
     absent = problems["tensorrt"]
     library = shared_library()
     if library is not None:
-        return "broken", f"{library} is here; {absent.message}", absent.remedy
+        return "broken", f"{library} is installed; {absent.message}", absent.remedy
     return "absent", absent.message, absent.remedy
 
 
 def shared_library() -> str | None:
-    """TensorRT's own library, without Python: its name and version."""
+    """Return the name and version of TensorRT's shared library, without its Python bindings."""
     for name in LIBRARIES:
         try:
             number = int(ctypes.CDLL(name).getInferLibVersion())
         except (OSError, AttributeError):
             continue
-        # 8 and 9 write 8601 for 8.6.1, 10 and later 100300 for 10.3.0
+        # versions 8 and 9 report 8601 for 8.6.1; 10 and later report 100300 for 10.3.0
         parts = (number // 10_000, number // 100 % 100, number % 100)
         if number < 100_00:
             parts = (number // 1000, number // 100 % 10, number % 100)
@@ -50,13 +50,13 @@ def shared_library() -> str | None:
 
 
 def plugins(_: str) -> Found:
-    """The plugin library: found, of this version, for this TensorRT, and taken by it."""
+    """Find the plugin library, check its version, and register it with TensorRT."""
     from edge.runtime.tensorrt import bindings, library
 
     try:
         path = library.find()
     except EngineError as problem:
-        # a library that is named and missing is a mistake, one that nobody built is not
+        # a library that is named but missing is a mistake; one that nobody built is not
         status = "broken" if problem.file else "absent"
         return status, problem.message, problem.remedy
     found = library.open_library(path)
@@ -66,11 +66,11 @@ def plugins(_: str) -> Found:
     except EngineError as problem:
         return "absent", f"{detail}; {problem.message}", problem.remedy
     library.register(trt, found)
-    return "ok", f"{detail}; {trt.title} takes it", None
+    return "ok", f"{detail}; {trt.title} accepts it", None
 
 
 def tensorrt_engine(bundle: str) -> Found:
-    """The engine that `edge build` made of the bundle: a step of it, beside the CPU's."""
+    """Compare a step of the engine that `edge build` made with the same step on the CPU."""
     from edge.bundle import open_bundle
     from edge.runtime.model import resolve
     from edge.runtime.tensorrt import cache
@@ -80,7 +80,7 @@ def tensorrt_engine(bundle: str) -> Found:
     if not there:
         detail = f"no engine of {bundle} is built"
         if tensorrt(bundle)[0] != "ok":
-            return "absent", f"{detail}, nor could one be: TensorRT is not here", None
+            return "absent", f"{detail}, and none can be: TensorRT is not installed", None
         return "absent", detail, f"build it: {cache.command(bundle)}"
     if install.driver_version() is None:
         return "absent", f"{len(there)} engines of {bundle}; no NVIDIA driver", None

@@ -1,4 +1,4 @@
-"""`edge eval BUNDLE TEXT…`: how good a model is, and how far one bundle is from another."""
+"""`edge eval BUNDLE TEXT…`: perplexity of a model, and divergence between two bundles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.apps import options
 from edge.apps.terminal import say
 from edge.errors import Faults, InputError
 
-# as in `noise`, which is not imported for a help text
+# copied from `noise`, which is not imported for the help text
 KINDS = ("drop", "repeat", "antspeak", "uppercase", "random-case", "swap")
 _reading = partial(typer.Option, rich_help_panel="How text is read")
 _comparing = partial(typer.Option, rich_help_panel="Comparing")
@@ -31,47 +31,47 @@ def evaluate(
     engine: options.Engine = "auto",
     provider: options.Provider = None,
     window: Annotated[int | None, _reading(
-        help="Tokens of a window. "
+        help="Tokens in a window. "
         "[default: the context attention was trained for, else 2048]")] = None,
     stride: Annotated[int | None, _reading(
-        help="By how many tokens a window moves on. [default: half a window]")] = None,
+        help="Tokens from one window to the next. [default: half a window]")] = None,
     stream: Annotated[bool, _reading("--stream",
-        help="No windows: a document in one go, the state carried through.")] = False,
+        help="Read each document in one pass, carrying the state, without windows.")] = False,
     max_tokens: Annotated[int | None, _reading(
-        min=2, help="Stop after this many tokens.")] = None,
+        min=2, help="Stop after this many predicted tokens.")] = None,
     against: Annotated[str | None, _comparing(metavar="BUNDLE",
-        help="Also this bundle, as the truth: KL divergence, agreement.")] = None,
+        help="Reference bundle: print KL divergence from it and agreement with it.")] = None,
     layers: Annotated[bool, _comparing("--layers",
-        help="With --against: signal to noise of every layer.")] = False,
+        help="With --against: signal-to-noise ratio of every layer.")] = False,
     sensitivity: Annotated[bool, _comparing("--sensitivity",
-        help="With --against a floating bundle: what each rounding costs alone.")] = False,
+        help="With --against a floating-point bundle: cost of each rounding alone.")] = False,
     each_layer: Annotated[bool, _comparing("--each-layer",
-        help="With --sensitivity: not all layers of a kind together.")] = False,
+        help="With --sensitivity: list every layer separately.")] = False,
     svg: Annotated[Path | None, _comparing(metavar="FILE",
-        help="With --sensitivity: also draw it, which needs matplotlib.")] = None,
+        help="With --sensitivity: also write a chart; needs matplotlib.")] = None,
     noise: Annotated[str | None, _noise(metavar="KIND",
-        help=f"Spoil every other 100 words: {', '.join(KINDS)}, or all.")] = None,
+        help=f"Corrupt every other 100 words: {', '.join(KINDS)}, or all.")] = None,
     probability: Annotated[float | None, _noise(min=0, max=1,
-        help="Of a character to be spoilt. [default: 0.05 and 0.3]")] = None,
+        help="Probability that a character is corrupted. [default: 0.05 and 0.3]")] = None,
     seed: Annotated[int | None, _noise(
-        help="Of the random numbers of the noise. [default: 0]")] = None,
+        help="Seed of the noise. [default: 0]")] = None,
     tasks: Annotated[str | None, _tasks(metavar="TASK,…",
-        help="Tasks of lm-evaluation-harness, instead of a text.")] = None,
+        help="Run tasks of lm-evaluation-harness instead of reading a text.")] = None,
     task_path: Annotated[Path | None, _tasks(
-        help="Folder of task files of your own.")] = None,
+        help="Folder of your own task files.")] = None,
     limit: Annotated[int | None, _tasks(min=1,
-        help="Questions of each task. [default: all]")] = None,
-    fewshot: Annotated[int | None, _tasks(min=0, help="Examples before a question.")] = None,
-    chat: Annotated[bool, _tasks("--chat", help="Ask through the chat template.")] = False,
+        help="Number of questions per task. [default: all]")] = None,
+    fewshot: Annotated[int | None, _tasks(min=0, help="Examples before each question.")] = None,
+    chat: Annotated[bool, _tasks("--chat", help="Apply the chat template.")] = False,
 ) -> None:  # fmt: skip
     """Measure perplexity and bits per byte on any text.
 
-    A text file holds one document, or several that end with a line
-    <|endoftext|>; a .jsonl file holds a conversation a line, of which the
-    messages are predicted. Every document begins with an empty state.
+    A text file holds one document, or several, each ended by a line
+    <|endoftext|>. A .jsonl file holds one conversation per line, and only its
+    messages are predicted. Every document starts from an empty state.
 
-    Text that is longer than a window is read in overlapping windows, the usual
-    recipe; --stream reads it as a recurrent model does in use.
+    Text longer than a window is read in overlapping windows, the usual
+    recipe. --stream reads it in one pass, as a recurrent model runs in use.
 
     docs/use/evaluate.md defines every figure.
     """
@@ -120,14 +120,14 @@ def evaluate(
 
 
 def _one_of(faults: Faults, options: Mapping[str, object]) -> None:
-    """Note two ways to evaluate at once."""
+    """Record a fault for each option that excludes another given one."""
     first, *others = [name for name, value in options.items() if value] or [""]
     for other in others:
         faults.add(first, f"cannot be given together with {other}", "choose one")
 
 
 def _needs(faults: Faults, option: str, value: object, others: Mapping[str, object]) -> None:
-    """Note options that mean something only beside another."""
+    """Record a fault for each option given without the option it depends on."""
     for name, other in others.items():
         if other is not None and not value:
             faults.add(name, f"needs {option}")

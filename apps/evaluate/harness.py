@@ -1,6 +1,6 @@
-"""The runtime as a model of lm-evaluation-harness: `edge`, registered by importing this module.
+"""The runtime as model `edge` of lm-evaluation-harness. Importing this module registers it.
 
-Needs the package lm-eval, and not torch: `pip install 'mamba-edge[eval]'`. In a program:
+It needs the package lm-eval but not torch: `pip install 'mamba-edge[eval]'`. In a program:
 
     import edge.apps.evaluate.harness
     lm_eval.simple_evaluate(model="edge", model_args={"bundle": "demo"}, tasks=[…])
@@ -26,18 +26,20 @@ from edge.errors import InputError
 from edge.runtime.model import Model, load
 from edge.text.template import Message
 
-MAX_ANSWER = 256  # tokens, where a task does not say
+MAX_ANSWER = 256  # tokens, for tasks without a limit of their own
 Scored = tuple[float, bool]
 
 
 @register_model("edge")
 class EdgeLM(TemplateLM):
-    """A bundle, for the harness. It encodes text and cuts context as the harness' own `HFLM` does,
-    so that figures compare.
+    """A bundle as a model of the harness.
+
+    Encodes text and truncates context as the harness's `HFLM` does, so that figures compare.
 
     Attributes:
         model: the loaded bundle.
-        max_length: most tokens a prediction sees; the context attention was trained for, else 2048.
+        max_length: maximum context of a prediction in tokens. Default: the context that attention
+            was trained for, else 2048.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class EdgeLM(TemplateLM):
         max_length: int | None = None,
         **ignored: Any,
     ) -> None:
-        """`ignored`: batch_size, device and what else the harness gives every model."""
+        """`ignored`: batch_size, device and other arguments that the harness always passes."""
         super().__init__()
         self.model = bundle if isinstance(bundle, Model) else load(bundle, threads=threads)
         trained = self.model.config.max_context
@@ -67,8 +69,9 @@ class EdgeLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text that has no context: `bos`, else an end token, else, for bytes,
-        a line feed. It is never predicted.
+        """Token before a text without context: `bos`, else an end token, else a line feed (bytes).
+
+        It is never predicted.
         """
         tokenizer = self.model.tokenizer
         if tokenizer.bos is not None:
@@ -78,8 +81,10 @@ class EdgeLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **ignored: Any
     ) -> list[int]:
-        """Ids of a text. What is written like a special token is one only in prompts that a chat
-        template made; elsewhere it is text, here as in every use of the runtime.
+        """Encode a text.
+
+        Text that looks like a special token is parsed as one only in prompts from a chat template,
+        as everywhere in the runtime.
         """
         tokenizer = self.model.tokenizer
         ids = tokenizer.encode(string, special=self._templated)
@@ -93,14 +98,16 @@ class EdgeLM(TemplateLM):
         return self.model.tokenizer.fingerprint
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Names the template for the harness' caches: the fingerprint of the bundle it is in."""
+        """Return the key of the template in the harness's caches: the bundle's fingerprint."""
         return self.model.fingerprint if chat_template and self.model.template else None
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The prompt of a conversation. Without the generation prompt, the last message is the
-        beginning of an answer and stays open.
+        """Render the prompt of a conversation.
+
+        Without the generation prompt, a last assistant message is the beginning of an answer and
+        stays open.
         """
         if self.model.template is None:
             raise InputError("has no chat template", file=self.model.path)
@@ -119,8 +126,9 @@ class EdgeLM(TemplateLM):
         disable_tqdm: bool = False,
         **ignored: Any,
     ) -> list[Scored]:
-        """(ln p, whether greedy choice says the same) of continuations; contexts that requests
-        share are read once. Context beyond `max_length` is cut from the left.
+        """Return (ln p, whether greedy decoding gives the same tokens) of each continuation.
+
+        A shared context is read once. Context beyond `max_length` is cut from the left.
         """
         places: dict[tuple[int, ...], list[int]] = {}
         for place, (_, context, continuation) in enumerate(requests):
@@ -149,7 +157,7 @@ class EdgeLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """ln p of whole texts, in windows as the harness defines them."""
+        """Return ln p of whole texts, read in the harness's windows."""
         totals = []
         for request in tqdm(requests, disable=disable_tqdm, desc="loglikelihood_rolling"):
             (text,) = request.args
@@ -164,7 +172,7 @@ class EdgeLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Answers, greedy unless a task samples; without the string that ended them."""
+        """Generate answers, greedy unless a task samples, without the stop string."""
         texts = []
         for request in tqdm(requests, disable=disable_tqdm, desc="generate_until"):
             context, given = request.args
@@ -177,7 +185,7 @@ class EdgeLM(TemplateLM):
         room = self.max_length - count
         if room < 1:
             raise InputError(
-                f"{count} tokens of an answer leave no room in a context of {self.max_length}",
+                f"an answer of {count} tokens leaves no room in a context of {self.max_length}",
                 field="max_gen_toks",
                 remedy="lower it in the task's generation_kwargs",
             )
@@ -198,7 +206,7 @@ class EdgeLM(TemplateLM):
 
 
 class _Contexts:
-    """A state that reads a context once and comes back to it for every continuation."""
+    """A state that reads a context once and is restored to it for every continuation."""
 
     def __init__(self, model: Model, capacity: int) -> None:
         self._engine = model.engine
@@ -207,14 +215,14 @@ class _Contexts:
         self._state = model.engine.new_state(window=1, capacity=capacity)
 
     def begin(self, context: Sequence[int]) -> None:
-        """Read a context, one token at least."""
+        """Read a context of at least one token."""
         self._state.clear()
         for logits in self._feed(context, "last"):
             self._first = logits[-1:].copy()
         self._after = self._state.snapshot()
 
     def score(self, continuation: Sequence[int]) -> Scored:
-        """(Σ ln p, greedy) of a continuation of the context."""
+        """Return (Σ ln p, whether it is greedy) of a continuation of the context."""
         ids = np.array(continuation, np.int64)
         total = -float(nats(self._first, ids[:1]).sum())
         greedy = bool((self._choice(self._first) == ids[:1]).all())
@@ -228,7 +236,7 @@ class _Contexts:
         return total, greedy
 
     def _choice(self, logits: Logits) -> NDArray[np.intp]:
-        """What greedy choice takes: ids that mean nothing are never chosen."""
+        """Return greedy choices. Unassigned ids and padding rows are never chosen."""
         logits = logits[:, : self._size]
         if self._unassigned:
             logits = logits.copy()

@@ -1,4 +1,4 @@
-"""What `edge eval` can be asked, each answered with a dictionary for `--json`."""
+"""Modes of `edge eval`. Each returns a dictionary for `--json`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from edge.apps.progress import load, stages
 from edge.errors import InputError
 from edge.runtime.model import Model
 
-# ids of a window that the reference ops read, unless told otherwise
+# default ids per window for the slow reference ops
 SHORT_WINDOW = 512
 
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What is evaluated on which text, as it was typed; `edge eval --help` has the meanings."""
+    """Options of an evaluation as given on the command line; see `edge eval --help`."""
 
     bundle: str
     texts: Sequence[Path]
@@ -46,16 +46,16 @@ class EvalRequest:
     provider: str | None = None
 
     def load(self, bundle: str | None = None) -> Model:
-        """The bundle on this request's engine, or another one, which is the truth, on `auto`."""
+        """Load the request's bundle on its engine, or `bundle`, the reference, on `auto`."""
         if bundle is not None:
             return load(bundle, threads=self.threads)
         return load(self.bundle, engine=self.engine, threads=self.threads, provider=self.provider)
 
     @contextmanager
     def source(self, *models: Model, passes: int = 1) -> Iterator[TextSource]:
-        """The text as these models are to read it, with a bar while it is read `passes` times.
+        """Provide the text for these models, with a progress bar over `passes` readings of it.
 
-        Raises InputError: no text, or a way to read that a model cannot.
+        Raises InputError when there is no text, or when a model cannot read it in the given way.
         """
         if not self.texts:
             raise InputError("is missing", field="TEXT", remedy="give a text file to measure on")
@@ -74,7 +74,7 @@ class EvalRequest:
 
 
 def identity(model: Model) -> dict[str, Any]:
-    """Which bundle figures belong to."""
+    """Return the facts that identify the bundle of a result."""
     return {
         "bundle": str(model.path),
         "engine": model.engine.name,
@@ -85,7 +85,7 @@ def identity(model: Model) -> dict[str, Any]:
 
 
 def perplexity(request: EvalRequest) -> dict[str, Any]:
-    """`edge eval BUNDLE TEXT…`."""
+    """Measure `edge eval BUNDLE TEXT…`."""
     model = request.load()
     with request.source(model) as source:
         found = measure(RunReader(model.engine, source.how), source.runs(model))
@@ -93,7 +93,7 @@ def perplexity(request: EvalRequest) -> dict[str, Any]:
 
 
 def divergence(request: EvalRequest, against: str) -> dict[str, Any]:
-    """`--against OTHER`."""
+    """Measure `--against OTHER`."""
     model, other = request.load(), request.load(against)
     check_same_ids(model, other)
     chunk = min(model.engine.chunk, other.engine.chunk)
@@ -107,7 +107,7 @@ def divergence(request: EvalRequest, against: str) -> dict[str, Any]:
 def robustness(
     request: EvalRequest, kind: str, probability: float | None, seed: int
 ) -> dict[str, Any]:
-    """`--noise KIND`: word-level perplexity of clean chunks that follow spoilt ones."""
+    """Measure `--noise KIND`: word-level perplexity of clean chunks that follow noisy ones."""
     kinds = chosen(kind, probability, seed)
     model = request.load()
     with request.source(model, passes=1 + len(kinds)) as source:
@@ -134,9 +134,11 @@ def tasks(
     fewshot: int | None,
     chat: bool,
 ) -> dict[str, Any]:
-    """`--tasks A,B`."""
+    """Run `--tasks A,B`."""
     if request.texts or request.stream or request.stride or request.max_tokens:
-        raise InputError("brings its own text, read in its own way", field="--tasks")
+        raise InputError(
+            "brings its own text: leave out TEXT and the options for reading it", field="--tasks"
+        )
     model = request.load()
     found = run_tasks(
         model, [name.strip() for name in names.split(",") if name.strip()], folder=folder,
@@ -146,7 +148,7 @@ def tasks(
 
 
 def divergence_of_layers(request: EvalRequest, against: str) -> dict[str, Any]:
-    """`--against OTHER --layers`: signal to noise of every layer."""
+    """Measure `--against OTHER --layers`: signal-to-noise ratio of every layer."""
     module = _reference("--layers")
     model, other, shortened = _pair(request, against, module.LAYER_TOKENS)
     with shortened.source(model, other) as source:
@@ -165,7 +167,7 @@ def divergence_of_layers(request: EvalRequest, against: str) -> dict[str, Any]:
 
 
 def sensitivity(request: EvalRequest, against: str, each_layer: bool) -> dict[str, Any]:
-    """`--against FLOATING --sensitivity`: every rounding of BUNDLE alone, worst first."""
+    """Measure `--against FLOATING --sensitivity`: each rounding of BUNDLE alone, worst first."""
     module = _reference("--sensitivity")
     this, floating, shortened = _pair(request, against, module.DEFAULT_TOKENS)
     chosen = module.sites(this, floating, each_layer)
@@ -184,11 +186,11 @@ def sensitivity(request: EvalRequest, against: str, each_layer: bool) -> dict[st
 
 
 def _pair(request: EvalRequest, against: str, tokens: int) -> tuple[Model, Model, EvalRequest]:
-    """Both models, and the request for as much text as the slow reference ops can read."""
+    """Load both models, and limit the request to text that the slow reference ops can read."""
     this, other = request.load(), request.load(against)
     check_same_ids(this, other)
     if request.stream:
-        raise InputError("is not read by the reference ops", field="--stream")
+        raise InputError("is not supported by the reference ops", field="--stream")
     longest = [m.config.max_context or SHORT_WINDOW for m in (this, other)]
     return this, other, replace(
         request,
@@ -198,6 +200,6 @@ def _pair(request: EvalRequest, against: str, tokens: int) -> tuple[Model, Model
 
 
 def _reference(option: str) -> Any:
-    """The module that needs the reference ops. Raises EdgeError without torch or onnx."""
+    """Import the module that needs the reference ops. Raises EdgeError without torch or onnx."""
     with packages_of("export", option):
         return import_module("edge.apps.evaluate.sensitivity")

@@ -1,10 +1,9 @@
-"""Text that was spoilt on purpose, to see how a model copes with what came before.
+"""Corrupted text, to measure how robust a model is to noise in its context.
 
 MambaByte (arXiv 2401.13660, section 5.2 and appendix G, after ByT5's benchmark, arXiv 2105.13626):
-a text is parted into chunks of 100 words, noise is put into every odd-indexed chunk, and perplexity
-is measured on the even-indexed ones, which stay as they were. The paper speaks of bytes; here a
-character is what is dropped, repeated or swapped, which is the same in ASCII and leaves every other
-text valid.
+a text is split into chunks of 100 words, every odd-indexed chunk is corrupted, and perplexity is
+measured on the even-indexed chunks, which stay unchanged. The paper corrupts bytes; this module
+drops, repeats or swaps characters, which is the same in ASCII and keeps every other text valid.
 """
 
 from __future__ import annotations
@@ -24,32 +23,32 @@ _WORD = re.compile(r"\s*\S+")
 
 
 def drop(text: str, p: float, rng: random.Random) -> str:
-    """Characters are dropped with probability p."""
+    """Drop each character with probability p."""
     return "".join(c for c in text if rng.random() >= p)
 
 
 def repeat(text: str, p: float, rng: random.Random) -> str:
-    """Characters are repeated with probability p: one, two or three more follow, each as likely."""
+    """Repeat each character with probability p: one, two or three more, with equal odds."""
     return "".join(c * (1 + rng.randint(1, 3)) if rng.random() < p else c for c in text)
 
 
 def antspeak(text: str, p: float, rng: random.Random) -> str:
-    """Every character is capitalized and padded with spaces: "abc def" is " A B C D E F "."""
+    """Capitalize every character and pad it with spaces: "abc def" is " A B C D E F "."""
     return "".join(f" {c}" for c in text.upper() if not c.isspace()) + " "
 
 
 def uppercase(text: str, p: float, rng: random.Random) -> str:
-    """Characters become uppercase with probability p."""
+    """Convert each character to uppercase with probability p."""
     return "".join(c.upper() if rng.random() < p else c for c in text)
 
 
 def random_case(text: str, p: float, rng: random.Random) -> str:
-    """Every character gets a random case."""
+    """Give every character a random case."""
     return "".join(c.upper() if rng.random() < 0.5 else c.lower() for c in text)
 
 
 def swap(text: str, p: float, rng: random.Random) -> str:
-    """Neighbours change places with probability p; none moves twice."""
+    """Swap neighbouring characters with probability p. No character moves twice."""
     characters = list(text)
     at = 0
     while at + 1 < len(characters):
@@ -69,14 +68,15 @@ KINDS: dict[str, Function] = {
     "random-case": random_case,
     "swap": swap,
 }
-# these spoil every character
+# kinds that corrupt every character
 WHOLE = ("antspeak", "random-case")
 
 
 @dataclass(frozen=True)
 class TextNoise:
-    """One kind of noise; `probability` None where every character is meant. The same seed spoils a
-    text in the same way every time.
+    """One kind of noise, deterministic in its seed.
+
+    `probability`: None for kinds that corrupt every character.
     """
 
     kind: str
@@ -84,21 +84,22 @@ class TextNoise:
     seed: int = 0
 
     def spoil(self, text: str, place: str) -> str:
-        """A spoilt text; `place` tells one chunk's random numbers from another's."""
+        """Return corrupted text. `place` gives each chunk its own random numbers."""
         rng = random.Random(f"{self.seed}/{self.kind}/{self.probability}/{place}")
         return KINDS[self.kind](text, self.probability or 0.0, rng)
 
 
 def chosen(kind: str, probability: float | None, seed: int) -> list[TextNoise]:
-    """The noise that `--noise KIND` means: each kind at both of the paper's probabilities, where it
-    has one. Raises InputError: an unknown kind, a probability that means nothing to it.
+    """Return the noise for `--noise KIND`, by default at both of the paper's probabilities.
+
+    Raises InputError for an unknown kind, and for a probability given to a kind without one.
     """
     if kind != "all" and kind not in KINDS:
         raise InputError(
             f"unknown noise {kind!r}", field="--noise", remedy=f"choose {', '.join(KINDS)} or all"
         )
     if probability is not None and kind in WHOLE:
-        raise InputError(f"{kind} spoils every character", field="--probability")
+        raise InputError(f"{kind} corrupts every character", field="--probability")
     found = []
     for name in KINDS if kind == "all" else (kind,):
         each = PROBABILITIES if probability is None else (probability,)
@@ -109,11 +110,11 @@ def chosen(kind: str, probability: float | None, seed: int) -> list[TextNoise]:
 def noisy_parts(
     noise: TextNoise | None, encoder: Encoder, blocks: Iterable[Block]
 ) -> Iterator[Part]:
-    """Parts of texts, chunk by chunk: even-indexed ones are predicted, odd-indexed ones spoilt and
-    only read; None spoils nothing.
+    """Yield one part per chunk: even-indexed chunks are predicted, odd-indexed ones corrupted.
 
-    Each chunk is encoded for itself; white space between two chunks belongs to the later one and is
-    not spoilt. Raises InputError: conversations, or no text after an odd chunk.
+    `noise` None corrupts nothing. Each chunk is encoded separately. White space between two chunks
+    belongs to the later one and is not corrupted. Raises InputError for conversations, and when no
+    text follows an odd-indexed chunk.
     """
     document, affected = -1, False
     for chunk, index in _chunks(blocks):
@@ -129,15 +130,16 @@ def noisy_parts(
         yield encoder.text(space + text, first=False, wanted=False)
     if not affected:
         raise InputError(
-            f"has no more than {2 * CHUNK_WORDS} words: nothing comes after a spoilt chunk",
+            f"has no more than {2 * CHUNK_WORDS} words: nothing comes after a corrupted chunk",
             field="text",
             remedy="give a longer text",
         )
 
 
 def _chunks(blocks: Iterable[Block]) -> Iterator[tuple[str, int]]:
-    """Chunks of CHUNK_WORDS words with the space before each, and their index in the document; the
-    last has what is left, with the space at the end.
+    """Yield chunks of CHUNK_WORDS words with leading space, and their index in the document.
+
+    The last chunk holds the remaining words and the trailing space.
     """
     held, index = "", 0
     for block in blocks:

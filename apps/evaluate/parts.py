@@ -1,4 +1,4 @@
-"""Documents as token ids, with what is to be predicted and which bytes and words that is."""
+"""Documents as token ids: which ids are predicted, and the bytes and words they stand for."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Part:
 
     Attributes:
         ids: int64 [n].
-        wanted: bool [n], the ids that are to be predicted.
+        wanted: bool [n], true for ids to predict.
         sizes: int64 [n], bytes of text that each id stands for.
         bytes: UTF-8 bytes of the text that the wanted ids stand for.
-        words: words of that text, parted by white space.
-        first: the document begins here.
+        words: words of that text, separated by white space.
+        first: whether the document begins here.
     """
 
     ids: Ints
@@ -40,7 +40,7 @@ class Part:
 
 
 class Encoder:
-    """Turns texts and conversations into parts, for one tokenizer and chat template."""
+    """Convert texts and conversations into parts, with one tokenizer and chat template."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self.tokenizer = tokenizer
@@ -52,7 +52,7 @@ class Encoder:
         return np.array([len(self.tokenizer.token_bytes(token)) for token in tokens], np.int64)
 
     def parts(self, blocks: Iterable[Block]) -> Iterator[Part]:
-        """A part for every block. Raises InputError: messages without a chat template."""
+        """Yield one part per block. Raises InputError for messages without a chat template."""
         for block in blocks:
             if isinstance(block, Dialogue):
                 yield self.conversation(block.messages)
@@ -60,8 +60,9 @@ class Encoder:
                 yield self.text(block.text, first=block.first)
 
     def text(self, text: str, *, first: bool, wanted: bool = True) -> Part:
-        """Plain text: special tokens written in it stay text. `bos` goes before a document where
-        the model's prompts begin with one; it is not predicted.
+        """Encode plain text; special tokens written in it stay text.
+
+        `bos` precedes a document if the model's prompts begin with it. It is not predicted.
         """
         ids = (self._opening if first else []) + self._encode(text, first=first)
         array = np.array(ids, np.int64)
@@ -78,11 +79,11 @@ class Encoder:
     def _encode(self, text: str, *, first: bool) -> list[int]:
         if first:
             return self.tokenizer.encode(text)
-        # an id before it tells the tokenizer that the text does not begin here
+        # a preceding id tells the tokenizer that this is not the beginning of a text
         return self.tokenizer.encode_segments([Segment("", tokens=(0,)), Segment(text)])[1:]
 
     def _without_prefix(self, ids: Sequence[int], sizes: Ints, at: int) -> None:
-        """Take the space that `encode` put before a text off the size of its first id."""
+        """Subtract the space that `encode` put before a text from the size of its first id."""
         if self.tokenizer.strips_space and at < len(ids):
             sizes[at] -= self.tokenizer.token_bytes(ids[at]).startswith(b" ")
 
@@ -92,13 +93,15 @@ class Encoder:
         return [bos] if self.tokenizer.add_bos and bos is not None else []
 
     def conversation(self, messages: Sequence[Message]) -> Part:
-        """A conversation by the chat template. Wanted are the messages' own ids, and the end token
-        that closes one; what else the template writes is fed and not predicted.
+        """Encode a conversation with the chat template.
+
+        The ids of messages and the end token that closes each are predicted. The other ids of the
+        template are fed but not predicted.
         """
         if self.template is None:
             raise InputError(
                 "the bundle has no chat template for messages",
-                remedy="give plain text, or a bundle that has one",
+                remedy="give plain text, or a bundle with a chat template",
             )
         segments = self.template.render(messages, add_generation_prompt=False)
         ids, flags = self._encode_marked(segments)
@@ -118,10 +121,11 @@ class Encoder:
         )
 
     def _encode_marked(self, segments: Sequence[Segment]) -> tuple[list[int], list[bool]]:
-        """Ids of a rendered prompt, and for each whether it is to be predicted."""
+        """Return the ids of a rendered prompt, and for each whether it is predicted."""
         ids: list[int] = []
         flags: list[bool] = []
-        run: list[tuple[str, bool]] = []  # text since the last special token; whether it was said
+        # texts since the last special token, each with whether it belongs to a message
+        run: list[tuple[str, bool]] = []
 
         def flush() -> None:
             found, marks = self._stretch(run, first=not ids)
@@ -136,7 +140,7 @@ class Encoder:
                     run.append((piece, not segment.trusted))
                     continue
                 flush()
-                # an end token right after a message: the model has to say it
+                # an end token right after a message: the model has to predict it
                 flags.append(flags[-1:] == [True] and piece in self.tokenizer.eos)
                 ids.append(piece)
         flush()
@@ -145,10 +149,10 @@ class Encoder:
     def _stretch(
         self, run: Sequence[tuple[str, bool]], *, first: bool
     ) -> tuple[list[int], list[bool]]:
-        """Ids of texts encoded as one, as in use, and which text's mark each has.
+        """Encode texts joined into one, as in use. Return the ids and the mark of each id's text.
 
-        Where a text ends is where the encoding of all up to there ends; an id that differs from
-        that encoding's, because it reaches into the next text, is the next text's.
+        A text ends where the encoding of all texts up to it ends. An id that differs from that
+        encoding spans two texts and counts as part of the second.
         """
         ids: list[int] = []
         marks: list[bool] = []
@@ -161,15 +165,13 @@ class Encoder:
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids two sequences have in common from the beginning."""
+    """Return the length of the common prefix of two sequences."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def first_wanted(parts: Iterable[Part], limit: int, tokenizer: Tokenizer) -> Iterator[Part]:
-    """All parts up to the `limit`-th wanted id; of a part that is cut, the text is what its ids
-    say.
-    """
+    """Yield parts up to the `limit`-th wanted id. A cut part's text is decoded from its ids."""
     for part in parts:
         count = int(part.wanted.sum())
         if count > limit:

@@ -1,4 +1,4 @@
-"""What `edge eval` found, for people. `--json` has the same and more digits."""
+"""Human-readable output of `edge eval`. `--json` has the same figures with more digits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from edge.apps.measure.table import FigureTable, named, number
 Facts = Mapping[str, Any]
 Parts = Iterator[FigureTable | str]
 COLOURS = {"weight": "#4477aa", "activation": "#cc6677", "state": "#ddcc77", "all": "#777777"}
-_FLOOR = 1e-9  # nats; below this, fp32 says nothing
+_FLOOR = 1e-9  # nats; below this, fp32 resolves nothing
 
 
 def parts(facts: Facts) -> Parts:
-    """Lines and tables, by what was asked."""
+    """Yield the lines and tables for the kind of evaluation in `facts`."""
     kinds: dict[str, Callable[[Facts], Parts]] = {
         "noise": _noise, "tasks": _tasks, "layers": _layers, "sensitivity": _sensitivity,
     }  # fmt: skip
@@ -23,7 +23,7 @@ def parts(facts: Facts) -> Parts:
 
 
 def draw(facts: Facts) -> str:
-    """`--svg`: a bar for each row of the sensitivity table. InputError without matplotlib."""
+    """Draw one bar per row of the sensitivity table. Raises InputError without matplotlib."""
     rows = [
         (row["name"], max(float(row["kl_nats_per_token"]), _FLOOR), row["kind"])
         for row in facts["sensitivity"]
@@ -124,7 +124,7 @@ def _tasks(facts: Facts) -> Parts:
 
 
 def _counts(facts: Facts) -> str:
-    """How much was predicted."""
+    """Describe how much was predicted."""
     documents = f"{facts['documents']:,} document{'s' if facts['documents'] != 1 else ''}"
     return (
         f"{documents}: {facts['tokens']:,} tokens predicted, "
@@ -133,7 +133,7 @@ def _counts(facts: Facts) -> str:
 
 
 def _reading(facts: Facts) -> str:
-    """How the text was read."""
+    """Describe how the text was read."""
     if facts["method"] == "stream":
         return "each document in one stream, the state carried through"
     return (

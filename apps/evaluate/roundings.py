@@ -1,7 +1,7 @@
-"""What a bundle's graph rounds: every activation that becomes int8, every weight that is kept so.
+"""Find every activation, weight and state that a bundle's graph rounds.
 
-Read from the graph's nodes, so that it is what runs, whichever recipe made it. Names are those of
-the floating graph: a value `V` is rounded to `V.q`, or to `V.rounded` and brought back.
+The nodes of the graph are the source, not the recipe, so the result is what runs. Names are those
+of the floating graph: a value `V` is rounded to `V.q`, or to `V.rounded` and dequantized.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from edge.plugins.quantize.reference import (
 )
 
 F32 = NDArray[np.float32]
-# scales above this keep a column out of the int8 product: it goes through a floating one
+# a scale above this keeps its column out of the int8 product, in a floating-point one
 NEVER = 1e29
 _ENDINGS = (".q", ".turned", ".rotated")
 
-# an op with one of these in its name rounds something: it must be known here
+# an op with one of these in its name rounds something, so this module must know it
 _ROUNDS = ("Int8", "Int4", "Quantize", "Bits")
 
 
@@ -43,7 +43,7 @@ def _is_product(op: Op) -> bool:
 
 
 def _rounded(op: Op) -> list[tuple[str, str | None]]:
-    """Inputs that `op` rounds, or reads rounded, with their scales: None is one a row."""
+    """Return inputs that `op` rounds or reads rounded, with their scales; None is one per row."""
     names = {v.name for v in op.inputs}
     if _is_product(op):
         return []
@@ -55,12 +55,12 @@ def _rounded(op: Op) -> list[tuple[str, str | None]]:
 
 @dataclass(frozen=True)
 class ValueRounding:
-    """How a value is rounded to int8.
+    """Rounding of a value to int8.
 
     Attributes:
-        scale: f32 [1] or [C]; None is a scale a row, found at run time.
-        turn: slow and fast of the rotation it is rounded after, or None.
-        threshold: with a scale a row, from where on values stay as they are, or None.
+        scale: f32 [1] or [C]; None for one scale per row, computed at run time.
+        turn: factors slow and fast of the rotation applied before rounding, or None.
+        threshold: with scales per row, the magnitude from which values stay floating, or None.
     """
 
     scale: Tensor | None
@@ -68,7 +68,7 @@ class ValueRounding:
     threshold: float | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x fp32 [..., C] rounded and brought back; columns that stay floating as they are."""
+        """Quantize and dequantize x, fp32 [..., C]. Columns that stay floating are unchanged."""
         if self.turn is None:
             return self._round(x)
         slow, fast = self.turn
@@ -86,13 +86,13 @@ class ValueRounding:
 
 @dataclass
 class StateRounding:
-    """How a scan's state is kept between tokens: `bits` 16 or 8, then with a scale."""
+    """Rounding of a scan's state between tokens. `bits`: 16, or 8 with a scale."""
 
     bits: int
     scale: Tensor
 
     def __call__(self, h: Tensor) -> Tensor:
-        """A state fp32 as the next token finds it."""
+        """Return the fp32 state that the next token reads."""
         if self.bits == 16:
             return h.to(torch.float16).float()
         return torch.round(h / self.scale).clamp(-128, 127) * self.scale
@@ -100,10 +100,12 @@ class StateRounding:
 
 @dataclass
 class Found:
-    """Attributes:
-    values: value → how it is rounded.
-    weights: initializer of the floating graph → what the bundle keeps of it, fp32.
-    states: `layers.N.ssm_states` → how it is kept.
+    """Everything that a graph rounds.
+
+    Attributes:
+        values: rounding by value.
+        weights: stored weight, dequantized to fp32, by initializer of the floating graph.
+        states: rounding by state, `layers.N.ssm_states`.
     """
 
     values: dict[str, ValueRounding] = field(default_factory=dict)
@@ -112,7 +114,7 @@ class Found:
 
 
 class Initializers(Mapping[str, NDArray[Any]]):
-    """A graph's constants by name, read when they are asked for."""
+    """Constants of a graph by name, read on access."""
 
     def __init__(self, model: ModelProto, folder: Path) -> None:
         self._protos: dict[str, TensorProto] = {t.name: t for t in model.graph.initializer}
@@ -129,7 +131,7 @@ class Initializers(Mapping[str, NDArray[Any]]):
 
 
 def find(model: ModelProto, folder: Path, floating: Mapping[str, NDArray[Any]]) -> Found:
-    """Everything that a graph rounds and the graph with the constants `floating` does not."""
+    """Return everything that `model` rounds and the graph with constants `floating` does not."""
     finder = _Finder(Initializers(model, folder), floating)
     nodes = [(n, op_of(n.op_type)) for n in model.graph.node if n.domain == DOMAIN]
     for node, op in nodes:
@@ -151,14 +153,14 @@ class _Finder:
         self._constants = constants
         self._floating = floating
         self._turns: dict[str, tuple[Tensor, Tensor]] = {}
-        self._parts: dict[str, ValueRounding] = {}  # of values that were rounded as a whole
+        self._parts: dict[str, ValueRounding] = {}  # by part of a value that is rounded as a whole
 
     def activations(self, node: NodeProto, op: Op) -> None:
-        """Note the values that one node rounds, or reads rounded."""
+        """Record the values that one node rounds or reads rounded."""
         rounded, rounds = _rounded(op), op.name.endswith("NormQuantize")
         known = rounded or rounds or _is_product(op) or op.name.startswith("Embed")
         if not known and any(part in op.name for part in _ROUNDS):
-            raise InputError(f"what {op.name} rounds is not known here", field=node.name or op.name)
+            raise InputError(f"rounding by {op.name} is not supported", field=node.name or op.name)
         inputs = inputs_of(node)
         turned = ""
         if "slow" in inputs:
@@ -170,14 +172,14 @@ class _Finder:
             threshold = _attributes(node).get("threshold")
             self._value(inputs[name], None if scale is None else inputs[scale], threshold)
         if rounded:
-            self._turns.pop(turned, None)  # others may read the value as it is
+            self._turns.pop(turned, None)  # other nodes may read the value without rotation
         if rounds:
             self._value(node.output[0], inputs["scale"])
         if "state_scale" in inputs:
             self._state(node, inputs["state_scale"])
 
     def split(self, node: NodeProto) -> None:
-        """Note how the parts of a value are rounded."""
+        """Record how the parts of a split value are rounded."""
         whole = self.found.values.get(_without(node.input[0], _ENDINGS))
         if whole is None or whole.scale is None:
             return
@@ -187,7 +189,7 @@ class _Finder:
             self._parts[_without(name, _ENDINGS)] = ValueRounding(scale)
 
     def products(self, node: NodeProto, op: Op) -> None:
-        """Note the matrix that one node reads."""
+        """Record the matrix that one node reads."""
         inputs = inputs_of(node)
         if _is_product(op):
             self._product(node, op, inputs)
@@ -221,7 +223,7 @@ class _Finder:
             return
         weight = self._blocks(node, inputs) if "packed" in inputs else self._stored(stored)
         if "x_scale" in inputs:
-            # one a row is found at run time
+            # None for scales per row, which are computed at run time
             shared = self._constants.get(inputs["x_scale"])
             weight = self._for_floating_input(inputs["x"], name, weight, shared)
         self._weight(name, weight)
@@ -229,13 +231,15 @@ class _Finder:
     def _for_floating_input(
         self, x: str, name: str, weight: F32, shared: NDArray[Any] | None
     ) -> F32:
-        """W such that W·x is the product for an x that nobody rounded: without the rotation, with
-        the columns' scales, and with the columns that have a product of their own.
+        """Return W such that W·x is the product for an unrounded x.
+
+        Undoes the rotation, applies the scales of columns, and restores the outlier columns, which
+        have a product of their own.
         """
         name_of_x = _without(x, _ENDINGS)
         value = self.found.values.get(name_of_x) or self._parts.get(name_of_x)
         if value is None:
-            raise InputError(f"reads {x}, of which no rounding is known", field=name)
+            raise InputError(f"reads {x}, whose rounding is unknown", field=name)
         if value.turn is not None:
             slow, fast = value.turn
             weight = hadamard(torch.from_numpy(weight), slow.T, fast.T).numpy()
@@ -262,7 +266,7 @@ class _Finder:
             self.found.weights[name] = weight
 
     def constants(self) -> None:
-        """Small weights, which scans and convolutions read: in int8, or on its grid."""
+        """Record the small weights of scans and convolutions, kept in int8 or on its grid."""
         for name, same in self._floating.items():
             if not name.startswith("layers.") or name in self.found.weights:
                 continue
@@ -288,7 +292,7 @@ def _without(name: str, endings: tuple[str, ...]) -> str:
 
 
 def with_weights(model: ModelProto, weights: Mapping[str, F32]) -> ModelProto:
-    """A copy of a graph whose initializers of these names are other arrays."""
+    """Return a copy of a graph with the initializers of these names replaced."""
     changed = ModelProto()
     changed.CopyFrom(model)
     for tensor in changed.graph.initializer:

@@ -1,4 +1,4 @@
-"""How likely a model found each id of a text: it reads runs, and the figures follow."""
+"""Score a text with a model: read runs, and sum -ln p of the predicted ids."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ _VALUES = 1 << 20  # logits handled at once in double precision
 
 @dataclass
 class Tally:
-    """Sums over predicted tokens; every figure is a quotient of two of them.
+    """Sums over predicted tokens. Every figure is a quotient of two of them.
 
-    With I(D) = -ln p(D) nats of information in a text D, however it is cut into units,
+    With I(D) = -ln p(D) nats of information in a text D, however it is split into units,
 
         bits per byte = I / (ln 2 · bytes)      perplexity per unit = exp(I / units)
 
-    (MambaByte, arXiv 2401.13660, appendix E), so that exp(ln 2 · bits per byte · bytes / words) is
-    the word-level perplexity of a byte model and of a subword model alike.
+    (MambaByte, arXiv 2401.13660, appendix E). exp(ln 2 · bits per byte · bytes / words) is thus
+    the word-level perplexity of byte models and subword models alike.
 
     Attributes:
-        nats: Σ -ln p. squares: Σ (ln p)², for the error of the mean.
-        tokens, bytes, words: predicted, and the text they stand for.
-        documents: texts that begin with an empty state.
+        nats: Σ -ln p.
+        squares: Σ (ln p)², for the error of the mean.
+        tokens: number of predicted tokens.
+        bytes, words: size of the text that the predicted tokens stand for.
+        documents: number of documents, each of which begins with an empty state.
     """
 
     nats: float = 0.0
@@ -45,19 +47,19 @@ class Tally:
     documents: int = 0
 
     def add(self, nats: F64) -> None:
-        """Count predictions, by -ln p of each."""
+        """Add predictions, given -ln p of each."""
         self.nats += float(nats.sum())
         self.squares += float(np.square(nats).sum())
         self.tokens += len(nats)
 
     @property
     def perplexity(self) -> float:
-        """Per token."""
+        """Perplexity per token."""
         return _exp(self.nats / self.tokens)
 
     @property
     def perplexity_error(self) -> float:
-        """One standard error of the perplexity, tokens taken as independent."""
+        """One standard error of the perplexity, treating tokens as independent."""
         mean = self.nats / self.tokens
         variance = max(0.0, self.squares / self.tokens - mean * mean)
         return self.perplexity * math.sqrt(variance / self.tokens)
@@ -75,8 +77,9 @@ class Tally:
         return _exp(self.nats / self.words) if self.words else math.inf
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """For `--json`; what has no finite value is None. `perplexity`, `bits_per_byte` and
-        `tokens` are an interface.
+        """Return the figures for `--json`, None for those that are not finite.
+
+        The keys `perplexity`, `bits_per_byte` and `tokens` are a stable interface.
         """
         return {
             "documents": self.documents,
@@ -93,7 +96,7 @@ class Tally:
 
 
 def finite(value: float) -> float | None:
-    """The value, or None where JSON could not say it."""
+    """Return the value, or None if it is infinite or NaN, which JSON cannot express."""
     return value if math.isfinite(value) else None
 
 
@@ -108,13 +111,13 @@ def _exp(value: float) -> float:
 
 
 class RunReader:
-    """One state of an engine that runs are read with."""
+    """Reader of runs, with one state of an engine."""
 
     def __init__(self, engine: Engine, how: Windows | None, chunk: int | None = None) -> None:
-        """`chunk`: most ids of one run of the engine, None for what it takes.
+        """`chunk`: maximum number of ids per call of the engine; None for the engine's own.
 
-        Raises InputError: a window longer than the attention layers were trained for, a stream for
-        a model with attention.
+        Raises InputError for a window longer than the attention layers were trained for, and for a
+        stream if the model has attention layers.
         """
         check_context(engine, how)
         self._engine = engine
@@ -122,8 +125,9 @@ class RunReader:
         self._state = engine.new_state(window=1, capacity=None if how is None else how.window)
 
     def read(self, run: TextRun) -> Iterator[tuple[Ints, Logits]]:
-        """Feeds the run; yields predicted ids [k] and the logits [k, V] that were to predict them,
-        which are valid until the next are asked for.
+        """Feed the run. Yield predicted ids [k] and the logits [k, V] that predict them.
+
+        The logits are valid until the next iteration.
         """
         if run.fresh:
             self._state.clear()
@@ -139,8 +143,9 @@ class RunReader:
                 yield run.ids[rows + 1], logits[0]
 
     def _pieces(self, count: int, wanted: Ints) -> Iterator[tuple[int, int]]:
-        """[0, count) in chunks, one of which begins where the first row is wanted: before it no
-        logits are computed but those of one row a chunk.
+        """Yield [0, count) in chunks, with a chunk boundary at the first wanted row.
+
+        Chunks before it compute only one row of logits each.
         """
         first = int(wanted[0]) if len(wanted) else count
         for begin, end in ((0, min(first, count)), (first, count)):
@@ -155,7 +160,7 @@ def _rows(rows: Ints, count: int) -> Rows:
 
 
 def check_context(engine: Engine, how: Windows | None) -> None:
-    """Raise InputError for what the positions of attention layers do not allow."""
+    """Raise InputError for a stream or window that the attention layers cannot read."""
     longest = engine.config.max_context
     if not engine.config.has_attention:
         return
@@ -163,7 +168,7 @@ def check_context(engine: Engine, how: Windows | None) -> None:
         raise InputError(
             "the model has attention layers, which cannot carry a state without end",
             field="--stream",
-            remedy="leave it out: windows are read then",
+            remedy="leave it out to read windows",
         )
     if longest is not None and how.window > longest:
         raise InputError(
@@ -174,13 +179,13 @@ def check_context(engine: Engine, how: Windows | None) -> None:
 
 
 def slices(logits: Logits) -> Iterator[slice]:
-    """Rows to handle at once, so that double precision takes little memory."""
+    """Yield slices of rows to process at a time, to bound the memory of double precision."""
     step = max(1, _VALUES // logits.shape[1])
     return (slice(start, start + step) for start in range(0, len(logits), step))
 
 
 def nats(logits: Logits, ids: Ints) -> F64:
-    """-ln p of ids [k] by logits [k, V]."""
+    """Return -ln p of ids [k] under logits [k, V]."""
     out = np.empty(len(ids))
     for part in slices(logits):
         rows = logits[part]
@@ -202,17 +207,17 @@ def measure(reader: RunReader, runs: Iterable[TextRun]) -> Tally:
 
 
 def count_text(tally: Tally, run: TextRun) -> None:
-    """Count what a run's text is."""
+    """Add the bytes, words and documents of a run to the tally."""
     tally.bytes += run.bytes
     tally.words += run.words
     tally.documents += run.first
 
 
 def checked(tally: Tally) -> Tally:
-    """The tally itself. Raises InputError when nothing was predicted."""
+    """Return the tally. Raises InputError when nothing was predicted."""
     if not tally.tokens:
         raise InputError(
-            "has fewer than 2 tokens, so that there is nothing to predict",
+            "has fewer than 2 tokens, so there is nothing to predict",
             field="text",
             remedy="give a longer text",
         )
@@ -224,13 +229,14 @@ def checked(tally: Tally) -> Tally:
 
 @dataclass
 class Comparison:
-    """This model beside another one, which is the truth.
+    """Comparison of a model with another one, the reference.
 
     Attributes:
-        this, other: each model's own sums.
-        agreed: predictions at which both think the same id likeliest.
-        divergences: KL(other‖this) of every prediction, nats; 4 bytes each.
-        excess, squares: Σ and Σ² of ln p(other) - ln p(this) of the ids that came.
+        this, other: sums of each model.
+        agreed: number of predictions whose likeliest id is the same in both.
+        divergences: KL(other‖this) of every prediction in nats, 4 bytes each.
+        excess: Σ of ln p(other) - ln p(this) over the ids of the text.
+        squares: Σ of the squares of the same differences.
     """
 
     this: Tally = field(default_factory=Tally)
@@ -241,11 +247,11 @@ class Comparison:
     squares: float = 0.0
 
     def add(self, ids: Ints, this: Logits, other: Logits) -> None:
-        """Count predictions of ids [k] by logits [k, V] of both."""
+        """Add predictions of ids [k], given logits [k, V] of both models."""
         for part in slices(this):
             p, q = log_softmax(other[part]), log_softmax(this[part])
             divergence = (np.exp(p) * (p - q)).sum(-1)
-            # exact arithmetic has no negative ones
+            # a negative divergence is a rounding error
             self.divergences.append(np.maximum(divergence, 0).astype(np.float32))
             self.agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
             at = (np.arange(len(p)), ids[part])
@@ -260,13 +266,14 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Perplexity of this model over the other's."""
+        """Perplexity of this model divided by the other's."""
         return self.this.perplexity / self.other.perplexity
 
     @property
     def ratio_error(self) -> float:
-        """One standard error of the ratio, from the differences token by token: far smaller than
-        either perplexity's own, because both read the same text. Tokens taken as independent.
+        """One standard error of the ratio, from per-token differences, taken as independent.
+
+        It is far smaller than the error of either perplexity, because both read the same text.
         """
         count = self.this.tokens
         mean = self.excess / count
@@ -274,7 +281,7 @@ class Comparison:
         return self.ratio * math.sqrt(variance / count)
 
     def to_dict(self) -> dict[str, float | None]:
-        """For `--json`."""
+        """Return the figures for `--json`."""
         kl = np.concatenate(self.divergences)
         return {
             "kl_nats_per_token": float(kl.mean(dtype=np.float64)),
@@ -287,13 +294,13 @@ class Comparison:
 
 
 def check_same_ids(this: Model, other: Model) -> None:
-    """Raise InputError unless the same text has the same ids in both models."""
+    """Raise InputError unless both models encode text to the same ids."""
     ours, theirs = this.tokenizer, other.tokenizer
     if (ours.fingerprint, ours.bos, ours.add_bos) != (
         theirs.fingerprint, theirs.bos, theirs.add_bos,
     ):  # fmt: skip
         raise InputError(
-            f"{other.path} has another tokenizer than {this.path}",
+            f"{other.path} has a different tokenizer from {this.path}",
             field="--against",
             remedy="compare bundles of one model; across tokenizers compare bits per byte",
         )
@@ -307,7 +314,7 @@ def check_same_ids(this: Model, other: Model) -> None:
 
 
 def compare(this: RunReader, other: RunReader, runs: Iterable[TextRun]) -> Comparison:
-    """Read all runs with both, a chunk each in turn. Both readers use the same chunk."""
+    """Read all runs with both readers in turn, chunk by chunk. Both use the same chunk size."""
     found = Comparison()
     for run in runs:
         count_text(found.this, run)

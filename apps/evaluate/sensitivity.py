@@ -1,8 +1,8 @@
-"""Which rounding hurts: each one alone in a floating model, and how noisy each layer gets.
+"""Measure the cost of each rounding alone in a floating-point model, and the noise of each layer.
 
-After Quamba's figures 9 to 11 (arXiv 2410.13229, appendix). The floating bundle's graph is run by
-the reference ops; what the quantized bundle's graph rounds is rounded in it, a kind of value or
-weight at a time, with the very scales and weights of that bundle.
+After Quamba's figures 9 to 11 (arXiv 2410.13229, appendix). The reference ops run the floating
+bundle's graph. One kind of value or weight at a time is rounded in it as in the quantized bundle's
+graph, with the scales and weights of that bundle.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Rounder = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Site:
-    """What is rounded together.
+    """Values, weights and states that are rounded together.
 
     Attributes:
-        name: for people.
+        name: human-readable name.
         kind: `weight`, `activation`, `state` or `all`.
-        values: value of the floating graph → how.
-        weights: initializer → array.
-        states: state → how it is kept after every token.
+        values: rounding by value of the floating graph.
+        weights: array by initializer.
+        states: rounding after every token, by state.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Site:
 
     @property
     def places(self) -> int:
-        """How many values and weights that is."""
+        """Number of values, weights and states."""
         return len(self.values) + len(self.weights) + len(self.states)
 
 
@@ -66,34 +66,34 @@ NOTHING = Site("nothing", "none")
 
 
 def graph_of(model: Model) -> ModelProto:
-    """The graph that a bundle's ONNX Runtime engine runs, without its weights."""
+    """Read the graph that a bundle's ONNX Runtime engine runs, without its weights."""
     proto: ModelProto = ModelProto.FromString((model.path / GRAPH_FILE).read_bytes())
     return proto
 
 
 def reference(model: Model, proto: ModelProto) -> ReferenceGraph:
-    """A graph over a bundle's weights, Mamba-2's floating scan in its parallel form."""
+    """Return a runnable graph over a bundle's weights, with Mamba-2's parallel scan."""
     scan = partial(selective_scan_heads_chunked, chunk=_CHUNK)
     ops = {"SelectiveScanHeads": partial(selective_scan_heads_node, scan=scan)}
     return ReferenceGraph(proto, model.path, ops=ops)
 
 
 def sites(this: Model, floating: Model, each_layer: bool = False) -> list[Site]:
-    """What `this` rounds and `floating` does not: a kind of value or weight over all layers, or
-    with `each_layer` every one; and all together.
+    """Return what `this` rounds and `floating` does not, and all of it together.
 
-    Raises InputError: graphs of different models, or nothing that is rounded.
+    A site is a kind of value or weight over all layers, or with `each_layer` a single one. Raises
+    InputError for graphs of different models, and when nothing is rounded.
     """
     if this.config != floating.config:
         raise InputError(
-            f"{floating.path} is another model than {this.path}", field="--against",
-            remedy="give the floating bundle it was made from",
+            f"{floating.path} is a different model from {this.path}", field="--against",
+            remedy="give the floating-point bundle of the same model",
         )  # fmt: skip
     constants = Initializers(graph_of(floating), floating.path)
     for name in constants:
         if name.endswith(".packed") or constants[name].dtype == np.int8:
             raise InputError(
-                f"is not floating: {name}", file=floating.path, field="--against",
+                f"has quantized weights: {name}", file=floating.path, field="--against",
                 remedy="give an fp32 or fp16 bundle",
             )  # fmt: skip
     found = find(graph_of(this), this.path, constants)
@@ -101,7 +101,7 @@ def sites(this: Model, floating: Model, each_layer: bool = False) -> list[Site]:
     if not alone:
         raise InputError(
             f"rounds nothing that {floating.path} does not", file=this.path,
-            remedy="give the quantized bundle first, the floating one by --against",
+            remedy="give the quantized bundle first and the floating one with --against",
         )  # fmt: skip
     together = [Site(ALL, "all", found.values, found.weights)]
     if found.weights and found.values:
@@ -130,13 +130,13 @@ def _grouped(config: ModelConfig, found: Found, each_layer: bool) -> list[Site]:
 def measure_sites(
     floating: Model, chosen: Iterable[Site], runs: Iterable[TextRun]
 ) -> list[tuple[Site, Comparison]]:
-    """Every site alone, on the same windows, beside the floating model."""
+    """Compare the floating model with each site rounded alone, on the same windows."""
     proto = graph_of(floating)
     plain = reference(floating, proto)
     runner = GraphRunner(plain, floating.config)
     listed = list(chosen)
     changed = {id(site.weights): site.weights for site in listed if site.weights}
-    # sites that share their weights share their graph: the weights are as many as a model's
+    # sites that share weights share a graph, because the weights are as large as a model
     made = {key: reference(floating, with_weights(proto, own)) for key, own in changed.items()}
     graphs = [(site, made.get(id(site.weights), plain)) for site in listed]
     found = [Comparison() for _ in graphs]
@@ -154,7 +154,7 @@ def measure_sites(
 
 
 def _logits(graph: ReferenceGraph, runner: GraphRunner, ids: Ints, site: Site) -> Logits:
-    """Logits [T - 1, V] that predict ids[1:], from an empty state, with a site rounded."""
+    """Return logits [T - 1, V] that predict ids[1:] from an empty state, with a site rounded."""
 
     def hook(name: str, x: Tensor) -> Tensor | None:
         how = site.values.get(name) or site.states.get(name)
@@ -162,7 +162,7 @@ def _logits(graph: ReferenceGraph, runner: GraphRunner, ids: Ints, site: Site) -
 
     pieces = []
     state = runner.initial(1, len(ids))
-    # one run; or one a token, where what is rounded is the state between tokens
+    # one run, or one per token where the state between tokens is rounded
     count = len(ids) - 1
     for start, stop in [(i, i + 1) for i in range(count)] if site.states else [(0, count)]:
         feeds = runner.feeds(ids[None, start:stop], state)
@@ -182,7 +182,7 @@ def _after(out: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 # -- names ----------------------------------------------------------------------------------------
 
-# Quamba, arXiv 2410.13229, figures 9 to 11; a value's name in the floating graph → what it is
+# value in the floating graph → description; Quamba, arXiv 2410.13229, figures 9 to 11
 _VALUES = {
     "normed": "input of {in_proj}",
     "xz": "x and z",
@@ -203,7 +203,7 @@ _VALUES = {
 
 
 def site_name(config: ModelConfig, name: str, weight: bool) -> str:
-    """`layers.3.x` → "mamba2: x of the scan"; the same for every layer of a kind."""
+    """Describe a value: `layers.3.x` → "mamba2: x of the scan", the same in layers of a kind."""
     if not name.startswith("layers."):
         if weight:
             return "embedding and head weights" if config.tie_embeddings else f"{name}s"
@@ -227,10 +227,11 @@ def site_name(config: ModelConfig, name: str, weight: bool) -> str:
 
 @dataclass
 class SignalToNoise:
-    """Signal to noise of one value, over every token and channel.
+    """Signal-to-noise ratio of one value, over every token and channel.
 
     Attributes:
-        signal: Σ s². noise: Σ (s - x)².
+        signal: Σ s².
+        noise: Σ (s - x)².
     """
 
     signal: float = 0.0
@@ -238,7 +239,7 @@ class SignalToNoise:
 
     @property
     def decibels(self) -> float:
-        """10·log10(signal / noise); infinite without noise."""
+        """10·log10(signal / noise), infinite without noise."""
         if not self.noise:
             return math.inf
         return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
@@ -246,7 +247,7 @@ class SignalToNoise:
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """`output`: of what a layer adds. `residual`: of the stream after it was added."""
+    """Noise of a layer. `output`: of its output. `residual`: of the residual stream after it."""
 
     index: int
     kind: str
@@ -255,20 +256,20 @@ class LayerNoise:
 
 
 def measure_layers(this: Model, other: Model, runs: Iterable[TextRun]) -> list[LayerNoise]:
-    """Every layer of `this`, with `other` as the signal, both run by the reference ops on the same
-    windows. Each reads what its own layers before have made: noise adds up.
+    """Measure every layer of `this` with `other` as the signal.
 
-    Raises InputError for bundles of different models.
+    The reference ops run both on the same windows. Each layer reads the output of its own model's
+    earlier layers, so noise accumulates. Raises InputError for bundles of different models.
     """
     if this.config != other.config:
         raise InputError(
-            f"{other.path} is another model than {this.path}", field="--layers",
+            f"{other.path} is a different model from {this.path}", field="--layers",
             remedy="compare bundles of one model",
         )  # fmt: skip
     kinds = [layer.kind for layer in this.config.layers]
     found = [LayerNoise(i, kind, SignalToNoise(), SignalToNoise()) for i, kind in enumerate(kinds)]
     names = {f"layers.{i}.out": layer.output for i, layer in enumerate(found)}
-    # the stream after a layer is what the next one's norm adds up
+    # the norm of the next layer computes the residual stream after a layer
     names |= {f"layers.{i + 1}.residual": layer.residual for i, layer in enumerate(found[:-1])}
     names["final.residual"] = found[-1].residual
     graphs = [reference(model, graph_of(model)) for model in (this, other)]

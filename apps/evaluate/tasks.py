@@ -25,10 +25,10 @@ def run_tasks(
     chat: bool,
     max_length: int | None,
 ) -> dict[str, dict[str, float]]:
-    """Metrics by task: `acc,none` → value, `acc_stderr,none` → error, as the harness names them.
+    """Run tasks. Return metrics by task under the harness's names: `acc,none`, `acc_stderr,none`.
 
-    `folder`: task files of one's own, found before the harness's. Raises InputError: lm-eval is not
-    installed, a task that is not there or cannot be loaded.
+    `folder`: your own task files, which take precedence over the harness's. Raises EdgeError when
+    lm-eval is not installed, InputError when a task does not exist or cannot be loaded.
     """
     try:
         import lm_eval
@@ -44,7 +44,7 @@ def run_tasks(
     if chat and model.template is None:
         raise InputError("the bundle has no chat template", field="--chat")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    # the harness and datasets talk on standard output, which is for the result alone
+    # the harness and datasets print to standard output, which is reserved for the result
     with contextlib.redirect_stdout(sys.stderr):
         # reading the index of the harness's own thousands of tasks takes ten seconds
         manager = TaskManager(include_path=folder, include_defaults=False)
@@ -66,14 +66,14 @@ def run_tasks(
 
 
 def _loaded(manager: Any, names: Sequence[str]) -> list[Any]:
-    """The tasks called so. Raises InputError for one that does not load."""
+    """Check that all tasks load, and return their names. Raises InputError otherwise."""
     known = set(manager.all_tasks)
     for name in names:
         if name not in known:
             raise InputError(
                 f"unknown task {name!r}",
                 field="--tasks",
-                remedy="name one of lm-eval's, or one of a folder given by --task-path",
+                remedy="name a task of lm-eval, or of a folder given by --task-path",
             )
         try:
             manager.load([name])
@@ -81,8 +81,8 @@ def _loaded(manager: Any, names: Sequence[str]) -> list[Any]:
             raise InputError(
                 f"{name} cannot be loaded: {type(problem).__name__}: {problem}"[:500],
                 field="--tasks",
-                remedy="tasks of lm-eval fetch their data from the network; --task-path names a "
-                "folder of tasks with data of their own",
+                remedy="tasks of lm-eval download their data; use --task-path for a folder of "
+                "tasks with local data",
             ) from problem
     return list(names)
 

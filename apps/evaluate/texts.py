@@ -1,4 +1,4 @@
-"""Text files as documents, read in bounded memory."""
+"""Read text files as documents, in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, TextIO
 from edge.errors import InputError
 from edge.text.template import Message
 
-# a document ends with a line that holds this alone; the line is not part of any text
+# a line that holds only this ends a document and is not part of any text
 DOCUMENT_END = "<|endoftext|>"
-# characters encoded at once: a longer document is cut at a line's end and continues in its state
+# characters encoded at once; a longer document is cut at a line end and continues from its state
 MAX_STRETCH = 4 << 20
 MAX_LINE = 1 << 20
 _MAX_RECORD = 64 << 20
@@ -24,7 +24,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive text of a document; `first`: the document begins with it."""
+    """Consecutive text of a document. `first`: whether the document begins with it."""
 
     text: str
     first: bool
@@ -41,12 +41,12 @@ Block = Stretch | Dialogue
 
 
 def read_texts(paths: Sequence[Path], progress: Progress = lambda size: None) -> Iterator[Block]:
-    """Every document of every file, in order; no document spans two files.
+    """Yield every document of every file, in order. No document spans two files.
 
-    `.jsonl` holds a JSON object a line, with `messages` or with `text`; any other file is plain
-    text whose documents end with a line `<|endoftext|>`. `progress` receives how many bytes have
-    been read. Raises InputError: a file that cannot be read, is empty or is not UTF-8, a line that
-    is not such an object.
+    A `.jsonl` file holds one JSON object per line, with `messages` or `text`. Any other file is
+    plain text whose documents end with a line `<|endoftext|>`. `progress` receives the number of
+    bytes read since its last call. Raises InputError for a file that cannot be read, is empty or
+    is not UTF-8, and for a line that is not such an object.
     """
     for path in paths:
         found = False
@@ -60,7 +60,7 @@ def read_texts(paths: Sequence[Path], progress: Progress = lambda size: None) ->
 
 
 def total_bytes(paths: Sequence[Path]) -> int:
-    """Bytes of all files. Raises InputError for one that is not there."""
+    """Return the total size of all files in bytes. Raises InputError when one does not exist."""
     size = 0
     for path in paths:
         if not path.is_file():
@@ -71,7 +71,7 @@ def total_bytes(paths: Sequence[Path]) -> int:
 
 def _plain(path: Path, progress: Progress) -> Iterator[Stretch]:
     held: list[str] = []
-    size, first, whole = 0, True, True  # `whole`: the next line begins where a line begins
+    size, first, whole = 0, True, True  # `whole`: the next piece starts a line
     for line in _lines(path, MAX_LINE, progress):
         if whole and line.rstrip("\r\n") == DOCUMENT_END:
             if held:
@@ -123,9 +123,9 @@ def _is_message(value: Any) -> bool:
 
 
 def _lines(path: Path, longest: int, progress: Progress) -> Iterator[str]:
-    """Lines with their ends as they are in the file; longer ones in pieces of `longest`."""
+    """Yield lines with their line ends unchanged; lines over `longest` characters in pieces."""
     try:
-        # "\r\n" stays as it is: every byte of the file is to be counted
+        # keep "\r\n": every byte of the file is counted
         with path.open(encoding="utf-8", newline="\n") as file:
             try:
                 yield from _read_lines(file, longest, progress)

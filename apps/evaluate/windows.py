@@ -1,14 +1,14 @@
-"""Which ids a model is given at once, and which of them are predicted there.
+"""Runs of ids to feed to a model, and which of them each run predicts.
 
-Two ways to read a text that is longer than a model's context:
+There are two ways to read a text that is longer than a model's context:
 
 - *windows*, the usual recipe (https://huggingface.co/docs/transformers/perplexity): a window of W
-  ids moves on by S; each begins from an empty state and predicts what no window before it did, so
-  that all but the first window's ids have at least W - S ids before them;
-- *stream*: the whole document in one go, the state carried along, as a recurrent model is used.
+  ids moves on by S. Each begins from an empty state and predicts the ids that no earlier window
+  predicted, so that ids after the first window have at least W - S ids before them.
+- *stream*: the whole document in one pass, carrying the state, as a recurrent model is used.
 
-The first id of a document has nothing before it and is not predicted. Nor is, with S = W, the first
-id of any window.
+The first id of a document has nothing before it and is not predicted. With S = W, the first id of
+any window is not predicted either.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from edge.config import ModelConfig
 from edge.errors import InputError
 from edge.runtime.model import Model
 
-# ids of a window where nothing says what a model was trained for
+# ids per window for models that do not declare a trained context
 DEFAULT_WINDOW = 2048
 Change = Callable[[Encoder, Iterable[Block]], Iterator[Part]]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Ids of a window, and by how many it moves on. Raises InputError for sizes out of range."""
+    """Window length and stride, in ids. Raises InputError for sizes out of range."""
 
     window: int
     stride: int
@@ -48,15 +48,15 @@ class Windows:
 
 @dataclass(frozen=True)
 class TextRun:
-    """Ids to feed in order, after what the state holds.
+    """Ids to feed in order, continuing from the current state.
 
     Attributes:
-        ids: int64 [n]; the last one is predicted at most, not fed.
-        wanted: bool [n], the ids predicted in this run; never the first.
-        fresh: the state is cleared before.
-        carried: the next run continues from this one's state, so that all ids but the last are fed.
-        first: a document begins.
-        bytes, words: of the text that wanted ids of this run, or of runs nearby, stand for.
+        ids: int64 [n]; the last id may be predicted but is not fed.
+        wanted: bool [n], true for ids predicted in this run; never the first.
+        fresh: whether the state is cleared first.
+        carried: whether the next run continues from this state; all ids but the last are then fed.
+        first: whether a document begins here.
+        bytes, words: size of the text that the wanted ids of this or of nearby runs stand for.
     """
 
     ids: Ints
@@ -69,9 +69,9 @@ class TextRun:
 
 
 def plan(parts: Iterable[Part], how: Windows | None) -> Iterator[TextRun]:
-    """The runs that predict every wanted id once; `how` None is one stream a document.
+    """Yield the runs that predict every wanted id once. `how` None reads one stream per document.
 
-    Holds a window and one part at a time.
+    Holds one window and one part in memory at a time.
     """
     document: _Stream | _Sliding | None = None
     for part in parts:
@@ -85,7 +85,7 @@ def plan(parts: Iterable[Part], how: Windows | None) -> Iterator[TextRun]:
 
 
 class _Buffer:
-    """Ids of a document that are still needed, and what they stand for."""
+    """Ids of a document that are still needed, with the size of their text."""
 
     def __init__(self) -> None:
         self.ids = np.zeros(0, np.int64)
@@ -95,7 +95,7 @@ class _Buffer:
         self._bytes = self._words = 0
 
     def take(self, part: Part, drop: int) -> None:
-        """Forget the first `drop` ids, and append a part's."""
+        """Drop the first `drop` ids and append those of a part."""
         self.ids = np.concatenate([self.ids[drop:], part.ids])
         self.wanted = np.concatenate([self.wanted[drop:], part.wanted])
         self.sizes = np.concatenate([self.sizes[drop:], part.sizes])
@@ -103,7 +103,7 @@ class _Buffer:
         self._words += part.words
 
     def run(self, begin: int, end: int, done: int, *, carried: bool) -> TextRun:
-        """Predict what is wanted of [done, end), given the ids from `begin` on."""
+        """Return the run that predicts the wanted ids of [done, end), starting from `begin`."""
         wanted = self.wanted[begin:end].copy()
         wanted[: max(0, done - begin)] = False
         if wanted[0]:  # nothing comes before it
@@ -127,7 +127,7 @@ class _Stream:
         self._buffer = _Buffer()
 
     def read(self, part: Part) -> Iterator[TextRun]:
-        # of an earlier run its last id is left, which is yet to be fed
+        # the last id of the previous run has not been fed yet
         buffer = self._buffer
         buffer.take(part, max(0, len(buffer.ids) - 1))
         if len(buffer.ids) > 1:
@@ -139,7 +139,7 @@ class _Stream:
 
 
 class _Sliding:
-    """`_at`: where the next window begins; `_done`: ids before it have been predicted."""
+    """Sliding windows. `_at`: start of the next window. `_done`: ids before it are predicted."""
 
     def __init__(self, how: Windows) -> None:
         self._how = how
@@ -166,13 +166,13 @@ class _Sliding:
 
 @dataclass(frozen=True)
 class TextSource:
-    """Which text is read, and how.
+    """Text to evaluate on, and how to read it.
 
     Attributes:
         paths: text files.
-        how: windows, or None for one stream a document.
-        limit: stop after this many predicted ids; None is all.
-        progress: told how many more bytes of the files have been read.
+        how: windows, or None for one stream per document.
+        limit: maximum number of predicted ids; None for no limit.
+        progress: callback that receives the number of bytes read since the last call.
     """
 
     paths: Sequence[Path]
@@ -181,7 +181,7 @@ class TextSource:
     progress: Callable[[int], None] = lambda size: None
 
     def runs(self, model: Model, change: Change = Encoder.parts) -> Iterator[TextRun]:
-        """The runs for a model's tokenizer and template; `change` makes parts of the text."""
+        """Yield the runs for a model's tokenizer and template. `change` splits text into parts."""
         encoder = Encoder(model.tokenizer, model.template)
         parts = change(encoder, read_texts(self.paths, self.progress))
         if self.limit is not None:
@@ -189,7 +189,7 @@ class TextSource:
         return plan(parts, self.how)
 
     def describe(self) -> dict[str, object]:
-        """What `--json` says of it."""
+        """Return the `--json` description of the text."""
         how = self.how
         return {
             "texts": [str(path) for path in self.paths],
@@ -202,15 +202,16 @@ class TextSource:
 def reading(
     configs: Sequence[ModelConfig], window: int | None, stride: int | None, stream: bool
 ) -> Windows | None:
-    """How to read for these models: windows of the context that attention was trained for, else of
-    DEFAULT_WINDOW, each moved on by half, unless told otherwise.
+    """Choose how to read text for these models; None is a stream.
 
-    Raises InputError: sizes out of range, or given together with `stream`.
+    By default a window is the shortest context that attention layers were trained for, else
+    DEFAULT_WINDOW, and the stride is half a window. Raises InputError when a size is out of range
+    or given together with `stream`.
     """
     if stream:
         if window is not None or stride is not None:
             raise InputError(
-                "has neither window nor stride", field="--stream", remedy="leave one of them out"
+                "takes neither --window nor --stride", field="--stream", remedy="leave them out"
             )
         return None
     if window is None:

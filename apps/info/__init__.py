@@ -1,5 +1,6 @@
-"""`edge info BUNDLE`: the contents of a bundle, and the memory that running it takes; or what a
-model that is not exported would take.
+"""`edge info BUNDLE`: the contents of a bundle, and the memory that running it takes.
+
+For a model that is not exported yet: the memory it would take.
 """
 
 from __future__ import annotations
@@ -31,33 +32,33 @@ def info(
         str,
         typer.Argument(
             help="Pulled model, bundle folder, or demo, demo-fp16, demo-draft or demo-bytes. "
-            "Before exporting: a config.json, checkpoint folder, .gguf file, or OWNER/NAME of the "
+            "Before exporting: a config.json, checkpoint folder, .gguf file, or OWNER/NAME on the "
             "hub."
         ),
     ],
     context: Annotated[
         int, typer.Option(min=1, max=1 << 24, help="Tokens of context to size the KV cache for.")
     ] = 2048,
-    batch: Annotated[int, typer.Option(min=1, max=1024, help="Sequences at a time.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=1024, help="Sequences at once.")] = 1,
     snapshots: Annotated[
-        int, typer.Option(min=0, max=1 << 20, help="Copies of a state, as /undo keeps.")
+        int, typer.Option(min=0, max=1 << 20, help="Copies of the state, such as those of /undo.")
     ] = 4,
     board: Annotated[
         str | None, typer.Option(help=f"Plan for a board: {', '.join(BOARDS)}.")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Plan for this much free memory, as 4GB or 512MiB.")
+        str | None, typer.Option(help="Plan for this much free memory, such as 4GB or 512MiB.")
     ] = None,
     launches: Annotated[
-        bool, typer.Option(help="Show what each kind of run launches on a GPU.")
+        bool, typer.Option(help="Show the GPU launches of each kind of run.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show sizes, quantization, provenance and the memory plan; checks every file.
+    """Show sizes, quantization, provenance and the memory plan; check every file.
 
-    The plan is for this machine unless --board or --memory name another: then the exit code is 1
-    where the model does not fit. What is not exported yet is planned for from its config alone,
-    by every recipe: then the exit code is 1 where none fits.
+    The plan is for this machine unless --board or --memory names another. With either, the exit
+    code is 1 if the model does not fit. A model that is not exported yet is planned from its config
+    alone, for every recipe. The exit code is then 1 if none fits.
     """
     from edge.runtime.model import resolve
 
@@ -81,7 +82,7 @@ def info(
         return
     with open_bundle(resolve(bundle)) as opened:
         check(opened)
-        # that of the engine which `auto` means there; a board's install compiles the kernels
+        # the engine that `auto` chooses there; installing on a board compiles the CPU kernels
         on_cpu = PLAN in opened.manifest.graphs and (asked or library.path())
         plan = open_plan(opened) if on_cpu else None
         sizes = memory_plan.PlanSizes(context, batch, snapshots, plan)
@@ -96,7 +97,7 @@ def info(
 
 
 def check(bundle: Bundle) -> None:
-    """Hash every file; read the plan and the indices of kernels. Raises BundleError."""
+    """Check every hash; read the launch plan and the kernel indices. Raises BundleError."""
     bundle.verify()
     if PLAN in bundle.manifest.graphs:
         open_plan(bundle)
@@ -105,8 +106,9 @@ def check(bundle: Bundle) -> None:
 
 
 def collect(bundle: Bundle, context: int) -> dict[str, Any]:
-    """The facts `--json` prints; `layers parameters weight_bytes state_bytes quantization files`
-    are an interface.
+    """Return the facts that `--json` prints.
+
+    `layers parameters weight_bytes state_bytes quantization files` are a stable interface.
     """
     from edge.runtime.engine import DEFAULT_WINDOW
     from edge.runtime.layout import StateLayout
@@ -150,7 +152,7 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
 
 
 def describe(facts: dict[str, Any]) -> str:
-    """The facts as aligned lines."""
+    """Format the facts as aligned lines."""
     layers = ", ".join(f"{count} {kind}" for kind, count in facts["layers"].items())
     types = f" (partly {' and '.join(facts['state_dtypes'])})" if facts["state_dtypes"] else ""
     state = f"{megabytes(facts['state_bytes'])}{types} a sequence, whatever its length"
@@ -192,12 +194,12 @@ def describe(facts: dict[str, Any]) -> str:
     lines += [
         f"    {size:>12,}  {path}"
         for path, size in facts["files"].items()
-        if not path.endswith(".cubin")  # hundreds, told of above
+        if not path.endswith(".cubin")  # hundreds, counted above
     ]
     return "\n".join(lines)
 
 
-# the keys of a manifest's `accuracy` (edge.export.graph.verify), and what they are called here
+# keys of a manifest's `accuracy` (edge.export.graph.verify) → their names here
 _ACCURACY = {
     "kl_nats_per_token": "KL in nats a token",
     "top1_agreement": "top-1 agreement",
@@ -209,7 +211,7 @@ _ACCURACY = {
 
 
 def accuracy_line(accuracy: dict[str, Any]) -> str:
-    """The figures that export measured against the fp32 network; --json has all of them."""
+    """Format the figures that export measured against the fp32 network; --json has all of them."""
     if "skipped" in accuracy:
         return f"not measured: {accuracy['skipped']}"
     found = [f"{name} {accuracy[key]}" for key, name in _ACCURACY.items() if key in accuracy]

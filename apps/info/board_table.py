@@ -1,8 +1,8 @@
-"""The table of models that fit a board, from a folder of configs:
+"""Print the table of models that fit a board, from a folder of configs:
 
     python -m edge.apps.info.board_table tests/published
 
-It is in docs/use/models.md, where a test holds it to what this prints.
+docs/use/models.md has the table; a test compares it with this output.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ _LONGEST = 1 << 20
 
 
 def table(folder: Path, name: str = BOARD) -> str:
-    """Markdown: the widest recipe of every model that fits the board with CONTEXT tokens and no
-    snapshot, smallest first.
+    """Return a Markdown table of the models that fit the board, smallest first.
+
+    Each has its widest recipe that fits with CONTEXT tokens and no snapshot.
     """
     place, rows = board(name), []
     for file in sorted(folder.glob("*.json")):
         try:
             layout, _ = read(str(file))
-        except CheckpointError:  # a family that is not read
+        except CheckpointError:  # an unsupported family
             continue
         if row := _row(file.stem, layout, place):
             rows.append(row)
     speeds = " | ".join(f"tokens/s at {speed} GB/s" for speed in BANDWIDTHS)
-    lines = [f"| model | recipe | weights | memory in all | most context | {speeds} |"]
+    lines = [f"| model | recipe | weights | total memory | longest context | {speeds} |"]
     lines.append("|---" * (5 + len(BANDWIDTHS)) + "|")
     return "\n".join(lines + [row for _, row in sorted(rows)])
 
@@ -58,7 +59,7 @@ def _row(name: str, layout: Layout, place: MemoryBudget) -> tuple[int, str] | No
 
 
 def _longest(layout: Layout, recipe: str, weights: int, place: MemoryBudget) -> str:
-    """The most tokens of context, in words; up to what the model was trained for."""
+    """Format the longest context that fits, in tokens, up to the trained context."""
     config, dtypes = layout.config, state_dtypes(layout, recipe)
     if not config.has_attention:
         return "any"

@@ -1,4 +1,4 @@
-"""Boards whose memory is known by name, and how much of it is left for a program."""
+"""Boards that are known by name, and how much of their memory is left for a program."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory of the machine that a model is to run on.
+    """Memory of the machine that a model is to run on.
 
     Attributes:
-        name: of the machine, for people.
-        available: bytes free for the program, None unknown.
+        name: name of the machine, for people.
+        available: bytes free for the program; None if unknown.
         basis: where `available` comes from.
     """
 
@@ -27,7 +27,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the system keeps of `size` GiB: `fixed` GiB and a `share`. Assumed, never measured."""
+    """Memory that the system keeps: `fixed` GiB and a `share` of it. Assumed, never measured."""
 
     what: str
     fixed: float
@@ -38,12 +38,12 @@ class _Kind:
         return int((size * (1 - self.share) - self.fixed) * GIB)
 
 
-# One pool for CPU and GPU. Of an 8 GB module Linux shows about 7.6 GiB (the rest are the firmware's
-# carve-outs), and published figures for a headless system and its services are 1.5 to 2 GB.
+# CPU and GPU share one pool. Linux shows about 7.6 GiB of an 8 GB module (firmware carve-outs take
+# the rest), and published figures for a headless system and its services are 1.5 to 2 GB.
 _JETSON = _Kind("Jetson", 1.5, 0.05, "assumed: firmware and a headless system keep 1.5 GiB + 5 %")
 _GPU = _Kind("GPU", 0.5, 0.05, "assumed: the driver and a context keep 0.5 GiB + 5 %")
 
-# Nominal sizes in GiB, as the makers' product pages give them.
+# Nominal sizes in GiB, from the vendors' product pages.
 _BOARDS = {
     "orin-nano-4gb": (_JETSON, 4),
     "orin-nano-8gb": (_JETSON, 8),
@@ -67,28 +67,28 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmg]i?|)b?", re.ASCII | re.IGN
 
 
 def board(name: str) -> MemoryBudget:
-    """The board called `name`. Raises InputError."""
+    """Return the budget of the board called `name`. Raises InputError."""
     found = _BOARDS.get(name.lower())
     if found is None:
         raise InputError(
             f"unknown board {name!r:.40}",
             field="--board",
-            remedy=f"choose {', '.join(BOARDS)}; or say what is free there: --memory 4GB",
+            remedy=f"choose {', '.join(BOARDS)}; or give the free memory: --memory 4GB",
         )
     kind, size = found
     basis = f"{size} GiB, of which {kind.why}"
     if kind is _GPU:
-        basis += "; the plan is that of the CPU engine, none runs on a GPU yet"
+        basis += "; the plan is for the CPU engine, there is none for a GPU yet"
     return MemoryBudget(name.lower(), kind.left(size), basis)
 
 
 def sized(text: str) -> MemoryBudget:
-    """A machine with that much memory free: `4GB`, `512MiB`, `3.5G`. Raises InputError."""
+    """Return a budget of this much free memory: `4GB`, `512MiB`, `3.5G`. Raises InputError."""
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
-    if size < 10**6:  # a number without a unit is one of bytes
+    if size < 10**6:  # a number without a unit counts bytes
         raise InputError(
-            f"{text!r:.40} is not a size of memory",
+            f"{text!r:.40} is not a memory size",
             field="--memory",
             remedy="such as 4GB, 512MiB or 3.5G",
         )

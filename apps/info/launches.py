@@ -12,23 +12,23 @@ from edge.bundle.kernels import open_plan
 from edge.config import ModelConfig
 from edge.launch import ITEM_SIZE, Launch, LaunchPlan, Pointer, Program, Sizes
 
-# tokens of a run that can be undone; the logs have twice as many slots
+# tokens that can be rewound; the logs have twice as many slots
 _WINDOW = 8
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 def facts(bundle: Bundle, context: int) -> dict[str, Any]:
-    """`collect` of a bundle. Raises BundleError: it has no plan."""
+    """Return `collect` of a bundle. Raises BundleError when it has no launch plan."""
     manifest = bundle.manifest
     return collect(open_plan(bundle), manifest.model, chunk=manifest.limits.chunk, context=context)
 
 
 def collect(plan: LaunchPlan, config: ModelConfig, *, chunk: int, context: int) -> dict[str, Any]:
-    """For `--json`: `programs`, and how many kernels they are made of.
+    """Return the facts for `--json`: `programs`, and `variants`, the number of their kernels.
 
-    Of each program: `run` and the tokens it is counted for, `launches`, `layer` (launches of a
-    layer by kind, the most where they differ), `kernels` (name → launches), `weight_bytes` read
-    (of a table of embeddings, nothing counts) and `arena_bytes` of values.
+    Each program has `run`, `tokens` (the run it is counted for), `launches`, `layer` (launches per
+    layer by kind, the maximum where they differ), `kernels` (name → launches), `weight_bytes` read
+    (without embedding tables) and `arena_bytes` of values.
     """
     from edge.runtime.cuda.runs import place
 
@@ -63,7 +63,7 @@ def _kernel(plan: LaunchPlan, launch: Launch) -> str:
 
 
 def _weights(plan: LaunchPlan, launches: list[Launch]) -> int:
-    """Bytes of the weights that the launches read whole."""
+    """Return the bytes of the weights that the launches read whole."""
     read = {
         argument.name
         for launch in launches
@@ -84,7 +84,7 @@ def _of_layers(launches: list[Launch], config: ModelConfig) -> dict[str, int]:
 
 
 def layer_of(launch: Launch) -> int | None:
-    """The layer whose weights or states a launch reads; without any, whose values it makes."""
+    """Return the layer whose weights or states a launch reads; without any, that of its values."""
     pointers = [argument for argument in launch.arguments if isinstance(argument, Pointer)]
     fixed = [p for p in pointers if p.space not in ("value", "input")]
     found = [_LAYER.match(pointer.name) for pointer in fixed or pointers]
@@ -92,7 +92,7 @@ def layer_of(launch: Launch) -> int | None:
 
 
 def lines(facts: dict[str, Any]) -> list[str]:
-    """The programs as a table, then the kernels of a step."""
+    """Format the programs as a table, then the kernels of a step."""
     out = [f"  launches of {facts['variants']} kernels"]
     out.append(
         f"    {'run':<12}{'tokens':>7}{'launches':>10}{'weights':>10}{'values':>10}  a layer"

@@ -12,25 +12,25 @@ from edge.bundle import Manifest
 from edge.launch import LaunchPlan
 from edge.tensors import parameters
 
-# files' bytes a weight: 129 M parameters take 141 MB in w8 and 106 MB in w4
+# bits, and bytes of the file per weight: 129 M parameters take 141 MB in w8 and 106 MB in w4
 _SMALLER = {"w8": (8, 1.1), "w4": (4, 0.82)}
 _PARTS = {
     "weights": "as loaded, estimated",
-    "state_ring": "states of the last 8 tokens, which can be undone",
+    "state_ring": "states of the last 8 tokens, which can be rewound",
     "kv_cache": "KV caches",
     "snapshots": "",
     "workspace": "values of one run, estimated",
-    "logits": "of the tokens that can be undone",
+    "logits": "of the tokens that can be rewound",
     "program": "interpreter and libraries",
 }
 
 
 @dataclass(frozen=True)
 class PlanSizes:
-    """What to plan for: tokens of KV cache, sequences, copies of a state.
+    """Sizes to plan for: tokens of the KV cache, sequences, copies of the state.
 
     Attributes:
-        launches: the plan that the `cpu` engine runs; None is for `ort`.
+        launches: launch plan of the `cpu` engine; None for `ort`.
     """
 
     context: int
@@ -39,7 +39,7 @@ class PlanSizes:
     launches: LaunchPlan | None = None
 
     def plan(self, manifest: Manifest) -> dict[str, int]:
-        """Bytes by purpose, of a whole process (`edge.runtime.memory.plan_bundle`)."""
+        """Return the bytes of a whole process by purpose (`edge.runtime.memory.plan_bundle`)."""
         from edge.runtime import memory
         from edge.runtime.cpu import planning
 
@@ -52,11 +52,11 @@ class PlanSizes:
 def this_machine() -> MemoryBudget:
     from edge.runtime.memory import available_bytes
 
-    return MemoryBudget("this machine", available_bytes(), "free now, control groups counted")
+    return MemoryBudget("this machine", available_bytes(), "free now, within control groups")
 
 
 def facts(manifest: Manifest, sizes: PlanSizes, place: MemoryBudget) -> dict[str, Any]:
-    """The plan for `--json`: sizes asked for, `plan` in bytes, `fits` (None unknown), `lower`."""
+    """Return the plan for `--json`: sizes, `plan` in bytes, `fits` (None if unknown), `lower`."""
     plan = sizes.plan(manifest)
     fits = None if place.available is None else plan["total"] <= place.available
     return {
@@ -74,7 +74,7 @@ def facts(manifest: Manifest, sizes: PlanSizes, place: MemoryBudget) -> dict[str
 
 
 def lower(manifest: Manifest, sizes: PlanSizes, available: int) -> list[str]:
-    """Each option that alone makes the model fit when lowered; or the least that it can take."""
+    """Return each option that, lowered alone, makes the model fit; else the smallest total."""
 
     def fits(changed: PlanSizes) -> bool:
         return changed.plan(manifest)["total"] <= available
@@ -107,7 +107,7 @@ def lower(manifest: Manifest, sizes: PlanSizes, available: int) -> list[str]:
 
 
 def rounded(manifest: Manifest, recipe: str) -> Manifest:
-    """The manifest that exporting with `recipe` would give, its files' size estimated."""
+    """Return the manifest that exporting with `recipe` would give, with estimated file sizes."""
     bits, each = _SMALLER[recipe]
     weights = manifest.files[0].model_copy(
         update={"path": "weights.bin", "size": int(each * parameters(manifest.model))}
@@ -117,7 +117,7 @@ def rounded(manifest: Manifest, recipe: str) -> Manifest:
 
 
 def greatest(high: int, low: int, good: Callable[[int], bool]) -> int | None:
-    """The largest number low … high that is good, where all below a good one are; None if none."""
+    """Return the largest good number in low … high, or None; all below a good one must be good."""
     if high < low or not good(low):
         return None
     while low < high:
@@ -127,7 +127,7 @@ def greatest(high: int, low: int, good: Callable[[int], bool]) -> int | None:
 
 
 def lines(facts: dict[str, Any]) -> list[str]:
-    """The plan as aligned lines."""
+    """Format the plan as aligned lines."""
     plan, free = facts["plan"], facts["available_bytes"]
     notes = _PARTS | {
         "kv_cache": f"{facts['context']} tokens, batch {facts['batch']}",

@@ -1,4 +1,4 @@
-"""What a model would take, before it is downloaded or exported: from its config alone."""
+"""Memory that a model would take, from its config alone, before download or export."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from edge.export.checkpoint.layout import Layout
 
 RECIPES = ("fp16", "w8", "w8a8", "w4", "w4a8")
-# the memory of an Orin Nano of 8 GB, before and with its Super modes
+# GB/s of the memory of an 8 GB Orin Nano, without and with its Super modes
 BANDWIDTHS = (68, 102)
 _CONFIGS = ("config.json", "params.json")
 
 
 def is_meant(name: str) -> bool:
-    """Whether a name is no bundle's: of a config, a checkpoint folder, a GGUF file or, where
-    nothing here has it, a repository of the hub.
+    """Return whether a name means a model that is not exported.
+
+    That is a config, a checkpoint folder, a GGUF file, or a hub repository that was not pulled.
     """
     path = Path(name)
     if path.is_dir():
@@ -39,9 +40,9 @@ def is_meant(name: str) -> bool:
 
 
 def read(name: str) -> tuple[Layout, list[str]]:
-    """The model that a name means, and the unknown fields of its config.
+    """Return the layout of the model that a name means, and the unknown fields of its config.
 
-    Raises CheckpointError; PullError where the hub does not have it; InputError without the extra
+    Raises CheckpointError, PullError when the hub does not have it, or InputError without the extra
     `export`.
     """
     with packages_of("export", "reading a config", InputError):
@@ -54,7 +55,7 @@ def read(name: str) -> tuple[Layout, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             config = hub.look_up_config(name).fetch(Path(folder))
-        except PullError as problem:  # a folder may have been meant
+        except PullError as problem:  # the name may have meant a folder
             raise PullError(
                 f"is not a folder here, and {problem.message}", file=name, remedy=problem.remedy
             ) from None
@@ -64,7 +65,10 @@ def read(name: str) -> tuple[Layout, list[str]]:
 def collect(
     name: str, place: MemoryBudget, *, context: int, batch: int = 1, snapshots: int = 4
 ) -> dict[str, Any]:
-    """The facts `--json` prints, of a state as the first of RECIPES keeps it. Raises as `read`."""
+    """Return the facts that `--json` prints, with the state of the first of RECIPES.
+
+    Raises as `read` does.
+    """
     from edge.export.exporter import CHUNK
 
     layout, unknown = read(name)
@@ -107,10 +111,10 @@ def by_recipe(
     batch: int = 1,
     snapshots: int = 4,
 ) -> dict[str, Any]:
-    """Sizes under one recipe, and whether it fits.
+    """Return the sizes under one recipe, and whether the model fits.
 
-    `token_bytes` are the weights that a token reads, the state that it reads and writes, and a
-    full KV cache as far as layers look back: what bounds its time, the rest being small.
+    `token_bytes` counts the weights that a token reads, the state that it reads and writes, and a
+    full KV cache as far as layers look back. These bound its time; all other traffic is small.
     """
     from edge.export.exporter import CHUNK
     from edge.export.recipes.sizes import weight_bytes
@@ -133,7 +137,7 @@ def by_recipe(
 
 
 def state_dtypes(layout: Layout, recipe: str) -> dict[str, str]:
-    """Those that a manifest would have."""
+    """Return the `state_dtypes` that a manifest would have."""
     from edge.export.recipes import mixture
 
     half = mixture(layout.config, recipe).cache == "fp16"
@@ -141,7 +145,7 @@ def state_dtypes(layout: Layout, recipe: str) -> dict[str, str]:
 
 
 def describe(facts: dict[str, Any]) -> str:
-    """The facts as aligned lines."""
+    """Format the facts as aligned lines."""
     layers = ", ".join(f"{count} {kind}" for kind, count in facts["layers"].items())
     some = facts["active_parameters"] < facts["parameters"]
     active = f", of which a token uses {facts['active_parameters'] / 1e6:.1f} M" if some else ""
@@ -161,8 +165,8 @@ def describe(facts: dict[str, Any]) -> str:
     }
     lines = [facts["config"], *(f"  {name:<12}{value}" for name, value in rows.items())]
     if facts["unknown_fields"]:
-        lines.append(f"  unknown fields, left out of account: {', '.join(facts['unknown_fields'])}")
-    lines.append(f"  planned for {facts['place']}, engine cpu, nothing being exported yet")
+        lines.append(f"  unknown fields, ignored: {', '.join(facts['unknown_fields'])}")
+    lines.append(f"  planned for {facts['place']}, engine cpu, before exporting")
     speeds = " and ".join(map(str, BANDWIDTHS))
     lines.append(
         f"    {'recipe':<8}{'weights':>9}{'a token':>10}{'total':>9}  tokens/s at {speeds}"
@@ -178,7 +182,7 @@ def describe(facts: dict[str, Any]) -> str:
             f"{megabytes(size):>{w}}" for size, w in zip(sizes, (9, 10, 9), strict=True)
         )
         lines.append(f"    {recipe:<8}{shown}  {rate:<16}{fits}".rstrip())
-    lines.append(f"  tokens/s at {speeds} GB/s: predicted from bytes a token, unproven")
+    lines.append(f"  tokens/s at {speeds} GB/s: predicted from bytes per token, unproven")
     free = facts["available_bytes"]
     if free is not None:
         lines.append(f"  {megabytes(free)} are free ({facts['available_basis']})")

@@ -1,6 +1,6 @@
-"""The one library of figures: what time, memory and power are, and how they are shown.
+"""Shared library for measuring time, memory and power, and for presenting the figures.
 
-Programs sample with it (`stopwatch`, `memory`, `power`, `ort_profile`), say what the machine is and
-could do (`machine`, `roofline`), sum up (`statistics`, `agreement`) and show (`table`, `page`,
-`plots`). Facts are one dictionary, which `--json` prints and tables and the page are made of.
+Its modules sample (`stopwatch`, `memory`, `power`, `ort_profile`, `cpu_profile`), describe the
+machine and its limits (`machine`, `roofline`), summarize (`statistics`, `agreement`) and present
+(`table`, `page`, `plots`). Facts are one dictionary, the source of `--json`, tables and the page.
 """

@@ -1,4 +1,4 @@
-"""How far logits are from those of a reference, and logits of every kind of run."""
+"""Compare logits with a reference's, and compute logits by every kind of run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How some rows of logits compare with the reference's.
+    """Comparison of rows of logits with the reference's.
 
     Attributes:
-        top1: share of rows whose largest logit is the same token.
-        kl_nats: mean of KL(reference ‖ these), nats a token.
-        max_difference: largest difference of two logits.
+        top1: share of rows whose largest logit is at the same token.
+        kl_nats: mean of KL(reference ‖ these) in nats per token.
+        max_difference: largest absolute difference of two logits.
     """
 
     top1: float
@@ -28,7 +28,7 @@ class Agreement:
 
 
 def agreement(wanted: Logits, got: Logits) -> Agreement:
-    """Rows of logits against the reference's rows; NaN never agrees."""
+    """Compare rows of logits with the reference's. Logits that are not finite never agree."""
     if wanted.shape != got.shape or not np.isfinite(got).all():
         return Agreement(0.0, float("inf"), float("inf"))
     p, q = log_softmax(wanted), log_softmax(got)
@@ -38,8 +38,10 @@ def agreement(wanted: Logits, got: Logits) -> Agreement:
 
 
 def run_through(engine: Engine, tokens: NDArray[np.int64], prompt: int, run: int) -> Logits:
-    """Logits [T, V] after each of tokens [1, T], by runs of all kinds: `prompt` of them at once,
-    `run` more after others that were taken back, and steps. Raises what running does.
+    """Return logits [T, V] after each of tokens [1, T], by runs of all kinds.
+
+    The first `prompt` tokens are prefilled. The next `run` tokens are read at once, after others
+    that were rewound. The rest are steps. Raises what running raises.
     """
     state, count = engine.new_state(window=8, capacity=tokens.shape[1]), tokens.shape[1]
     found = [engine.run(tokens[:, :prompt], state, rows="all", commit=True)[0].copy()]
@@ -53,7 +55,7 @@ def run_through(engine: Engine, tokens: NDArray[np.int64], prompt: int, run: int
 
 
 def log_softmax(logits: Logits) -> NDArray[np.float64]:
-    """ln p over all ids of each row, padding rows included, in double precision: [k, V]."""
+    """Return ln p [k, V] of each row in double precision, over all ids, padding included."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Where the time of a run goes on the `cpu` engine: each call of a kernel, by the clock."""
+"""Break down the time of a run on the `cpu` engine, by timing each call of a kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edge.runtime.cuda.runs import choose_program
 
 
 class TimedCall(NamedTuple):
-    """A call of the kernel with this handle: from when to when, in nanoseconds."""
+    """Start and end of one call of the kernel with handle `kernel`, in nanoseconds."""
 
     kernel: int
     start: int
@@ -29,10 +29,10 @@ class TimedCall(NamedTuple):
 
 
 class TimedPool(Pool):
-    """A pool that runs calls one by one and keeps the time of each.
+    """A pool that runs calls one by one and records the time of each.
 
     Attributes:
-        calls: since they were last cleared.
+        calls: calls since the list was last cleared.
     """
 
     def __init__(self, threads: int) -> None:
@@ -49,7 +49,7 @@ class TimedPool(Pool):
 def breakdown(
     bundle: Path, threads: int | None, kinds: Mapping[str, RunKind]
 ) -> dict[str, RunCost]:
-    """Each kind of run, by the engine a session would use; see `ort_profile.breakdown`.
+    """Profile each kind of run on the engine that a session uses; see `ort_profile.breakdown`.
 
     Raises BundleError, EngineError.
     """
@@ -71,7 +71,7 @@ def breakdown(
 
 
 def _cost(title: str, engine: CpuEngine, calls: Sequence[TimedCall], tokens: int) -> RunCost:
-    """The cost of one run's calls: launches in the program's order, with copies between them."""
+    """Sum up the calls of one run: launches in the program's order, with copies between them."""
     assert isinstance(engine.executor, PlanExecutor)
     plan, kernels = engine.plan, engine.executor.kernels
     names = {kernel.handle: plan.variants[n].kernel for n, (kernel, _) in kernels.items()}
@@ -104,7 +104,7 @@ def _ms(call: TimedCall) -> float:
 
 
 def _layer(launch: Launch) -> str:
-    """`layer N`, `embedding`, `head`, or `once`: what all layers read."""
+    """Return `layer N`, `embedding`, `head`, or `once` for launches that serve all layers."""
     if (layer := layer_of(launch)) is not None:
         return f"layer {layer}"
     names = [argument.name for argument in launch.arguments if isinstance(argument, Pointer)]

@@ -1,4 +1,4 @@
-"""The machine measured on: what it is, and how it fared meanwhile."""
+"""The machine of a measurement: hardware, settings, and conditions during the measurement."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 from edge.runtime import ort_providers
 
 ROOT = Path("/")
-BUSY = 0.1  # share of the processor that others may use before times are not to be trusted
+BUSY = 0.1  # maximum share of the processor used by others for times to be trusted
 _CPUS = "sys/devices/system/cpu"
 _COOLING = "cooling"
 
 
-# -- small files that the kernel shows: absent rather than an error --------------------------------
+# -- small files in /proc and /sys: None instead of an error --------------------------------------
 
 
 def text(path: Path) -> str | None:
-    """A file's content without blanks around it; None where it cannot be read, or is empty."""
+    """Return a file's content, stripped; None if it is empty or cannot be read."""
     try:
         return path.read_text(errors="replace").strip("\0 \n") or None
     except OSError:
@@ -34,7 +34,7 @@ def text(path: Path) -> str | None:
 
 
 def number(path: Path) -> int | None:
-    """A file that holds one whole number."""
+    """Return the whole number that a file holds; None if it holds anything else."""
     found = text(path)
     try:
         return None if found is None else int(found)
@@ -43,18 +43,18 @@ def number(path: Path) -> int | None:
 
 
 def folders(parent: Path, pattern: str) -> Iterator[Path]:
-    """Folders by name, those with numbers in their numbers' order."""
+    """Yield matching paths sorted by name, with numbers in numeric order."""
     try:
         yield from sorted(parent.glob(pattern), key=lambda path: (len(path.name), path.name))
     except OSError:
         return
 
 
-# -- what it is -----------------------------------------------------------------------------------
+# -- hardware -------------------------------------------------------------------------------------
 
 
 def machine(root: Path = ROOT) -> dict[str, object]:
-    """The processor, and how much of it this process may use."""
+    """Return processor, board, usable CPUs, memory, system and Python version."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": _cpu_name(root),
@@ -67,12 +67,12 @@ def machine(root: Path = ROOT) -> dict[str, object]:
 
 
 def stamp() -> str:
-    """The date and time that a report is from, in UTC."""
+    """Return the current date and time in UTC, for a report."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def installed(package: str) -> str | None:
-    """Version of a distribution, or None; for ONNX Runtime that of the build that is there."""
+    """Return the version of a distribution or None; for ONNX Runtime, of the installed build."""
     builds = ort_providers.packages() if package == "onnxruntime" else []
     try:
         return importlib.metadata.version(builds[0] if builds else package)
@@ -91,14 +91,14 @@ def _cpu_name(root: Path) -> str:
 
 
 def governor(root: Path = ROOT) -> str | None:
-    """Frequency governors of the CPUs, those there are."""
+    """Return the frequency governors of the CPUs, None without any."""
     paths = folders(root / _CPUS, "cpu[0-9]*")
     found = {text(path / "cpufreq/scaling_governor") for path in paths}
     return ", ".join(sorted(name for name in found if name)) or None
 
 
 def power_mode(root: Path = ROOT) -> str | None:
-    """A Jetson's nvpmodel by name, or the platform profile of a laptop's firmware.
+    """Return the name of a Jetson's nvpmodel mode, or the platform profile of a laptop's firmware.
 
     nvpmodel keeps `pmode:0002` in /var/lib/nvpmodel/status, and the names in /etc/nvpmodel.conf.
     """
@@ -115,12 +115,12 @@ def power_mode(root: Path = ROOT) -> str | None:
 
 @dataclass(frozen=True)
 class Conditions:
-    """One moment.
+    """Conditions at one moment.
 
     Attributes:
-        clocks_mhz: of each CPU that says.
-        temperatures_c: by sensor.
-        throttles: events counted since boot, or how far a cooling device limits, by name.
+        clocks_mhz: clock of each CPU that reports one.
+        temperatures_c: temperature by sensor.
+        throttles: number of events since boot, or state of a cooling device, by name.
     """
 
     clocks_mhz: tuple[float, ...]
@@ -137,14 +137,14 @@ class Conditions:
 
 
 def conditions(root: Path = ROOT) -> Conditions:
-    """Now."""
+    """Read the current conditions."""
     return Conditions(_clocks(root), _temperatures(root), _throttles(root))
 
 
 def throttled(before: Conditions, after: Conditions) -> list[str] | None:
-    """What limited the machine, by name; None where nothing is counted.
+    """Return the names of what limited the machine; None if it has no counters.
 
-    A counter that rose, or a cooling device at work at either moment.
+    These are counters that rose, and cooling devices that were active at either moment.
     """
     if not after.throttles:
         return None
@@ -182,7 +182,7 @@ def _temperatures(root: Path) -> dict[str, float]:
 
 
 def _throttles(root: Path) -> dict[str, int]:
-    """Counters of x86 CPUs, of a Jetson's over-current alarms, and states of cooling devices."""
+    """Read counters of x86 CPUs and of a Jetson's over-current alarms, and cooling states."""
     found: dict[str, int] = {}
     for cpu in folders(root / _CPUS, "cpu[0-9]*"):
         for file in folders(cpu / "thermal_throttle", "*_throttle_count"):
@@ -192,7 +192,7 @@ def _throttles(root: Path) -> dict[str, int]:
             _put(found, f"over-current {file.name.removesuffix('_event_cnt')}", number(file))
     for device in folders(root / "sys/class/thermal", "cooling_device*"):
         kind = text(device / "type") or device.name
-        # a fan that turns does not throttle, and TCC Offset is a setting
+        # a running fan does not throttle, and TCC Offset is a setting
         if "fan" not in kind.lower() and kind != "TCC Offset":
             _put(found, f"{_COOLING} {kind} ({device.name})", number(device / "cur_state"))
     return found
@@ -207,13 +207,13 @@ def _put(found: dict[str, int], name: str, value: int | None) -> None:
 
 
 class OtherLoad:
-    """How much of the processor other programs use while this one measures."""
+    """Processor use by other programs since this object was made."""
 
     def __init__(self) -> None:
         self._system, self._own = _busy_and_all(), _own_seconds()
 
     def share(self) -> float:
-        """Share of all CPUs since this was made: 0 to 1."""
+        """Return the share of all CPUs used by others, 0 to 1."""
         (busy, everything), own = _busy_and_all(), _own_seconds()
         total = everything - self._system[1]
         if total <= 0:
@@ -222,7 +222,7 @@ class OtherLoad:
         return min(1.0, max(0.0, others / total))
 
     def facts(self) -> dict[str, Any]:
-        """What a report begins with: when and where it was measured, and among whom."""
+        """Return the header of a report: date, machine, and its use by other programs."""
         share = self.share()
         return {
             "date": stamp(),

@@ -1,4 +1,4 @@
-"""Resident memory of this process: anonymous and file-backed apart, and the peak of both."""
+"""Resident memory of this process: anonymous, file-backed and shared parts, and the peak."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIELDS = {"anonymous": "RssAnon", "file": "RssFile", "shared": "RssShmem", "pea
 
 @dataclass(frozen=True)
 class Resident:
-    """Bytes in memory now, by what is behind them, and the most there ever were together."""
+    """Resident bytes now, by kind of backing, and the peak of their sum."""
 
     anonymous: int
     file: int
@@ -34,7 +34,7 @@ class Resident:
 
 
 def resident(proc: Path = PROC) -> Resident | None:
-    """What the `Name: 123 kB` lines of /proc/self/status say; None where they do not."""
+    """Read the `Name: 123 kB` lines of /proc/self/status; None if any is missing."""
     try:
         lines = (proc / "status").read_text().splitlines()
         sizes = {line.partition(":")[0]: line.split()[1:2] for line in lines}
@@ -44,7 +44,7 @@ def resident(proc: Path = PROC) -> Resident | None:
 
 
 def restart_peak(proc: Path = PROC) -> bool:
-    """Reset VmHWM (proc(5), clear_refs 5). False where that is not allowed."""
+    """Reset VmHWM (proc(5), clear_refs 5). Return False if that is not allowed."""
     try:
         (proc / "clear_refs").write_text("5")
     except OSError:
@@ -59,15 +59,15 @@ def release() -> None:
 
 
 class Usage:
-    """What one bundle takes. Made before it is loaded, told when it is, and when it has run.
+    """Memory use of one bundle. Create it before loading, then call `loaded` and `used`.
 
     Attributes:
-        program: resident before loading: the interpreter, its libraries, and earlier bundles.
+        program: resident memory before loading: interpreter, libraries, and earlier bundles.
     """
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
-        release()  # what others freed must not hide what this one takes
+        release()  # memory freed earlier must not hide what this bundle allocates
         self._restarted = restart_peak(proc)
         self.program = resident(proc)
         self._loaded: Resident | None = None
@@ -80,10 +80,10 @@ class Usage:
         self._used = resident(self._proc)
 
     def to_dict(self, program: Resident | None = None) -> dict[str, Any] | None:
-        """Bytes: the peak, and each part after use, those of the program included; None unknown.
+        """Return the peak and each part after use in bytes, including the program; None if unknown.
 
-        `program`: what the program alone held, where another bundle was loaded before this one.
-        Nothing of that one is counted here.
+        `program`: memory of the program alone, if another bundle was loaded before this one. The
+        other bundle is not counted.
         """
         before, used = self.program, self._used
         if before is None or used is None or self._loaded is None:

@@ -1,8 +1,8 @@
-"""Where the time of a run goes, by ONNX Runtime's own profiler: operators, ops, layers.
+"""Break down the time of a run by operator, op and layer, with ONNX Runtime's profiler.
 
-ONNX Runtime inlines the functions a bundle's graph is made of; what is left of them is in the names
-of the values between nodes: `layers.3.scan` is what a call gave, `_inlfunc_SelectiveScan_token_7_u`
-lies inside one. So the profile's events are laid beside the nodes of the optimized graph.
+ONNX Runtime inlines the functions of a bundle's graph. Only the names of values between nodes still
+show them: `layers.3.scan` is the result of a call, `_inlfunc_SelectiveScan_token_7_u` lies inside
+one. The profile's events are therefore matched with the nodes of the optimized graph.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ Event = dict[str, Any]
 _RUN, _KERNEL = "model_run", "_kernel_time"
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _INLINED = "_inlfunc_"
-# onnx.proto: ModelProto.graph, GraphProto.node, and what is read of NodeProto
+# field numbers of onnx.proto: ModelProto.graph, GraphProto.node, and fields of NodeProto
 _GRAPH, _NODE, _INPUT, _OUTPUT, _OPERATOR = 7, 1, 1, 2, 4
-# how far along the model a node is: before all layers, the embedding, layer N at N + 1, the head
+# rank of a node along the model: work for all layers, the embedding, layer N at N + 1, the head
 _ONCE, _EMBEDDING, _HEAD = -1, 0, HEAD
 
 
 def breakdown(
     bundle: Path, threads: int | None, kinds: Mapping[str, RunKind], *, spin: bool = False
 ) -> dict[str, RunCost]:
-    """Each kind of run under the profiler, by the engine a session would use.
+    """Profile each kind of run on the engine that a session uses.
 
-    A longer prefill is done in chunks, of which one is run. Raises BundleError, EngineError.
+    Of a prefill longer than a chunk, one chunk is run. Raises BundleError, EngineError.
     """
     return {name: _profiled(bundle, threads, name, kind, spin) for name, kind in kinds.items()}
 
 
 def _profiled(bundle: Path, threads: int | None, name: str, kind: RunKind, spin: bool) -> RunCost:
-    # other engines are measured where ONNX Runtime is not installed
+    # imported here because other engines are measured without ONNX Runtime
     from edge.runtime.ort import OrtEngine
     from edge.runtime.ort_session import OPTIMIZED_GRAPH
 
@@ -69,7 +69,7 @@ def _profiled(bundle: Path, threads: int | None, name: str, kind: RunKind, spin:
 
 @dataclass(frozen=True)
 class GraphNode:
-    """One node: its operator and the names of what it reads and makes."""
+    """One node: its operator, and the names of its inputs and outputs."""
 
     operator: str
     inputs: tuple[str, ...]
@@ -78,11 +78,11 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where a node belongs.
+    """The op and layer that a node belongs to.
 
     Attributes:
-        part: the op of the model, or the ONNX operator where the graph has it as it is.
-        layer: `layer N`, `embedding`, `head`, or `once`: made for all layers together.
+        part: the op of the model, or the ONNX operator if it is not part of an op.
+        layer: `layer N`, `embedding`, `head`, or `once` for work for all layers together.
     """
 
     operator: str
@@ -91,7 +91,7 @@ class NodePlace:
 
 
 def read_nodes(model: bytes) -> list[GraphNode]:
-    """The nodes of a model file's main graph, in order. ValueError where it is not a model."""
+    """Read the nodes of a model file's main graph, in order. Raises ValueError if malformed."""
     graph = b"".join(message(value) for number, _, value in fields(model) if number == _GRAPH)
     return [_node(message(value)) for number, _, value in fields(graph) if number == _NODE]
 
@@ -105,10 +105,10 @@ def _node(data: bytes) -> GraphNode:
 
 
 def node_places(nodes: Sequence[GraphNode]) -> list[NodePlace]:
-    """Where each node belongs; `nodes` come after what they read.
+    """Return the op and layer of each node. `nodes` are in topological order.
 
-    A node whose results have a layer's name is of that layer. Inside a function values have names
-    of their own: such a node is of the last layer that anything it reads is of.
+    A node whose outputs carry the name of a layer belongs to that layer. Values inside a function
+    do not carry one, so such a node belongs to the last layer among its inputs.
     """
     made: dict[str, int] = {}
     found = []
@@ -125,7 +125,7 @@ def node_places(nodes: Sequence[GraphNode]) -> list[NodePlace]:
 
 
 def _rank(name: str) -> int:
-    """How far along the model a value is, by its name; _ONCE where that does not say."""
+    """Return the rank of a value along the model by its name, _ONCE if the name has none."""
     if layer := _LAYER.match(name):
         return 1 + int(layer[1])
     if name.startswith(("norm_f", "lm_head", "logits")):
@@ -134,7 +134,7 @@ def _rank(name: str) -> int:
 
 
 def _function(names: Iterable[str]) -> str | None:
-    """The op whose function one of these values lies in; the longest name that fits."""
+    """Return the op whose function contains one of these values, by the longest matching name."""
     for name in names:
         if name.startswith(_INLINED):
             inside = name.removeprefix(_INLINED)
@@ -148,10 +148,10 @@ def _function(names: Iterable[str]) -> str | None:
 
 
 def read_events(path: Path) -> list[Event]:
-    """The runs and nodes of a profile, with no more of each than `summarise` asks for.
+    """Read the runs and nodes of a profile, with only the fields that `summarise` needs.
 
-    Line by line, as ONNX Runtime writes it: whole, a prefill of 24 layers of Mamba is 70 MB of
-    text and ten times that in memory. Raises EngineError where it is something else.
+    The file is read line by line, because the profile of a prefill of 24 Mamba layers is 70 MB of
+    text and ten times that in memory. Raises EngineError for a malformed file.
     """
     found = []
     try:
@@ -175,9 +175,9 @@ def read_events(path: Path) -> list[Event]:
 def summarise(
     title: str, events: Sequence[Event], repeats: int, places: Sequence[NodePlace] = ()
 ) -> RunCost:
-    """Costs of one run: of the last `repeats` the quickest, which was disturbed least.
+    """Return the cost of the fastest of the last `repeats` runs, the least disturbed one.
 
-    `places`: where each node of the optimized graph belongs, in the order they run in.
+    `places`: op and layer of each node of the optimized graph, in execution order.
     """
     runs = sorted((e for e in events if e["name"] == _RUN), key=lambda e: e["ts"])[-repeats:]
     chosen = min(runs, key=lambda e: e["dur"])
@@ -205,7 +205,7 @@ def summarise(
 def _by_place(
     nodes: Sequence[Event], places: Sequence[NodePlace]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Milliseconds by op of the model and by layer; nothing where graph and events disagree."""
+    """Return milliseconds by op and by layer, empty if events do not match the graph."""
     ordered = sorted(nodes, key=lambda e: e["ts"])
     if [event["args"]["op_name"] for event in ordered] != [place.operator for place in places]:
         return {}, {}
@@ -218,8 +218,9 @@ def _by_place(
 
 
 def _own_times(nodes: Iterable[Event]) -> Iterator[tuple[Event, float, bool]]:
-    """Each event with its duration less that of the events inside it, and whether it lies inside
-    another one itself: the body of a Scan or an If.
+    """Yield each event, its duration less that of nested events, and whether it is nested itself.
+
+    Events nest in the body of a Scan or an If.
     """
     open_events: list[tuple[Event, list[float]]] = []
 

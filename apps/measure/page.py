@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing else: no script, no font, no address. Everything is escaped."""
+"""A self-contained HTML page without scripts, fonts or links. All text is escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.apps.measure.table import FigureTable
 
 
 class Drawing(NamedTuple):
-    """A picture in a box of the page: its title, a sentence below that or "", and its SVG."""
+    """A chart in a box of the page: title, a sentence below the title or "", and SVG."""
 
     title: str
     note: str
@@ -25,10 +25,10 @@ def render(
     drawings: Iterable[Drawing],
     parts: Iterable[FigureTable | str],
 ) -> str:
-    """The page: figures to see first, then the pictures, then what a terminal shows.
+    """Render the page: headline figures, then charts, then what a terminal shows.
 
-    `cards`: what each group of figures is called, or "", and the figures. `parts`: tables and lines
-    as `table.show` takes them.
+    `cards`: name of each group of figures, or "", and the figures. `parts`: tables and lines, as
+    for `table.show`.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -43,7 +43,7 @@ def render(
 
 
 def _paragraphs(parts: Iterable[FigureTable | str]) -> Iterator[FigureTable | str]:
-    """Lines that follow one another, together."""
+    """Join consecutive lines."""
     said: list[str] = []
     for part in parts:
         if isinstance(part, str):

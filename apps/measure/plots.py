@@ -1,6 +1,6 @@
-"""Pictures as SVG, drawn by matplotlib, which the extra `plots` brings.
+"""Charts as SVG, drawn by matplotlib (extra `plots`).
 
-Inside a page the colours are the page's own variables, so that pictures are light or dark with it.
+Inside a page, colours are variables of the page, so that charts follow its light or dark theme.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REMEDY = "pip install 'mamba-edge[plots]'"
 SERIES = ("#2563c9", "#d1730a")
 _SOFT, _LINE = "#5c6470", "#d9dde3"
 _VARIABLES = {SERIES[0]: "--s0", SERIES[1]: "--s1", _SOFT: "--soft", _LINE: "--line"}
-_WIDTH, _WIDE, _HEIGHT, _ROW = 6.4, 8.6, 3.0, 0.22  # inches; _ROW of a bar
+_WIDTH, _WIDE, _HEIGHT, _ROW = 6.4, 8.6, 3.0, 0.22  # inches; _ROW: height of a bar
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "edge", "text.parse_math": False,
     "font.family": "sans-serif", "font.size": 9, "text.color": _SOFT, "axes.labelcolor": _SOFT,
@@ -36,16 +36,16 @@ Format = Callable[[float], str]
 
 
 def available() -> bool:
-    """Whether matplotlib can be imported."""
+    """Return whether matplotlib can be imported."""
     try:
         return find_spec("matplotlib") is not None
-    except ValueError:  # it was imported, and is hidden
+    except ValueError:  # sys.modules holds a stand-in without a spec
         return False
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one name. `high` draws a band above them, `labels` names each point."""
+    """A named series of points. `high` draws a band above them, `labels` names each point."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -54,7 +54,7 @@ class Curve:
 
 
 class Picture:
-    """One set of axes, and the SVG of it when the drawing is done."""
+    """One set of axes, and its SVG once drawing is done."""
 
     def __init__(self, axes: Axes) -> None:
         self.axes = axes
@@ -63,16 +63,16 @@ class Picture:
 
 @contextmanager
 def picture(height: float = _HEIGHT, *, inline: bool = True) -> Iterator[Picture]:
-    """Draw on `axes` within the block; afterwards `svg` is there.
+    """Provide a picture: draw on its `axes` within the block, then read its `svg`.
 
-    `inline`: for a page, without what a file of its own needs; the same figures give the same
+    `inline`: for embedding in a page, not for a file of its own. The same figures give the same
     bytes. Raises InputError without matplotlib.
     """
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("pictures need the package matplotlib", remedy=REMEDY) from None
+        raise InputError("charts need the package matplotlib", remedy=REMEDY) from None
     with rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH if inline else _WIDE, height), layout="constrained")
         made = Picture(figure.subplots())
@@ -84,8 +84,10 @@ def picture(height: float = _HEIGHT, *, inline: bool = True) -> Iterator[Picture
 
 
 def _inlined(svg: str) -> str:
-    """The element alone: no addresses, no style for the whole page, no identifiers but those that
-    it refers to, which are hashes of what they name; references without a namespace.
+    """Reduce a file to its `<svg>` element.
+
+    Removes addresses, page-wide styles, the namespace of references, and identifiers that nothing
+    refers to. The others are hashes of their content.
     """
     body = svg[svg.index("<svg") :]
     size = re.search(r'viewBox="[^"]*"', body)
@@ -102,7 +104,7 @@ def _inlined(svg: str) -> str:
 
 
 def lines(curves: Sequence[Curve], labels: tuple[str, str], format_x: Format) -> str:
-    """Points and lines over powers of two, from zero up; a band up to `high`."""
+    """Draw points and lines over powers of two, from zero up, with a band up to `high`."""
     with picture() as made:
         axes = made.axes
         axes.set_xscale("log", base=2)
@@ -119,7 +121,7 @@ def lines(curves: Sequence[Curve], labels: tuple[str, str], format_x: Format) ->
 
 
 def histogram(rows: Sequence[tuple[str, Sequence[float]]], bins: int, label: str) -> str:
-    """How many values fall into each of `bins`; the last one takes all beyond the 99.5th in 100."""
+    """Draw a histogram. The last of `bins` bars holds all values above the 99.5th percentile."""
     with picture() as made:
         fill(made.axes, rows, bins)
         _finish(made.axes, (label, "tokens"), len(rows) > 1)
@@ -127,7 +129,7 @@ def histogram(rows: Sequence[tuple[str, Sequence[float]]], bins: int, label: str
 
 
 def fill(axes: Axes, rows: Sequence[tuple[str, Sequence[float]]], bins: int) -> None:
-    """The bars of a histogram."""
+    """Draw the bars of a histogram."""
     every = np.concatenate([np.asarray(values) for _, values in rows])
     low, top = float(every.min()), float(np.quantile(every, 0.995, method="lower"))
     edges = np.linspace(low, top if top > low else low * 1.1 + 1e-9, bins + 1).tolist()
@@ -137,7 +139,7 @@ def fill(axes: Axes, rows: Sequence[tuple[str, Sequence[float]]], bins: int) -> 
 
 
 def bars(rows: Sequence[tuple[str, float]], format_value: Format, series: int = 0) -> str:
-    """One bar a row, in the order given, with its value beside it."""
+    """Draw one bar per row, in the given order, with its value beside it."""
     with picture(_ROW * len(rows) + 0.1) as made:
         _bars(made.axes, rows, [SERIES[series % len(SERIES)]] * len(rows), format_value)
         made.axes.margins(x=0.25)
@@ -150,7 +152,7 @@ def bars(rows: Sequence[tuple[str, float]], format_value: Format, series: int = 
 def roofline(
     curves: Sequence[Curve], roof: Sequence[tuple[float, float]], labels: tuple[str, str]
 ) -> str:
-    """Named points under a bound, both axes logarithmic."""
+    """Draw named points under a bound, with both axes logarithmic."""
     with picture() as made:
         axes = made.axes
         axes.set_xscale("log")
@@ -163,7 +165,7 @@ def roofline(
 
 
 def by_prompt(speedups: Sequence[float], labels: tuple[str, str]) -> str:
-    """Sorted values as points, and a line at 1."""
+    """Draw sorted values as points, and a line at 1."""
     with picture() as made:
         made.axes.axhline(1.0, color=_SOFT)
         _scatter(made.axes, [Curve("", list(enumerate(sorted(speedups), 1)))])
@@ -179,7 +181,7 @@ def log_bars(
     colours: dict[str, str],
     label: str,
 ) -> str:
-    """A file with one bar a row on a logarithmic axis: (name, value, kind), a colour a kind."""
+    """Draw a file of (name, value, kind) rows as bars on a logarithmic axis, coloured by kind."""
     with picture(_ROW * len(rows) + 1.0, inline=False) as made:
         from matplotlib.patches import Patch
 
@@ -215,13 +217,13 @@ def _scatter(axes: Axes, curves: Sequence[Curve]) -> None:
     for number, (colour, curve) in enumerate(zip(_colours(), curves, strict=False)):
         if curve.points:
             axes.plot(*zip(*curve.points, strict=True), "o", color=colour, label=curve.name)
-        if not number:  # the others' points of that name are near
+        if not number:  # the same points of other curves are nearby
             for name, point in zip(curve.labels, curve.points, strict=False):
                 axes.annotate(name, point, xytext=(-6, 4), textcoords="offset points", ha="right")
 
 
 def _plain_numbers(axes: Axes, both: bool = False) -> None:
-    """Powers of ten as people type them: a page has no raised digits without other fonts."""
+    """Format powers of ten without superscripts, which need a font that a page does not have."""
     axes.minorticks_off()
     for axis in (axes.xaxis, axes.yaxis) if both else (axes.xaxis,):
         axis.set_major_formatter(lambda value, _: f"{value:g}")

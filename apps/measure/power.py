@@ -1,4 +1,4 @@
-"""Watts and joules: who says either, and a log of them to be read between two moments."""
+"""Power and energy: sources of readings, and a log that gives the joules of a time window."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from edge.apps.measure.machine import ROOT, folders, number, text
 
 Unit = Literal["J", "W"]
 PERIOD = 0.05  # seconds between readings
-FEWEST = 4  # readings that a window needs
+FEWEST = 4  # minimum readings in a window
 _WHOLE_RAILS = ("VDD_IN", "VIN", "POM_5V_IN", "VIN_SYS_5V0", "VIN_SYS_20V", "Total Power")
 
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
 _GPU = 0  # nvmlTemperatureSensors_t
-# nvmlClocksThrottleReasons of nvml.h: those that slow work down
+# nvmlClocksThrottleReasons of nvml.h that slow work down
 _REASONS = {
     0x04: "software power cap",
     0x08: "hardware slowdown",
@@ -32,12 +32,12 @@ _REASONS = {
 
 
 class PowerSource(Protocol):
-    """Something that knows the power of one or more rails.
+    """A source of power or energy readings of one or more rails.
 
     Attributes:
-        name: of the interface.
-        unit: what `read` gives: joules since some moment, or watts now.
-        whole: rails that together are all there is to count, never counted twice.
+        name: name of the interface.
+        unit: unit of `read`: joules since a fixed moment, or watts now.
+        whole: rails that add up to the total without counting any twice.
     """
 
     name: str
@@ -45,7 +45,7 @@ class PowerSource(Protocol):
     whole: tuple[str, ...]
 
     def read(self) -> Mapping[str, float]:
-        """Rail → reading; rails that cannot be read now are left out."""
+        """Return readings by rail, without rails that cannot be read now."""
         ...
 
 
@@ -100,7 +100,7 @@ class Rapl:
 
     @classmethod
     def find(cls, root: Path = ROOT) -> Rapl | None:
-        """None where there is none, or only root may read it (the rule since 2020)."""
+        """Return the counters; None without any, or if only root may read them (since 2020)."""
         zones = {}
         for zone in folders(root / "sys/class/powercap", "intel-rapl:*"):
             name = text(zone / "name")
@@ -123,8 +123,9 @@ class Rapl:
 
 
 class NvmlGpu:
-    """The first GPU through NVML's C library (nvml.h), which comes with the driver: the power of
-    its board, and what else it says.
+    """Board power and other facts of the first GPU, through NVML's C library (nvml.h).
+
+    The library comes with the driver.
     """
 
     name = "NVML"
@@ -132,14 +133,14 @@ class NvmlGpu:
     whole: tuple[str, ...] = ("board",)
 
     def __init__(self, library: Any) -> None:
-        """`library` has NVML's functions; they return 0 for success."""
+        """`library`: NVML's functions, which return 0 for success."""
         self._library = library
         self._device = ctypes.c_void_p()
         self._throttles = 0
 
     @classmethod
     def find(cls) -> NvmlGpu | None:
-        """None without a driver or a GPU."""
+        """Return the first GPU; None without a driver or a GPU."""
         try:
             library = ctypes.CDLL("libnvidia-ml.so.1")
         except OSError:
@@ -154,13 +155,13 @@ class NvmlGpu:
         return found if ready else None
 
     def read(self) -> Mapping[str, float]:
-        """Board power in watts; notes what throttles meanwhile."""
+        """Return board power in watts, and record the current throttle reasons."""
         self._throttles |= self._number("nvmlDeviceGetCurrentClocksThrottleReasons", wide=True) or 0
         milliwatts = self._number("nvmlDeviceGetPowerUsage")
         return {} if milliwatts is None else {"board": milliwatts / 1e3}
 
     def facts(self) -> dict[str, Any]:
-        """Name, clocks, temperature, power limit, what throttled; None where it does not say."""
+        """Return name, clocks, temperature, power limit and throttle reasons; None if unknown."""
         limit = self._number("nvmlDeviceGetPowerManagementLimit")
         return {
             "name": self._name(),
@@ -186,10 +187,10 @@ class NvmlGpu:
 
 
 def why_none(root: Path = ROOT) -> str:
-    """Why neither rails nor counters can be read."""
+    """Return the reason why neither rails nor counters can be read."""
     if (root / "sys/class/powercap/intel-rapl:0").exists():
-        return "the RAPL counters are for root only (chmod a+r …/intel-rapl:0/energy_uj)"
-    return "no INA3221 rails and no RAPL counters here (a virtual machine shows none)"
+        return "the RAPL counters are readable by root only (chmod a+r …/intel-rapl:0/energy_uj)"
+    return "no INA3221 rails and no RAPL counters (virtual machines have none)"
 
 
 # -- the log --------------------------------------------------------------------------------------
@@ -200,8 +201,8 @@ class PowerLog:
     """Readings of one source over time.
 
     Attributes:
-        times: seconds on the clock of the windows that are asked for.
-        readings: rail → one value for each time.
+        times: clock time of each reading in seconds, on the same clock as windows.
+        readings: one value per time, by rail.
     """
 
     unit: Unit
@@ -209,16 +210,16 @@ class PowerLog:
     readings: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, when: float, values: Mapping[str, float]) -> None:
-        """Rails that are missing once keep their last value."""
+        """Add a reading. A missing rail keeps its last value."""
         self.times.append(when)
         for rail in dict.fromkeys((*self.readings, *values)):
             row = self.readings.setdefault(rail, [])
             row += [values.get(rail, row[-1] if row else 0.0)] * (len(self.times) - len(row))
 
     def joules(self, rail: str, windows: Sequence[tuple[float, float]]) -> float | None:
-        """Energy in all windows together; None with fewer than FEWEST readings for each of them.
+        """Return the energy in all windows; None with fewer than FEWEST readings per window.
 
-        With fewer, too much of it would be that of what came before and after.
+        With fewer, too much of it would belong to the time before and after the windows.
         """
         row, times = self.readings.get(rail), self.times
         if row is None or not windows:
@@ -235,7 +236,7 @@ class PowerLog:
 
 
 class Meter:
-    """Reads a source every PERIOD in a thread of its own, while the block runs."""
+    """Context manager that reads a source every `period` seconds in a thread of its own."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""How fast the machine could be: bandwidth and arithmetic as measured here, and what a token needs.
+"""Roofline: measured bandwidth and arithmetic of the machine, and the demand of a run.
 
-Williams, Waterman, Patterson: "Roofline" (CACM 2009). A token of decode reads every weight once, so
-its bound is bytes ÷ bandwidth; a chunk of prefill reads them once for all of its tokens.
+Williams, Waterman, Patterson: "Roofline" (CACM 2009). A decode step reads every weight once, so its
+bound is bytes ÷ bandwidth. A prefill chunk reads every weight once for all its tokens.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Device
 from edge.tensors import read_bytes, read_parameters
 
-CACHES = 8  # times the last cache that is read
+CACHES = 8  # size of the buffer, in last-level caches
 _SMALLEST, _LARGEST = 64 << 20, 1 << 30
 _DEVICE_COPY = 4 << 30
-_SIDE = 1024  # of the product that arithmetic is measured with
+_SIDE = 1024  # side of the matrices whose product measures arithmetic
 
 
 @dataclass(frozen=True)
 class Roof:
-    """Measured here, of the machine or of a GPU.
+    """Measured limits of the machine or of a GPU.
 
     Attributes:
-        read, copy: bytes a second; a copied byte counts twice, as it is read and written.
-        buffer_bytes: how much was read.
-        flops: fp32 operations a second of numpy's matrix product, None where not measured.
+        read, copy: bytes per second. A copied byte counts twice, as it is read and written.
+        buffer_bytes: size of the buffer.
+        flops: fp32 operations per second of numpy's matrix product; None if not measured.
     """
 
     read: float
@@ -46,7 +46,7 @@ class Roof:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second: the best this machine was seen to do."""
+        """The best measured bandwidth, in bytes per second."""
         return max(self.read, self.copy)
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,9 +62,10 @@ def measure_roof(
     threads: int, *, size: int | None = None, arithmetic: bool = True, rounds: int = 5,
     clock: Clock = time.perf_counter,
 ) -> Roof:  # fmt: skip
-    """Read and copy a buffer far larger than the last cache, by as many threads; best of `rounds`.
+    """Read and copy a buffer far larger than the last-level cache; best of `rounds`.
 
-    Arithmetic is numpy's, with as many threads as its BLAS takes.
+    `threads`: number of threads that read and copy. Arithmetic is numpy's, with the default number
+    of threads of its BLAS.
     """
     size = buffer_size() if size is None else size
     source = np.ones(size // 8, np.int64)
@@ -72,7 +73,7 @@ def measure_roof(
     edges = np.linspace(0, len(source), threads + 1).astype(int).tolist()
     slices = [slice(edges[i], edges[i + 1]) for i in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
-        # both let go of the interpreter's lock, so the threads really run side by side
+        # both calls release the interpreter's lock, so the threads run in parallel
         def best(work: Callable[[slice], object]) -> float:
             return min(seconds(lambda: list(pool.map(work, slices)), clock) for _ in range(rounds))
 
@@ -85,9 +86,9 @@ def measure_roof(
 def device_roof(device: Device, size: int | None = None, *, rounds: int = 5) -> Roof:
     """Copy a buffer inside the device's memory; best of `rounds`.
 
-    It has 4 GiB, or on a small board an eighth of what is free: a copy should take milliseconds,
-    since issuing it and waiting for it are microseconds. Neither reading alone nor arithmetic is
-    measured.
+    The default size is 4 GiB, or an eighth of free memory on a small board: the copy must take
+    milliseconds, because issuing it and waiting for it take microseconds. Neither reading alone nor
+    arithmetic is measured.
     """
     if size is None:
         free = device.memory()[0] if isinstance(device, CoreDevice) else _SMALLEST
@@ -111,7 +112,7 @@ def _flops(rounds: int, clock: Clock) -> float:
 
 
 def buffer_size(root: Path = ROOT) -> int:
-    """CACHES times the last cache, at most an eighth of the memory that is free."""
+    """Return CACHES times the last-level cache, at most an eighth of free memory."""
     found = [_bytes(text(cache / "size")) for cache in folders(
         root / "sys/devices/system/cpu/cpu0/cache", "index*")]  # fmt: skip
     wanted = min(max(CACHES * max(found, default=0), _SMALLEST), _LARGEST)
@@ -119,7 +120,7 @@ def buffer_size(root: Path = ROOT) -> int:
 
 
 def _bytes(size: str | None) -> int:
-    """`32768K` as bytes; 0 where it is something else."""
+    """Parse `32768K` as bytes; 0 for anything else."""
     unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get((size or " ")[-1], 1)
     digits = (size or "").rstrip("KMG")
     return int(digits) * unit if digits.isdigit() else 0
@@ -127,11 +128,11 @@ def _bytes(size: str | None) -> int:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run of `tokens` has to do.
+    """Memory traffic and arithmetic of a run of `tokens`.
 
     Attributes:
-        bytes: weights, and the recurrent state read and written. KV caches are left out.
-        flops: two for each weight and token; the scan's own are left out.
+        bytes: weights read, and recurrent state read and written. KV caches are not counted.
+        flops: two per weight and token. The scan is not counted.
     """
 
     tokens: int
@@ -140,24 +141,23 @@ class Demand:
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte."""
+        """Operations per byte."""
         return self.flops / self.bytes
 
 
 def work(config: ModelConfig, weight_bytes: int, state_bytes: int, tokens: int) -> Demand:
-    """What a run of `tokens` reads (`edge.tensors.read_bytes`) and computes."""
+    """Return the demand of a run of `tokens`; see `edge.tensors.read_bytes`."""
     table = config.vocab_size * config.d_model
     looked_up = 0 if config.tie_embeddings else table
     read = read_bytes(config, weight_bytes, tokens)
-    # of the head only the last token's row of logits is computed
+    # the head computes logits of the last token only
     products = tokens * (read_parameters(config) - table - looked_up) + table
     return Demand(tokens, read + 2 * state_bytes, 2.0 * products)
 
 
 def bound_s(demand: Demand, roof: Roof) -> float:
-    """Seconds that such a run takes at least: reading its bytes, or computing, whichever is longer.
+    """Return the minimum seconds of a run: the time to read and write its bytes.
 
-    Arithmetic of 8-bit products can be faster than the fp32 that was measured; so for a bound only
-    memory counts.
+    Arithmetic does not count, because 8-bit products can be faster than the measured fp32 products.
     """
     return demand.bytes / roof.bandwidth

@@ -1,4 +1,4 @@
-"""What one run of a model costs and where: what the profilers of all engines tell."""
+"""Cost of one run of a model by operator, op and layer, common to the profilers of all engines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from edge.runtime.engine import Engine
 
-CONTEXT = 4  # tokens a step or a short run has before it
-HEAD = 1 << 30  # behind all layers
+CONTEXT = 4  # room in tokens beyond the run
+HEAD = 1 << 30  # rank of the head, after all layers
 
 
 @dataclass(frozen=True)
 class RunKind:
-    """What is run: `tokens` at once, `repeats` times; a prefill keeps its last state only."""
+    """A kind of run: `tokens` at once, `repeats` times. A prefill keeps only its last state."""
 
     tokens: int
     repeats: int
@@ -30,10 +30,10 @@ class RunCost:
     """Milliseconds of one run.
 
     Attributes:
-        total: from entering the engine's library to leaving it.
-        ops: ONNX operator, or kernel → its own time without that of what it runs inside, how often.
-        parts: op of the model → its time; empty where nodes could not be told.
-        layers: `layer N`, `embedding`, `head` or `once` (for all layers together) → its time.
+        total: time from entering the engine's library to leaving it.
+        ops: time without nested operators, and count, by ONNX operator or kernel.
+        parts: time by op of the model; empty if nodes could not be identified.
+        layers: time by `layer N`, `embedding`, `head` or `once` (work for all layers together).
     """
 
     title: str
@@ -44,7 +44,7 @@ class RunCost:
 
     @property
     def between(self) -> float:
-        """What passes between operators: the executor, and the profiler's own events."""
+        """Time between operators: the executor, and the profiler's own events."""
         return self.total - sum(spent for spent, _ in self.ops.values())
 
     def to_dict(self) -> dict[str, object]:
@@ -59,20 +59,20 @@ class RunCost:
 
 
 def ranked(values: Mapping[str, float], most: int) -> list[tuple[str, float]]:
-    """The largest few, the others together as the last."""
+    """Return the `most` largest values, followed by the sum of the others."""
     ordered = sorted(values.items(), key=lambda item: -item[1])
     rest = sum(value for _, value in ordered[most:])
     return [*ordered[:most], *([("others", rest)] if rest > 0 else [])]
 
 
 def along(layer: str) -> int:
-    """Sorts names of layers as a token passes through them."""
+    """Return the sort key of a layer name, in the order a token passes through layers."""
     ends = {"once": -2, "embedding": -1, "head": HEAD}
     return ends[layer] if layer in ends else int(layer.removeprefix("layer "))
 
 
 def runs(engine: Engine, kind: RunKind) -> Iterator[int]:
-    """One run to warm up and `repeats` more; after each how many tokens it had."""
+    """Do one warm-up run and `repeats` more. Yield the number of tokens after each."""
     room = engine.config.max_context or kind.tokens + CONTEXT
     count = max(1, min(kind.tokens, engine.chunk, room - CONTEXT))
     state = engine.new_state(

@@ -1,4 +1,4 @@
-"""What many repetitions say: percentiles, mean and deviation, ratios with an interval."""
+"""Statistics of repetitions: percentiles, mean and deviation, ratios with an interval."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _Z95 = 1.959964
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of all lie, interpolated linearly between neighbours.
+    """Return the value below which `share` of `values` lie, interpolated linearly.
 
-    numpy's default (Hyndman & Fan's type 7). `values` must not be empty.
+    This is numpy's default (Hyndman & Fan's type 7). `values` must not be empty.
     """
     return float(np.quantile(np.asarray(values, np.float64), share))
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Many measurements of one thing, in its own unit.
+    """Summary of repeated measurements, in their unit.
 
     Attributes:
         deviation: sample standard deviation; None for a single measurement.
@@ -43,7 +43,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """None without measurements."""
+    """Summarize measurements; None without any."""
     if not values:
         return None
     p50, p90, p99 = (percentile(values, share) for share in (0.5, 0.9, 0.99))
@@ -53,7 +53,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as much, with its 95 % confidence interval; None with fewer than two pairs."""
+    """A ratio with its 95 % confidence interval, which is None with fewer than two pairs."""
 
     value: float
     low: float | None
@@ -62,11 +62,11 @@ class Ratio:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """ours ÷ theirs: the geometric mean of the ratios within each pair.
+    """Return ours ÷ theirs, the geometric mean of the ratios within each pair.
 
-    Pairs were measured right after one another, so what slowed both of them down cancels out.
-    Logarithms of ratios are averaged (3 and 1/3 are as far from 1), with Student's t interval.
-    Both must be positive, of one length and not empty.
+    A pair is measured back to back, so that a common slowdown cancels out. Logarithms of ratios are
+    averaged (3 and 1/3 are equally far from 1), with Student's t interval. Both sequences must be
+    positive, non-empty and of the same length.
     """
     logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
     centre = mean(logs)
@@ -77,9 +77,9 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 
 
 def student_t95(freedom: int) -> float:
-    """Half-width, in standard errors, of a 95 % interval with so many degrees of freedom.
+    """Return the half-width of a 95 % interval in standard errors, by degrees of freedom.
 
-    Past the table by the Cornish-Fisher expansion (Abramowitz & Stegun 26.7.5, two terms).
+    Beyond the table, uses the Cornish-Fisher expansion (Abramowitz & Stegun 26.7.5, two terms).
     """
     if freedom <= len(_T95):
         return _T95[freedom - 1]

@@ -1,4 +1,4 @@
-"""Fair turns on a quiet interpreter, and an engine that tells how long its runs took."""
+"""Fair timing: taking turns, no garbage collection, and an engine that times its runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 Say = Callable[[str], None]
 
-PAUSE = 0.05  # seconds in which another engine's idle threads stop spinning
+PAUSE = 0.05  # seconds after which another engine's idle threads have stopped spinning
 
 
 def silent(text: str) -> None:
@@ -29,20 +29,20 @@ def silent(text: str) -> None:
 
 
 def in_turn(names: Sequence[T], number: int) -> list[T]:
-    """All of them, beginning with another one each time, so that none always follows the same."""
+    """Return all names, rotated by `number`, so that a different one begins each time."""
     start = number % len(names)
     return [*names[start:], *names[:start]]
 
 
 def seconds(work: Callable[[], object], clock: Clock = time.perf_counter) -> float:
-    """Seconds that one call took."""
+    """Return the seconds that one call took."""
     began = clock()
     work()
     return clock() - began
 
 
 def median_ms(work: Callable[[], object], repeats: int, warm: int = 5) -> float:
-    """Milliseconds, the median of `repeats` calls after `warm` ones that are not counted."""
+    """Return the median of `repeats` calls in milliseconds, after `warm` warm-up calls."""
     for _ in range(warm):
         work()
     return 1e3 * median(seconds(work) for _ in range(repeats))
@@ -50,7 +50,7 @@ def median_ms(work: Callable[[], object], repeats: int, warm: int = 5) -> float:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """No garbage collection, which would be charged to whatever runs just then."""
+    """Disable garbage collection, which would add to the time of whatever runs at that moment."""
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
@@ -66,7 +66,7 @@ def without_collections() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of one run of `tokens` tokens; `reading`: of a prompt, kept for good."""
+    """Seconds of one run of `tokens` tokens. `reading`: whether it was committed, as prefill is."""
 
     seconds: float
     tokens: int
@@ -74,10 +74,10 @@ class Spent:
 
 
 class TimedEngine(WrappedEngine):
-    """Runs another engine. What is left of an answer's time is the runtime's own.
+    """Wrapper that times the runs of an engine. The rest of an answer's time is the runtime's own.
 
     Attributes:
-        runs: those since the list was last cleared, in order.
+        runs: runs since the list was last cleared, in order.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -109,7 +109,7 @@ class TimedEngine(WrappedEngine):
 
 
 def timed(model: Model) -> tuple[Model, TimedEngine]:
-    """The same model on a `TimedEngine`; both share the weights and the engine's memory."""
+    """Return the model on a `TimedEngine`. Both share the weights and the engine's memory."""
     engine = TimedEngine(model.engine)
     copy = Model(
         model.path, model.manifest, model.fingerprint, engine, model.tokenizer, model.template

@@ -1,4 +1,4 @@
-"""Figures for people: tables and lines for a terminal or a text, numbers with fitting digits."""
+"""Human-readable figures: tables and lines for a terminal or Markdown, and formatted numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class FigureTable:
-    """Rows under a head; the columns `words` are aligned to the left, numbers to the right."""
+    """Rows under a head. The columns `words` are left-aligned, numbers right-aligned."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -24,20 +24,18 @@ class FigureTable:
     title: str = ""
 
     def markdown(self) -> str:
-        """As a table of Markdown."""
+        """Return the table as Markdown."""
         lines = [self.head, ["---"] * len(self.head), *self.rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def show(parts: Iterable[FigureTable | str], console: Console | None = None) -> None:
-    """Print tables and lines, on standard output unless told otherwise; a line is never folded, nor
-    a number coloured.
-    """
+    """Print tables and lines, by default on standard output. Lines are not wrapped or coloured."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    if console is None:  # a table that is piped somewhere is not to be folded
+    if console is None:  # do not wrap a table that is piped to another program
         console = Console() if sys.stdout.isatty() else Console(width=160)
 
     for part in parts:
@@ -53,13 +51,13 @@ def show(parts: Iterable[FigureTable | str], console: Console | None = None) -> 
 
 
 def named(rows: Mapping[str, str]) -> list[str]:
-    """Names and values under each other."""
+    """Return aligned lines of names and values."""
     width = max(map(len, rows)) + 2
     return [f"  {name:<{width}}{value}" for name, value in rows.items()]
 
 
 def shares(rows: Iterable[tuple[str, float]], total: float) -> Iterable[str]:
-    """Milliseconds and their part of the total, one a line."""
+    """Yield lines of milliseconds and their share of the total."""
     for name, spent in rows:
         yield f"  {spent:9.3f} ms {spent / total:5.0%}  {name}"
 
@@ -68,14 +66,14 @@ def shares(rows: Iterable[tuple[str, float]], total: float) -> Iterable[str]:
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with the digits that count."""
+    """Format milliseconds with the significant digits."""
     if value is None:
         return ABSENT
     return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 1000 else f"{value:.0f}"
 
 
 def plus_minus(spread: Mapping[str, Any] | None) -> str:
-    """A mean and its deviation, as llama-bench writes them."""
+    """Format a mean and its deviation as llama-bench does."""
     if spread is None:
         return ABSENT
     deviation = spread["deviation"]
@@ -83,12 +81,12 @@ def plus_minus(spread: Mapping[str, Any] | None) -> str:
 
 
 def two(value: float | None, none: str = "") -> str:
-    """Two decimals."""
+    """Format with two decimals."""
     return none if value is None else f"{value:.2f}"
 
 
 def number(value: float | None) -> str:
-    """Four digits that count; None is what no number can say."""
+    """Format with four significant digits; None is infinity."""
     if value is None:
         return "∞"
     if value == 0 or 1e-3 <= abs(value) < 1e5:

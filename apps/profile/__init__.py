@@ -1,4 +1,4 @@
-"""`edge profile BUNDLE`: what an answer costs in time, memory and energy, and where time goes."""
+"""`edge profile BUNDLE`: time, memory and energy of an answer, and a breakdown of the time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edge.apps.profile import drafts
     from edge.apps.profile.run import ProfileResult
 
-MOST = 1 << 20  # tokens of a prompt or a context
+MOST = 1 << 20  # maximum tokens of a prompt or a context
 _lengths_option = partial(typer.Option, rich_help_panel="What is measured")
 _output_option = partial(typer.Option, rich_help_panel="Output")
 
@@ -33,22 +33,23 @@ def profile(
         "-p", "--prompt-tokens", metavar="N,…", help="Lengths of prompts. [default: 512]")] = None,
     generated: Annotated[int, _lengths_option(
         "-n", "--generated-tokens", min=1, max=MOST, metavar="N",
-        help="Tokens of an answer.")] = 128,
+        help="Tokens in an answer.")] = 128,
     context: Annotated[str | None, _lengths_option(
-        metavar="N,…", help="Depths to time a step at; 0 leaves it out. "
+        metavar="N,…", help="Context lengths to time a step at; 0 for none. "
         "[default: 128 to 4096]")] = None,
     repetitions: Annotated[int, _lengths_option(
-        "-r", "--repetitions", min=1, max=10_000, metavar="N", help="Of every length.")] = 5,
+        "-r", "--repetitions", min=1, max=10_000, metavar="N",
+        help="Repetitions of every length.")] = 5,
     warmup: Annotated[int, _lengths_option(
         min=0, max=1000, metavar="N", help="Repetitions that do not count.")] = 1,
     against: Annotated[str | None, _lengths_option(
-        metavar="OTHER", help="Another bundle, or another engine for this one, in turn.")] = None,
+        metavar="OTHER", help="Bundle, or engine for this bundle, to compare with.")] = None,
     breakdown: Annotated[bool, _lengths_option(
-        help="Where the time goes, and the bandwidth it is compared with.")] = True,
+        help="Break down the time by op, and measure memory bandwidth.")] = True,
     drafting: options.DraftingOptions,
     draft_prompts: Annotated[Path | None, _lengths_option(
-        metavar="FILE", help="Prompts for --draft, one a line, or JSON lines. "
-        "[default: four of our own]")
+        metavar="FILE", help="Prompts for --draft, one per line, or JSON lines. "
+        "[default: four built-in prompts]")
     ] = None,
     running: options.RunOptions,
     temperature: Annotated[float, options.running(min=0, max=100, help="0 is greedy.")] = 0.0,
@@ -56,13 +57,13 @@ def profile(
     as_lines: Annotated[bool, _output_option(
         "--jsonl", help="Print a JSON object for each repetition.")] = False,
     html: Annotated[Path | None, _output_option(
-        metavar="FILE", help="Also write one page, with pictures where matplotlib is installed.",
+        metavar="FILE", help="Also write an HTML page, with charts if matplotlib is installed.",
     )] = None,
 ) -> None:  # fmt: skip
     """Measure TTFT, TPOT, inter-token latency, tokens/s, memory and energy.
 
-    Prompts are random token ids, sampling is greedy and inside the times,
-    tokenization is not. Nothing but the table, or JSON, goes to stdout.
+    Prompts are random token ids. Times include sampling, which is greedy, but
+    not tokenization. Only the table, or JSON, goes to stdout.
 
     docs/use/profile.md defines every figure.
     """
@@ -75,7 +76,7 @@ def profile(
     asked = drafting.read({"--draft-prompts": draft_prompts})
     drafted = _drafting(asked, draft_prompts, against)
     if drafted and as_lines:
-        raise InputError("has no line in --jsonl", field="--draft", remedy="--json")
+        raise InputError("is not supported by --jsonl", field="--draft", remedy="use --json")
     from edge.apps.profile import report, run
 
     depths = None if context is None else () if context == "0" else _lengths(context, "--context")
@@ -112,23 +113,23 @@ def profile(
 def _drafting(
     asked: options.DraftOptions, prompts: Path | None, against: str | None
 ) -> drafts.DraftRequest | None:
-    """What `--draft…` ask for. Raises InputError: options that do not go together."""
+    """Return the drafting options. Raises InputError for options that exclude each other."""
     if asked.draft is None:
         return None
     if against is not None:
         raise InputError(
-            "is measured against no drafting", field="--draft", remedy="leave out --against"
+            "is already compared with no drafting", field="--draft", remedy="leave out --against"
         )
     from edge.apps.profile import drafts
     from edge.apps.prompts import DEFAULT, read_prompts
 
     texts = DEFAULT if prompts is None else read_prompts(prompts)
-    source = "of its own" if prompts is None else prompts.name
+    source = "built in" if prompts is None else prompts.name
     return drafts.DraftRequest(asked.draft, asked.tokens, asked.tree, texts, source, asked.accept)
 
 
 def _lengths(text: str, option: str) -> tuple[int, ...]:
-    """`128,512`: in this order, each once. Raises InputError."""
+    """Parse `128,512`. Keep the order, drop duplicates. Raises InputError."""
     found = list(dict.fromkeys(options.numbers(text, int, option, f"{option} 128,512")))
     if min(found) < 1 or max(found) > MOST:
         raise InputError(f"lengths are 1 to {MOST}, not {text:.60}", field=option)
@@ -136,13 +137,13 @@ def _lengths(text: str, option: str) -> tuple[int, ...]:
 
 
 def _check_writable(path: Path) -> None:
-    """Refuse before measuring for a minute, not after it."""
+    """Raise InputError for an unwritable path before a long measurement, not after it."""
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise InputError(
             "cannot be written",
             file=path,
             field="--html",
-            remedy="name a file in a folder of yours",
+            remedy="name a file in a folder that you can write to",
         )
 
 

@@ -1,6 +1,6 @@
-"""What is timed: answers to prompts of several lengths, and single steps at several depths.
+"""Time answers to prompts of several lengths, and single steps at several context depths.
 
-The clock and the runner are given, so that the arithmetic can be tested without a second passing.
+The clock and the runner are arguments, so that tests of the arithmetic take no time.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ class Runner(Protocol):
     """One model with one sequence."""
 
     def clear(self) -> None:
-        """Back to before any token."""
+        """Reset to the empty state."""
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Consume a prompt, or the next part of one."""
+        """Consume a prompt or the next part of a prompt."""
 
     def step(self, token: int) -> None:
         """Consume one token."""
 
     def sample(self) -> int:
-        """The next token, from the logits of the last one consumed."""
+        """Sample the next token from the last logits."""
 
     def mark(self) -> Any:
-        """A place to come back to."""
+        """Return a mark of the current state."""
 
     def restore(self, mark: Any) -> None:
-        """Back to a mark."""
+        """Return to the state of a mark."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer. Seconds since the request, with the prompt's token ids at hand.
+    """Times of one answer, in seconds since the request. The prompt is already tokenized.
 
     Attributes:
-        prompt: tokens of the prompt.
-        began: on the clock, when it was requested.
-        prompt_s: when the prompt had been consumed.
-        token_s: when each token had been sampled.
-        sampling_s: what choosing tokens from logits took of all that.
+        prompt: number of tokens of the prompt.
+        began: clock time of the request.
+        prompt_s: time at which the prompt had been consumed.
+        token_s: time at which each token had been sampled.
+        sampling_s: total time spent sampling.
     """
 
     prompt: int
@@ -65,27 +65,27 @@ class Sample:
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """Inter-token latencies: one less than there are tokens."""
+        """Inter-token latencies, one fewer than tokens."""
         return tuple(b - a for a, b in zip(self.token_s, self.token_s[1:], strict=False))
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first: (TTLT - TTFT) / (n - 1); None of one token."""
+        """Time per output token after the first, (TTLT - TTFT) / (n - 1); None for one token."""
         later = len(self.token_s) - 1
         return (self.ttlt - self.ttft) / later if later else None
 
     @property
     def prefill_rate(self) -> float | None:
-        """Prompt tokens a second; None where the clock did not move."""
+        """Prompt tokens per second; None if the clock did not advance."""
         return self.prompt / self.prompt_s if self.prompt_s > 0 else None
 
     @property
     def decode_rate(self) -> float | None:
-        """Generated tokens a second after the first."""
+        """Generated tokens per second after the first."""
         return 1 / self.tpot if self.tpot else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Milliseconds and tokens a second, as everywhere in the output."""
+        """Return milliseconds and tokens per second, the units of all output."""
         return {
             "ttft_ms": 1e3 * self.ttft,
             "tpot_ms": None if self.tpot is None else 1e3 * self.tpot,
@@ -100,13 +100,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class AnswerPlan:
-    """What to measure for every runner.
+    """Measurements to make for every runner.
 
     Attributes:
-        prompts: tokens of each prompt length, ids.
-        generated: tokens of an answer.
-        context: one long prompt, of which `depths` are beginnings.
-        steps: single steps timed at each depth in each repetition.
+        prompts: token ids of each prompt.
+        generated: number of tokens of an answer.
+        context: token ids of one long prompt.
+        depths: lengths of the prefixes of `context` to time steps after.
+        steps: number of steps timed at each depth in each repetition.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -119,7 +120,7 @@ class AnswerPlan:
 
 
 def answer(runner: Runner, prompt: Sequence[int], count: int, clock: Clock) -> Sample:
-    """Read a prompt and generate `count` ≥ 1 tokens. An end token ends nothing here."""
+    """Read a prompt and generate `count` ≥ 1 tokens. End tokens are ignored."""
     runner.clear()
     began = clock()
     runner.feed(prompt)
@@ -139,10 +140,10 @@ def answer(runner: Runner, prompt: Sequence[int], count: int, clock: Clock) -> S
 def answers(
     runners: Mapping[str, Runner], plan: AnswerPlan, clock: Clock, say: Say, pause: float = PAUSE
 ) -> dict[str, list[list[Sample]]]:
-    """Samples of each runner, for each prompt length, for each repetition.
+    """Return samples by runner, prompt length and repetition.
 
-    One after another within a repetition, so that every runner sees the same machine; another one
-    begins each time, so that none always follows the same one.
+    Runners take turns within a repetition, so that all see the same machine. A different one begins
+    each time, so that none always follows the same one.
     """
     found: dict[str, list[list[Sample]]] = {name: [[] for _ in plan.prompts] for name in runners}
     for number in range(-plan.warmup, plan.repetitions):
@@ -159,9 +160,9 @@ def answers(
 
 @dataclass(frozen=True)
 class Depth:
-    """Single steps after `context` tokens; seconds of each, all repetitions together.
+    """Seconds of each single step after `context` tokens, pooled over repetitions.
 
-    `prefill_s`: how long it took to read this many tokens, once.
+    `prefill_s`: seconds to read `context` tokens, measured once.
     """
 
     context: int
@@ -172,9 +173,9 @@ class Depth:
 def depths(
     runners: Mapping[str, Runner], plan: AnswerPlan, clock: Clock, say: Say, pause: float = PAUSE
 ) -> dict[str, list[Depth]]:
-    """Time of a step against what was read before it.
+    """Time steps against context depth.
 
-    The context is read once, with a mark at each depth; then every repetition goes to every depth
+    The context is read once, with a mark at each depth. Then every repetition visits every depth
     by restoring its mark, so that a slow minute does not fall on one depth alone.
     """
     if not plan.depths:
@@ -196,7 +197,7 @@ def depths(
 
 
 def _read(runner: Runner, plan: AnswerPlan, clock: Clock) -> dict[int, tuple[Any, float]]:
-    """A mark at every depth, and the seconds it took to get there."""
+    """Return a mark at every depth, and the seconds it took to get there."""
     runner.clear()
     out, done, spent = {}, 0, 0.0
     for depth in sorted(plan.depths):
@@ -209,7 +210,7 @@ def _read(runner: Runner, plan: AnswerPlan, clock: Clock) -> dict[int, tuple[Any
 
 
 def _steps(runner: Runner, plan: AnswerPlan, clock: Clock) -> Iterator[float]:
-    """Seconds of each of `steps` steps and the choice that follows it, after one that warms up."""
+    """Yield seconds of each of `steps` steps with sampling, after one warm-up step."""
     token = plan.context[0]
     for number in range(plan.steps + 1):
         began = clock()

@@ -1,17 +1,17 @@
-"""What drafting costs and what it should gain: runs measured one by one, and the papers' formula.
+"""Cost and expected gain of drafting, from single runs and the papers' formula.
 
-Leviathan et al., arXiv 2211.17192, theorem 3.8: drafts of K tokens, each of which is accepted with
-probability α whatever came before it, make decoding quicker by
+Leviathan et al., arXiv 2211.17192, theorem 3.8: with drafts of K tokens, each accepted
+independently with probability α, decoding is faster by
 
     (1 - α^(K+1)) / ((1 - α) (K c + 1)),
 
-c being what a step of the drafter costs in steps of the target. The numerator over 1 - α is the
-expected tokens of a round (their equation 1). The 1 is the verifying run, which the paper takes to
-cost as much as a step; here it is v, measured, so that K c + v is a round in steps.
+where c is the cost of a drafter step in target steps. The numerator over 1 - α is the expected
+number of tokens of a round (their equation 1). The 1 is the verify run, which the paper assumes to
+cost one step. Here it is the measured v, so that a round costs K c + v steps.
 
-Trees have no such α: SpecInfer (arXiv 2305.09781) and Mamba Drafters put the tokens measured in its
-place, and so does `expected_speedup`. What is left between it and the speed-up measured is what
-neither knows of: the runtime's own time, the drafter's reading of the prompt, and noise.
+Trees have no such α. SpecInfer (arXiv 2305.09781), Mamba Drafters and `expected_speedup` use the
+measured number of tokens instead. The difference from the measured speedup is the runtime's own
+time, the drafter's reading of the prompt, and noise.
 """
 
 from __future__ import annotations
@@ -31,20 +31,23 @@ from edge.runtime.state import State
 
 Branches = tuple[int, ...]
 RoundKind = TypeVar("RoundKind")  # rounds that cost the same
-CONTEXT = 16  # tokens read before anything is timed
+CONTEXT = 16  # tokens read before timing begins
 Measure = Callable[[], float]
 
 
 def expected_tokens(alpha: float, depth: int) -> float:
-    """Tokens of a round with a chain of `depth`: (1 - α^(K+1)) / (1 - α), at α = 1 K + 1."""
+    """Return the expected tokens of a round with a chain of K = `depth`.
+
+    They are (1 - α^(K+1)) / (1 - α), or K + 1 at α = 1.
+    """
     return sum(alpha**place for place in range(depth + 1))
 
 
 def acceptance_rate(tokens: float, depth: int) -> float:
-    """The α at which a chain of `depth` ≥ 1 has that many expected tokens, between 0 and 1.
+    """Return the α in [0, 1] at which a chain of `depth` ≥ 1 has `tokens` expected tokens.
 
-    Not the share of drafted tokens that were accepted: those after
-    the first refused one were never asked.
+    It is not the share of drafted tokens that were accepted, because tokens after the first
+    rejected one are never checked.
     """
     low, high = 0.0, 1.0
     for _ in range(50):
@@ -58,11 +61,11 @@ def acceptance_rate(tokens: float, depth: int) -> float:
 
 @dataclass(frozen=True)
 class Prices:
-    """What rounds of one shape cost, in steps of the target.
+    """Cost of a round of one shape, in steps of the target.
 
     Attributes:
-        draft: the drafter's runs, K c for a chain.
-        verify: the target's run, v.
+        draft: cost of the drafter's runs, K c for a chain.
+        verify: cost of the target's verify run, v.
     """
 
     draft: float
@@ -72,11 +75,15 @@ class Prices:
 def expected_speedup(
     tokens: int, steps: int, shapes: Mapping[RoundKind, int], prices: Mapping[RoundKind, Prices]
 ) -> float | None:
-    """Tokens divided by their expected cost in plain steps.
+    """Return tokens divided by their expected cost in plain steps; None without any cost.
 
-    `tokens`: all that came of the rounds of `shapes`, how many of each kind, and of `steps` plain
-    steps.
-    With one chain and no plain step it is the formula at that acceptance. None without any tokens.
+    With one chain and no plain step, it is the formula at the measured acceptance.
+
+    Args:
+        tokens: number of tokens from all rounds and plain steps.
+        steps: number of plain steps.
+        shapes: number of rounds of each kind.
+        prices: cost of a round of each kind.
     """
     spent = float(steps)
     for kind, count in shapes.items():
@@ -90,16 +97,16 @@ def expected_speedup(
 
 @dataclass(frozen=True)
 class DraftCosts:
-    """Medians, in seconds.
+    """Median costs.
 
     Attributes:
-        step: of the target.
-        draft_step: of the drafter, one sequence; None where no model drafts.
-        prices: shape → what drafting and verifying it take, in steps; verifying as in the middle of
-            an answer, after a round that kept half of such a draft.
-        rewind: shape → what going back to the middle of its draft takes, as a share of a step: of
-            the going back and the step after it, for some engines put the work off until then, less
-            the step after a run that is kept whole. Noise can make it negative.
+        step: seconds of a step of the target.
+        draft_step: seconds of a step of the drafter with one sequence; None if no model drafts.
+        prices: cost of a round by shape. Verifying is measured after a round that kept half of
+            such a draft, as in the middle of an answer.
+        rewind: cost of rewinding to the middle of a draft by shape, as a share of a step. It is the
+            rewind and the step after it, to which some engines defer the work, less the step after
+            a run that is kept whole. Noise can make it negative.
     """
 
     step: float
@@ -108,7 +115,7 @@ class DraftCosts:
     rewind: dict[Branches, float]
 
     def without_drafter(self) -> DraftCosts:
-        """The same for drafts that cost nothing."""
+        """Return the same costs with free drafts."""
         free = {branches: Prices(0.0, price.verify) for branches, price in self.prices.items()}
         return DraftCosts(self.step, None, free, self.rewind)
 
@@ -116,7 +123,7 @@ class DraftCosts:
 def measure(
     target: Engine, drafter: Engine | None, shapes: Collection[Branches], repetitions: int
 ) -> DraftCosts:
-    """Each run `repetitions` times, in turn, after one that warms up."""
+    """Measure each run `repetitions` times, in turn, after one warm-up."""
     named = {branches: Shape(branches) for branches in shapes}
     runs: dict[object, Measure] = {"step": _Bench(target, Shape()).verify}
     for branches, shape in named.items():
@@ -152,14 +159,15 @@ def measure(
 
 
 def _widths(shape: Shape) -> tuple[int, ...]:
-    """Sequences of each of a drafter's runs: one after the root, then one for every node of a depth
-    but the last.
+    """Return the batch size of each of a drafter's runs.
+
+    The first run continues from the root, each later one from the nodes of a depth except the last.
     """
     return (1, *shape.widths[:-1])
 
 
 class _Bench:
-    """A state of the target that comes back to the same place before every measurement."""
+    """A state of the target that is restored to the same place before every measurement."""
 
     def __init__(self, engine: Engine, shape: Shape) -> None:
         count = shape.nodes + 1
@@ -174,8 +182,9 @@ class _Bench:
         self._place = self._state.snapshot()
 
     def verify(self) -> float:
-        """Seconds of the run, after one of the same kind of which half was kept: what an engine
-        puts off until the next run belongs to every round.
+        """Return seconds of a verify run after one whose second half was rewound.
+
+        Work that an engine defers to the next run is thus included.
         """
         self._state.restore(self._place)
         self._run()
@@ -185,13 +194,11 @@ class _Bench:
         return spent
 
     def step_after_going_back(self) -> float:
-        """Seconds of rewinding a chain by the later half, or of selecting a node in the middle of
-        a tree, and of a step then.
-        """
+        """Return seconds of going back to mid-draft, by rewind or tree select, and a step."""
         return self._step_after((len(self._tokens[0]) - 1) // 2)
 
     def step_after_all(self) -> float:
-        """The same when the last token is kept."""
+        """Return seconds of a step after a run whose last token is kept."""
         return self._step_after(len(self._tokens[0]) - 1)
 
     def _step_after(self, node: int) -> float:
@@ -208,7 +215,7 @@ class _Bench:
         self._engine.run(self._tokens, self._state, parents=self._parents, rows="all")
 
     def _keep(self, node: int) -> None:
-        """Continue from a token of the run, 0 the first."""
+        """Continue from a token of the run, counted from 0."""
         if self._parents is not None:
             self._state.select(node)
         elif unwanted := len(self._tokens[0]) - 1 - node:
@@ -216,7 +223,7 @@ class _Bench:
 
 
 class _Batch:
-    """A batch of sequences of the drafter, which step together."""
+    """A batch of drafter sequences that step together."""
 
     def __init__(self, engine: Engine, width: int) -> None:
         self._engine = engine
@@ -243,7 +250,7 @@ def _ids(engine: Engine, batch: int, count: int) -> np.ndarray[tuple[int, int], 
 
 
 def _parents(shape: Shape) -> tuple[int, ...]:
-    """Parents of the token before a tree, then of its nodes, depth by depth."""
+    """Return the parents of the token before a tree, then of its nodes, depth by depth."""
     parents, level = [-1], [0]
     for count in shape.branches:
         below = [parent for parent in level for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What drafting yields and costs: the `speculation` of the JSON object, and its lines."""
+"""Report of drafting: the `speculation` of the JSON object, its lines, table and charts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ Facts = dict[str, Any]
 
 
 def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
-    """`acceptance_length` and `speedup` are an interface. Times are in milliseconds, medians over
-    rounds; "round" here is one draft and its verification, or a plain step in between.
+    """Return the `speculation` object. `acceptance_length` and `speedup` are a stable interface.
+
+    Times are in milliseconds, medians over repetitions. In the keys, a round is one draft and its
+    verify run.
     """
     request, costs, sums = found.request, found.costs, found.speculation
     rounds = [total(runs) for runs in found.drafted.rounds]
     gain, drafted = found.interval, sums.rounds > 0
-    # a bandit may leave a whole round of answers without a draft
+    # a bandit may try no draft in a whole round of answers
     drafting = [run for run in rounds if run.speculation and run.speculation.rounds]
     if found.slowest_tenth is None:
         absent["slowest_tenth_speedup"] = "no prompt yielded a second token in every round"
@@ -36,7 +38,7 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
         absent["theoretical_speedup"] = (
             "the drafter was given up"
             if sums.problem
-            else "drafts that go through text have no fixed cost of a token"
+            else "drafts that go through text have no fixed cost per token"
         )
     return {
         "draft": request.draft,
@@ -78,7 +80,7 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
 
 
 def _sources(found: Drafted) -> Facts:
-    """Who drafted how much of it."""
+    """Return the counts of each source of drafts."""
     return {
         source: {
             "rounds": share.rounds,
@@ -91,7 +93,7 @@ def _sources(found: Drafted) -> Facts:
 
 
 def _shapes(found: Drafted) -> Iterator[Facts]:
-    """The shapes of drafts, the most frequent first, and what each costs in steps."""
+    """Yield the shapes of drafts, most frequent first, with their costs in steps."""
     for shape, count in sorted(found.shapes().items(), key=lambda item: -item[1]):
         yield {
             "branches": list(shape.branches),
@@ -105,12 +107,12 @@ def _shapes(found: Drafted) -> Iterator[Facts]:
 
 def _rates(side: DraftSide) -> Facts:
     found = spread(side.rates())
-    assert found is not None  # a contest has a round
+    assert found is not None  # a contest has at least one round
     return asdict(found)
 
 
 def _alpha(found: Drafted) -> float | None:
-    """The formula's α, of one chain in all rounds; a tree or several shapes have none."""
+    """Return the formula's α for a single fixed chain; None for trees and several shapes."""
     shapes, length = found.speculation.shapes, found.speculation.acceptance_length
     fixed = found.request.tokens
     if fixed is None or length is None or (1,) * fixed not in shapes:
@@ -127,12 +129,12 @@ def _rewind(found: Drafted) -> float | None:
 
 
 def _each(rounds: Sequence[DraftRun], of: Any) -> float:
-    """Milliseconds, the median over repetitions."""
+    """Return the median over repetitions, in milliseconds."""
     return 1e3 * float(median(of(run) for run in rounds))
 
 
 def _drafting(run: DraftRun) -> float:
-    """Seconds in the drafter in a round, without its reading of prompts."""
+    """Return seconds per round in the drafter, without its reading of prompts."""
     sums = run.speculation
     return (sums.draft_s - run.reading) / sums.rounds if sums else 0.0
 
@@ -147,11 +149,11 @@ def _overhead(run: DraftRun) -> float:
     return run.overhead / max(1, sums.rounds + sums.steps) if sums else 0.0
 
 
-# -- for people -----------------------------------------------------------------------------------
+# -- terminal -------------------------------------------------------------------------------------
 
 
 def lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What `to_dict` says, in words."""
+    """Yield the figures of `to_dict` as text."""
     rates = facts["tokens_per_s"]
     interval = facts["speedup_interval"]
     within = "" if interval is None else f" (95 %: {interval[0]:.2f} to {interval[1]:.2f})"
@@ -160,12 +162,12 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"drafting  {facts['draft']} on {facts['prompts']} prompts ({facts['prompts_from']}): "
         f"{rates['drafted']['p50']:.1f} tokens/s, {rates['plain']['p50']:.1f} without: "
-        f"{facts['speedup']:.2f} times as quick{within}{most}"
+        f"{facts['speedup']:.2f} times as fast{within}{most}"
     )
     if facts["lossy"]:
         yield (
-            f"drafting  lossy: tokens are accepted by {facts['accept']}, so answers with drafts "
-            "are not those without"
+            f"drafting  lossy: tokens are accepted by {facts['accept']}, so answers differ from "
+            "those without drafts"
         )
     if facts["problem"]:
         yield f"drafting  {facts['draft']} was given up: {facts['problem']}"
@@ -174,14 +176,14 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
         return
     shapes = (f"{named(row)} {row['rounds']}×" for row in facts["shapes"])
     yield (
-        f"drafting  acceptance length {length:.2f} over {facts['rounds']} verifying runs, beside "
+        f"drafting  acceptance length {length:.2f} over {facts['rounds']} verify runs, and "
         f"{facts['plain_steps']} plain steps; shapes {', '.join(shapes)}"
     )
     yield (
         f"drafting  a round: {facts['draft_ms']:.3f} ms to draft, {facts['verify_ms']:.3f} ms to "
-        f"verify; of both and of steps {facts['overhead_ms']:.3f} ms "
-        f"({facts['overhead_share']:.1%} of all time) in no model's run, without drafts "
-        f"{facts['plain_overhead_share']:.1%}; going back {facts['rewind_share']:+.1%} of a step; "
+        f"verify; per round or step {facts['overhead_ms']:.3f} ms "
+        f"({facts['overhead_share']:.1%} of all time) outside model runs, without drafts "
+        f"{facts['plain_overhead_share']:.1%}; rewinding {facts['rewind_share']:+.1%} of a step; "
         f"reading a prompt {facts['reading_ms']:.2f} ms more"
     )
     if (theory := facts["theoretical_speedup"]) is not None:
@@ -192,24 +194,24 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
             + ("" if alpha is None else f" (α {alpha:.2f})")
             + f", steps of {step:.3f} ms"
             + ("" if own is None else f", the drafter's of {own:.3f} ms ({own / step:.2f})")
-            + f", verifying runs of {_average(facts['shapes'], 'verify_steps'):.2f} steps"
+            + f", verify runs of {_average(facts['shapes'], 'verify_steps'):.2f} steps"
         )
 
 
 def named(row: Mapping[str, Any]) -> str:
-    """A shape, and that it was looked up where it was."""
+    """Return the name of a shape, marked if it was looked up."""
     shape = Shape(tuple(row["branches"]))
     return f"look-up of {shape}" if row["source"] == LOOK_UP else str(shape)
 
 
 def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Over rounds; there is one."""
+    """Return the average over rounds, of which there is at least one."""
     weighted = sum(row["rounds"] * row[name] for row in rows)
     return float(weighted / sum(row["rounds"] for row in rows))
 
 
 def shapes(facts: Mapping[str, Any]) -> FigureTable:
-    """In which shapes was drafted, and what each costs in steps."""
+    """Return the table of draft shapes and their costs in steps."""
     cells = []
     for row in facts["shapes"]:
         shape = Shape(tuple(row["branches"]))
@@ -218,18 +220,18 @@ def shapes(facts: Mapping[str, Any]) -> FigureTable:
             f"chain of {shape}" if chain else named(row), str(row["rounds"]), str(shape.nodes),
             two(row["draft_steps"]), two(row["verify_steps"]), f"{row['rewind_share']:+.2f}",
         ))  # fmt: skip
-    head = ("draft, in steps", "runs", "tokens", "to draft", "to verify", "going back")
+    head = ("draft, in steps", "runs", "tokens", "to draft", "to verify", "to rewind")
     return FigureTable(head, cells)
 
 
-# -- for the page ---------------------------------------------------------------------------------
+# -- page -----------------------------------------------------------------------------------------
 
 
 def cards(facts: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """What it gains."""
+    """Return the headline figures."""
     rates = facts["tokens_per_s"]
     return f"Drafting by {facts['draft']}, against none", {
-        "times as quick": two(facts["speedup"], ABSENT),
+        "times as fast": two(facts["speedup"], ABSENT),
         "nine of ten prompts, at least": two(facts["slowest_tenth_speedup"], ABSENT),
         "acceptance length": two(facts["acceptance_length"], ABSENT),
         "by the papers' formula": two(facts["theoretical_speedup"], ABSENT),
@@ -239,8 +241,8 @@ def cards(facts: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
 
 
 def drawings(facts: Mapping[str, Any]) -> Iterator[Drawing]:
-    """The gain of every prompt, and where a round's time goes."""
-    labels = ("prompts, the slowest first", "times as quick as without drafts")
+    """Draw the gain of every prompt, and where a round's time goes."""
+    labels = ("prompts, slowest first", "times as fast as without drafts")
     if speedups := facts["speedup_by_prompt"]:
         yield Drawing("What drafting gains", "", plots.by_prompt(speedups, labels))
     if facts["acceptance_length"] is None:
@@ -248,7 +250,7 @@ def drawings(facts: Mapping[str, Any]) -> Iterator[Drawing]:
     rows = {
         "drafting": facts["draft_ms"],
         "verifying and choosing": facts["verify_ms"],
-        "of these in no model's run": facts["overhead_ms"],
+        "of these outside model runs": facts["overhead_ms"],
         "a plain step of the model": facts["step_ms"],
         "a step of the drafter": facts["draft_step_ms"],
     }

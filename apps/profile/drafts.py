@@ -1,4 +1,4 @@
-"""Answers with drafting and without, in turn: what drafting yields and where its time goes."""
+"""Time answers with and without drafting, in turn, and measure what drafting gains and costs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from edge.runtime.speculate.shape import LOOK_UP, Shape
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """Who drafts how, and on what.
+    """Drafter, shape of drafts and prompts.
 
     Attributes:
-        draft: a bundle, a demonstration's name, or "ngram".
-        tokens, tree: of a fixed shape, or of a few by UCB; neither leaves it to the bandit.
-        prompts: answered in every round.
-        source: where they are from, for people.
-        accept: by which rule drafted tokens are accepted.
+        draft: a bundle, name of a demonstration model, or "ngram".
+        tokens: length of a fixed chain, or None.
+        tree: branches of a fixed tree, "ucb" for a choice of a few by UCB, or None. If `tokens` is
+            None as well, a bandit chooses the shape.
+        prompts: prompts to answer in every round.
+        source: human-readable origin of the prompts.
+        accept: acceptance rule for drafted tokens.
     """
 
     draft: str
@@ -45,13 +47,15 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class DraftRun:
-    """The tokens of an answer after the first, which the prompt yields.
+    """Times of an answer after its first token, which prefill yields.
 
     Attributes:
-        seconds: from the first token to the last.
-        target, drafter: of them, in runs of either model; reading: of the drafter's, in those that
-            read the prompt, or what was looked up since its last draft.
-        repeated: of the answer, see `repeated_share`.
+        tokens: number of tokens after the first.
+        seconds: seconds from the first token to the last.
+        target, drafter: seconds in runs of the target and of the drafter.
+        reading: part of `drafter` spent reading the prompt, or tokens looked up since its last
+            draft.
+        repeated: see `repeated_share`.
     """
 
     tokens: int
@@ -64,39 +68,38 @@ class DraftRun:
 
     @property
     def overhead(self) -> float:
-        """Seconds in no model's run: sampling, accepting, going back, text, the clock itself."""
+        """Seconds outside model runs: sampling, accepting, rewinding, text, the clock itself."""
         return self.seconds - self.target - self.drafter
 
 
 @dataclass
 class DraftSide:
-    """With drafting or without: the runs of every round, prompt by prompt."""
+    """Runs of every round, prompt by prompt, with or without drafting."""
 
     rounds: list[list[DraftRun]] = field(default_factory=list)
 
     @property
     def speculation(self) -> Speculation:
-        """Sums over all rounds."""
+        """Drafting counts summed over all rounds."""
         return summed(run for found in self.rounds for run in found)
 
     @property
     def overhead_share(self) -> float:
-        """Share of the time that passes in no model's run: the median over rounds."""
+        """Share of time spent outside model runs, the median over rounds."""
         return median(run.overhead / run.seconds for run in map(total, self.rounds))
 
     def rates(self) -> list[float]:
-        """Tokens a second, of each round."""
+        """Return tokens per second of each round."""
         return [total(found).tokens / total(found).seconds for found in self.rounds]
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """Everything that was measured.
+    """Everything that was measured about drafting.
 
     Attributes:
-        runs_cost: whether drafts cost steps of the drafter's, one for each depth, so that the
-            formula's c means something: not so of a drafter that goes through text, or was given
-            up.
+        runs_cost: whether a draft costs one drafter step per depth, as the formula's c assumes.
+            False for drafters that go through text or were given up.
     """
 
     request: DraftRequest
@@ -107,31 +110,32 @@ class Drafted:
 
     @property
     def speedup(self) -> float:
-        """Rate with drafting ÷ without, within each round; of these the median."""
+        """Rate with drafting ÷ without, within each round; the median over rounds."""
         pairs = zip(self.drafted.rates(), self.plain.rates(), strict=True)
         return median(ours / theirs for ours, theirs in pairs)
 
     @property
     def interval(self) -> Ratio:
-        """The geometric mean of the same ratios, and where it may lie."""
+        """Geometric mean of the same ratios, with its confidence interval."""
         return ratio(self.drafted.rates(), self.plain.rates())
 
     @property
     def slowest_tenth(self) -> float | None:
-        """The speed-up that nine of ten prompts reach, each a median over rounds; None where no
-        prompt has yielded a second token both ways in every round.
+        """Speedup that nine of ten prompts reach, each a median over rounds.
+
+        None if no prompt yielded a second token both ways in every round.
         """
         found = [*self.by_prompt()]
         return percentile(found, 0.1) if found else None
 
     @property
     def median_prompt(self) -> float | None:
-        """The same that half of the prompts reach."""
+        """Speedup that half of the prompts reach, under the same conditions."""
         found = [*self.by_prompt()]
         return median(found) if found else None
 
     def by_prompt(self) -> Iterator[float]:
-        """The speed-up of every prompt that yields tokens both ways."""
+        """Yield the speedup of every prompt that yields tokens both ways."""
         pairs = zip(
             zip(*self.drafted.rounds, strict=True), zip(*self.plain.rounds, strict=True),
             strict=True,
@@ -149,7 +153,7 @@ class Drafted:
 
     @property
     def theoretical(self) -> float | None:
-        """See `theory`; None where it does not apply."""
+        """See `expected_speedup`; None if it does not apply."""
         sums, shapes = self.speculation, self.shapes()
         if not self.runs_cost:
             return None
@@ -159,7 +163,7 @@ class Drafted:
         )
 
     def shapes(self) -> dict[Shape, int]:
-        """What was drafted, by whom: how many rounds."""
+        """Return the number of rounds by shape and source."""
         return {
             Shape(branches, source): count
             for source, share in self.speculation.sources.items()
@@ -167,7 +171,7 @@ class Drafted:
         }
 
     def price(self, shape: Shape) -> Prices:
-        """Price of a round with it; a look-up costs nothing but the verification."""
+        """Return the price of a round with a shape. A look-up costs only the verify run."""
         price = self.costs.prices[shape.branches]
         return Prices(0.0, price.verify) if shape.source == LOOK_UP else price
 
@@ -177,7 +181,7 @@ Drafter = Model | Literal["ngram"]
 
 
 class Contest:
-    """Sessions of one model, of which one never drafts and the others each in their way."""
+    """Sessions of one model: one without drafting, and one for each way of drafting."""
 
     def __init__(
         self,
@@ -185,9 +189,9 @@ class Contest:
         ways: Mapping[str, tuple[DraftRequest, Drafter]],
         sampling: Mapping[str, Any],
     ) -> None:
-        """Takes the memory of all sessions. `sampling`: of every answer.
+        """Allocate all sessions. `sampling`: sampling options of every answer.
 
-        Raises InputError: a drafter or a shape that does not fit.
+        Raises InputError for a drafter or shape that does not fit the model.
         """
         self._sampling = sampling
         self._prompts = next(iter(ways.values()))[0].prompts
@@ -205,10 +209,10 @@ class Contest:
             )  # fmt: skip
 
     def answers(self, repetitions: int, warmup: int, say: Say = silent) -> dict[str, DraftSide]:
-        """Rounds of every prompt in every way, another one first each time.
+        """Answer every prompt in every way in each round, with a different way first each time.
 
         A bandit keeps learning from round to round, as it does in a session. Raises InputError
-        where no answer has a second token, so that there is nothing to time.
+        if no answer has a second token, because there is nothing to time then.
         """
         sides = {name: DraftSide() for name in self._sessions}
         for number in range(-warmup, repetitions):
@@ -222,7 +226,7 @@ class Contest:
                 if not total(runs).seconds:
                     raise InputError(
                         "no prompt yields more than one token", field="--draft-prompts",
-                        remedy="other prompts, or -n 2 and more",
+                        remedy="give other prompts, or -n 2 or more",
                     )  # fmt: skip
                 if number >= 0:
                     sides[name].rounds.append(runs)
@@ -240,7 +244,7 @@ class Contest:
             generation = session.chat(prompt, **self._sampling)
         result = generation.finish()
         stamps = result.timings.token_s
-        # the prompt's runs come first; its last chunk may be a single token, so they are counted
+        # count the prompt's runs, which come first: its last chunk may be a single token
         chunks = math.ceil(result.prompt_tokens / self._timer.chunk)
         drafts = drafter.runs if drafter else []
         return DraftRun(
@@ -248,7 +252,7 @@ class Contest:
             seconds=stamps[-1] - stamps[0] if stamps else 0.0,
             target=sum(run.seconds for run in self._timer.runs[chunks:]),
             drafter=sum(run.seconds for run in drafts),
-            # what was drafted and accepted leaves two tokens to read at most
+            # after accepted drafts, at most two tokens are left to read
             reading=sum(run.seconds for run in drafts if run.reading or run.tokens > 2),
             speculation=result.speculation,
             repeated=repeated_share(result.tokens),
@@ -256,7 +260,7 @@ class Contest:
 
 
 def repeated_share(tokens: Sequence[int]) -> float:
-    """Share of all runs of four tokens that occurred before: near 1 where a text loops."""
+    """Return the share of 4-grams that occurred before: near 1 for text that loops."""
     fours = [tuple(tokens[at : at + 4]) for at in range(len(tokens) - 3)]
     return 1 - len(set(fours)) / len(fours) if fours else 0.0
 
@@ -264,23 +268,23 @@ def repeated_share(tokens: Sequence[int]) -> float:
 def compare(
     model: Model, draft: Drafter, request: DraftRequest, sampling: Mapping[str, Any]
 ) -> Callable[[int, int, Say], Drafted]:
-    """What measures one way of drafting against none, given repetitions and warm-up.
+    """Return a function of repetitions and warm-up that measures drafting against none.
 
-    Memory is taken, and refusals come, at once.
+    Memory is allocated and errors are raised at once, not when it is called.
     """
     contest = Contest(model, {request.draft: (request, draft)}, sampling)
 
     def measure(repetitions: int, warmup: int, say: Say) -> Drafted:
         sides = contest.answers(repetitions, warmup, say)
         found = sides[request.draft].speculation
-        say("runs of both models, one by one")
+        say("single runs of both models")
         engine, count = None if draft == "ngram" else draft.engine, 5 * repetitions + 10
         try:
             costs = measure_costs(model.engine, engine, found.shapes, count)
         except EdgeError:
             if not found.problem:
                 raise
-            # the drafter was given up for what its runs fail of here too
+            # the drafter was given up, and its runs fail here for the same reason
             costs = measure_costs(model.engine, None, found.shapes, count)
         runs_cost = steps_ahead(model, draft) and not found.problem
         return Drafted(request, sides[NONE], sides[request.draft], costs, runs_cost)
@@ -289,12 +293,12 @@ def compare(
 
 
 def steps_ahead(model: Model, draft: Drafter) -> bool:
-    """Whether drafts cost a run of the drafter for each depth, or nothing: the formula's costs."""
+    """Return whether a draft costs one drafter run per depth or nothing, as the formula assumes."""
     return draft == "ngram" or shared_ids(model.tokenizer, draft.tokenizer) > 0
 
 
 def total(runs: Sequence[DraftRun]) -> DraftRun:
-    """Sums over the prompts of a round."""
+    """Return sums over the prompts of a round."""
     return DraftRun(
         tokens=sum(run.tokens for run in runs),
         seconds=sum(run.seconds for run in runs),
@@ -306,7 +310,7 @@ def total(runs: Sequence[DraftRun]) -> DraftRun:
 
 
 def summed(runs: Iterator[DraftRun]) -> Speculation:
-    """What drafting did in all of them; `problem` is the first one."""
+    """Return drafting counts summed over runs, with the first `problem`."""
     sums = Speculation("")
     for run in runs:
         one = run.speculation

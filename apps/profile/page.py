@@ -1,4 +1,4 @@
-"""A measurement as one HTML page; without matplotlib it has no pictures, and says so."""
+"""HTML page of a measurement. Without matplotlib it has no charts, and says so."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from edge.apps.profile.words import costs, parts, side_by_side
 from edge.apps.units import megabytes
 
 Facts = Mapping[str, Any]
-NO_PICTURES = f"The page has no pictures: they need matplotlib ({plots.REMEDY})."
+NO_PICTURES = f"The page has no charts: they need matplotlib ({plots.REMEDY})."
 _BINS, _PARTS = 48, 12
 _NOUNS = {"decode": "step", "prefill": "chunk of prefill"}
 
 
 def render(facts: Facts, result: ProfileResult) -> str:
-    """The page: the pictures, and all that the terminal says. What a bundle says of itself is
-    escaped.
+    """Render the page: the charts, and everything that the terminal shows.
+
+    Text from bundles is escaped.
     """
     sides, drawn = side_by_side(facts), plots.available()
     machine, drafting = facts["machine"], facts.get("speculation")
     where = f"{machine['board'] or machine['cpu']}, {facts['threads']} threads, {backend(facts)}"
-    how = f"{facts['repetitions']} repetitions after {facts['warmup']} to warm up"
+    how = f"{facts['repetitions']} repetitions after {facts['warmup']} of warm-up"
     turns = ", in turn" if len(sides) > 1 else ""
     notes = [f"{where}; {how}{turns}, {facts['date']}", inside(facts["temperature"])]
     cards = [_cards(side, len(sides) > 1) for side in sides]
@@ -66,7 +67,7 @@ def _drawings(facts: Facts, sides: Sequence[Facts], result: ProfileResult) -> It
 
 
 def _context(sides: Sequence[Facts]) -> Iterator[Drawing]:
-    """The flat line."""
+    """Draw the step time against context."""
     curves = [
         Curve(
             side["name"],
@@ -77,10 +78,10 @@ def _context(sides: Sequence[Facts]) -> Iterator[Drawing]:
         if side["contexts"]
     ]
     if curves:
-        labels = ("tokens read before", "ms a step")
+        labels = ("tokens of context", "ms per step")
         yield Drawing(
             "Latency against context",
-            "Median, and shaded up to the 90th percentile. Constant memory makes it a flat line.",
+            "Median, shaded up to the 90th percentile. Constant memory makes it a flat line.",
             plots.lines(curves, labels, "{:g}".format),
         )
 
@@ -92,7 +93,7 @@ def _gaps(sides: Sequence[Facts], result: ProfileResult) -> Iterator[Drawing]:
             rows.append((side["name"], gaps))
     if rows:
         drawn = plots.histogram(rows, _BINS, "ms between two tokens")
-        yield Drawing("Inter-token latency", "The last bar takes all that took longer.", drawn)
+        yield Drawing("Inter-token latency", "The last bar holds all longer gaps.", drawn)
 
 
 def _breakdowns(sides: Sequence[Facts]) -> Iterator[Drawing]:
@@ -112,7 +113,7 @@ def _breakdowns(sides: Sequence[Facts]) -> Iterator[Drawing]:
 
 
 def _roofline(sides: Sequence[Facts]) -> Iterator[Drawing]:
-    """Operations a second against operations a byte, under the roof seen here."""
+    """Draw operations per second against operations per byte, under the measured roof."""
     found = [(side, side["roofline"]) for side in sides if side["roofline"]]
     curves = []
     for side, lines_of in found:
@@ -132,8 +133,8 @@ def _roofline(sides: Sequence[Facts]) -> Iterator[Drawing]:
     note = f"Measured here: {bandwidth:.1f} GB/s. " + (
         "Arithmetic was not measured."
         if flops is None
-        else f"{flops / 1e9:.0f} GFLOP/s of fp32 products; left of the corner memory is the limit. "
-        "Products of 8-bit integers may lie above the flat part."
+        else f"{flops / 1e9:.0f} GFLOP/s for fp32 products; memory is the limit left of the "
+        "corner. Products of 8-bit integers may lie above the flat part."
     )
-    labels = ("operations a byte", "billion operations a second")
+    labels = ("operations per byte", "billion operations per second")
     yield Drawing("Roofline", note, plots.roofline(curves, corners, labels))

@@ -1,4 +1,4 @@
-"""The JSON object of a measurement; the table and the page are made from it and the samples."""
+"""The JSON object of a measurement. The table and the page are made from it and the samples."""
 
 from __future__ import annotations
 
@@ -35,53 +35,55 @@ _COMPARED: dict[str, Callable[[Sample], float | None]] = {
 
 
 DEFINITIONS = {
-    "TTFT": "time to first token: from the request, token ids at hand, until the first token is "
+    "TTFT": "time to first token: from the request, already tokenized, until the first token is "
     "sampled; mean over repetitions",
     "TPOT": "time per output token after the first: (TTLT - TTFT) / (n - 1); mean over repetitions",
-    "ITL": "inter-token latency: every gap between two tokens, all repetitions together; "
+    "ITL": "inter-token latency: every gap between two tokens, pooled over repetitions; "
     "percentiles interpolated linearly",
     "TTLT": "time to last token: from the request until the last token is sampled; mean",
-    "prefill": "prompt tokens a second until the prompt is consumed, before the first token is "
+    "prefill": "prompt tokens per second until the prompt is consumed, before the first token is "
     "sampled; mean ± sample standard deviation over repetitions",
-    "decode": "tokens a second after the first, 1 / TPOT; mean ± sample standard deviation",
-    "context": "one step and one choice of a token at this context",
-    "peak memory": "most bytes resident at once since before the bundle was loaded (VmHWM), the "
-    "program's own included; anonymous and file-backed apart as they were after the longest prompt",
-    "state": "one recurrent state, whatever the length of the text; KV caches apart",
-    "ratio": "this ÷ the other, above 1 takes longer: geometric mean of the ratios within each "
+    "decode": "tokens per second after the first, 1 / TPOT; mean ± sample standard deviation",
+    "context": "one step and one sampled token at this context length",
+    "peak memory": "peak resident bytes since before the bundle was loaded (VmHWM), including the "
+    "program; anonymous and file-backed parts as they were after the longest prompt",
+    "state": "one recurrent state, independent of the length of the text; KV caches are separate",
+    "ratio": "this ÷ the other, slower above 1: geometric mean of the ratios within each "
     "repetition, with a 95 % interval by Student's t on their logarithms",
-    "breakdown": "the engine's own profiler, the quickest of several runs; it slows a run down, so "
-    "shares count, not sums",
+    "breakdown": "from the engine's profiler, the fastest of several runs; it slows a run down, so "
+    "trust shares, not sums",
     "roofline": "bytes of the weights read once and of the state read and written, ÷ the best "
-    "bandwidth measured here by reading or copying a buffer far larger than the cache",
-    "drafting": "answers to real prompts with drafts and without, in turn; tokens after the first, "
-    "so that reading the prompt counts only where the drafter does it; acceptance length: tokens a "
-    "verifying run yields, the target's own one included",
-    "energy": "rails read every 50 ms, counters where there are any; tokens per joule over decode, "
-    "with what the machine draws anyway included",
+    "bandwidth measured by reading or copying a buffer far larger than the cache",
+    "drafting": "answers to real prompts with and without drafts, in turn; timed after the first "
+    "token, so only the drafter's reading of the prompt counts; acceptance length: tokens per "
+    "verify run, including the target's own",
+    "energy": "from energy counters, or rails read every 50 ms; tokens per joule over decode, "
+    "including the machine's idle power",
 }
 
 INSIDE = {
     "tokenization": False,
     "sampling": True,
     "detokenization": False,
-    "prompt": "random token ids, seed 0; an end token ends nothing",
+    "prompt": "random token ids, seed 0; end tokens are ignored",
 }
 
 
 def inside(temperature: float) -> str:
-    """One line on what the times include."""
+    """Return one line that says what the times include."""
     how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     return (
-        f"sampling ({how}) is inside the times; tokenization and detokenization are not; "
-        "prompts are random token ids, and an end token ends nothing"
+        f"sampling ({how}) is included in the times; tokenization and detokenization are not; "
+        "prompts are random token ids, and end tokens are ignored"
     )
 
 
 def to_dict(result: ProfileResult) -> Facts:
-    """The object `--json` prints. `ttft_ms tpot_ms itl_ms ttlt_ms prefill_tokens_per_s
-    decode_tokens_per_s peak_memory_bytes state_bytes` are an interface, of the first prompt length;
-    `tests` has them of every length. What could not be had is null and named in `absent`.
+    """Return the object that `--json` prints.
+
+    `ttft_ms tpot_ms itl_ms ttlt_ms prefill_tokens_per_s decode_tokens_per_s peak_memory_bytes
+    state_bytes` are a stable interface, for the first prompt length; `tests` has every length.
+    Unavailable figures are null, with a reason in `absent`.
     """
     absent: dict[str, str] = {}
     facts = _side(result, result.sides[THIS], absent)
@@ -100,7 +102,7 @@ def to_dict(result: ProfileResult) -> Facts:
 
 
 def lines(result: ProfileResult) -> Iterator[Facts]:
-    """An object for each repetition of each prompt length of each side."""
+    """Yield one object per repetition, prompt length and side, for `--jsonl`."""
     for side in result.sides.values():
         for prompt, samples in zip(result.plan.prompts, side.samples, strict=True):
             for number, sample in enumerate(samples):
@@ -117,7 +119,7 @@ def lines(result: ProfileResult) -> Iterator[Facts]:
 
 
 def _name(facts: Facts, other: Facts | None) -> None:
-    """Names that tell the sides apart: folder and recipe, and where these agree what ran them."""
+    """Name the sides by folder and recipe, and by backend as well if those are equal."""
     sides = [facts] if other is None else [facts, other]
     for side in sides:
         side["name"] = f"{Path(side['bundle']).name} {side['quantization']}"
@@ -133,9 +135,9 @@ def _side(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) -> F
     tests = [_test(result, samples, absent) for samples in side.samples]
     first = tests[0]
     if side.facts["peak_memory_bytes"] is None:
-        absent["peak_memory_bytes"] = "/proc/self/status does not say"
+        absent["peak_memory_bytes"] = "/proc/self/status has no VmHWM"
     elif not side.facts["memory"]["peak_restarted"]:
-        absent["peak of this bundle alone"] = "VmHWM cannot be restarted: it is the program's"
+        absent["peak of this bundle alone"] = "VmHWM cannot be reset: it covers the whole program"
     if not side.depths:
         absent["contexts"] = "--context 0, or no depth fits"
     return {
@@ -158,7 +160,7 @@ def _side(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) -> F
 
 
 def _test(result: ProfileResult, samples: Sequence[Sample], absent: dict[str, str]) -> Facts:
-    """Everything of one prompt length."""
+    """Return all figures of one prompt length."""
     if samples and samples[0].tpot is None:
         absent["tpot_ms"] = absent["itl_ms"] = "needs at least two generated tokens (-n 2 or more)"
     rows = [sample.to_dict() for sample in samples]
@@ -184,7 +186,7 @@ def _spread(values: Sequence[float]) -> Facts | None:
 def _energy(
     result: ProfileResult, samples: Sequence[Sample], absent: dict[str, str]
 ) -> Facts | None:
-    """Joules and watts of each rail over prefill and decode, and tokens for a joule."""
+    """Return the watts of each rail over prefill and decode, joules and tokens per joule."""
     windows = {
         "prefill": [(s.began, s.began + s.prompt_s) for s in samples],
         "decode": [(s.began + s.ttft, s.began + s.ttlt) for s in samples],
@@ -221,9 +223,9 @@ def _energy(
 def _breakdown(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) -> Facts:
     if not side.costs:
         absent["breakdown"] = (
-            "not asked for (--no-breakdown)"
+            "turned off by --no-breakdown"
             if not result.request.explain
-            else f"engine {backend(side.facts)} has no profiler here"
+            else f"no profiler for engine {backend(side.facts)}"
         )
     for name, cost in side.costs.items():
         if not cost.layers:
@@ -232,20 +234,20 @@ def _breakdown(result: ProfileResult, side: ProfileSide, absent: dict[str, str])
 
 
 def _roofline(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) -> Facts | None:
-    """Bytes and operations of a step and of a chunk, what they took, and what they take at least.
+    """Return bytes, operations, time and the bound on time, of a step and of a prefill chunk.
 
-    A chunk's time is a share of the longest prompt's, so that of a whole chunk where one fits.
+    The time of a chunk is its share of the longest prompt's.
     """
     roof = result.roofs.get(memory_of(side.facts) or "")
     if roof is None:
         absent["roofline"] = (
-            "not measured for another provider of ONNX Runtime"
+            "not measured for this provider of ONNX Runtime"
             if memory_of(side.facts) is None
-            else "not asked for (--no-breakdown)"
+            else "turned off by --no-breakdown"
         )
         return None
     if roof.flops is None:
-        absent["arithmetic"] = "measured on a CPU alone, with one thread for each core"
+        absent["arithmetic"] = "measured only on a CPU, with one thread per core"
     found: Facts = {"roof": roof.to_dict(), "runs": {}}
     prompt = max(side.samples, key=lambda samples: samples[0].prompt)
     tokens = min(prompt[0].prompt, side.facts["chunk"])
@@ -277,7 +279,7 @@ def _roofline(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) 
 
 def _settings(result: ProfileResult) -> Facts:
     plan = result.plan
-    # the packages that ONNX Runtime is from
+    # distributions that provide ONNX Runtime
     packages = ["mamba-edge", "numpy", *(ort_providers.packages() or ["onnxruntime"])]
     return {
         "date": stamp(),
@@ -306,9 +308,9 @@ def _machine(result: ProfileResult, absent: dict[str, str]) -> Facts:
     reasons = {
         "governor": (facts["governor"] is None, "no cpufreq in /sys"),
         "power_mode": (facts["power_mode"] is None, "no nvpmodel, no platform profile"),
-        "clock": (not result.after.clocks_mhz, "neither cpufreq nor /proc/cpuinfo says"),
+        "clock": (not result.after.clocks_mhz, "neither in cpufreq nor in /proc/cpuinfo"),
         "temperature": (not result.after.temperatures_c, "no thermal zones, no sensors"),
-        "throttling": (limited is None, "nothing here counts it"),
+        "throttling": (limited is None, "no counter on this machine"),
         "gpu": (result.gpu is None, "no NVIDIA driver"),
     }
     absent |= {name: reason for name, (missing, reason) in reasons.items() if missing}
@@ -316,7 +318,7 @@ def _machine(result: ProfileResult, absent: dict[str, str]) -> Facts:
 
 
 def _ratios(result: ProfileResult, absent: dict[str, str]) -> list[Facts]:
-    """This ÷ the other, for each prompt length."""
+    """Return this ÷ the other, for each prompt length."""
     found = []
     pairs = zip(result.sides[THIS].samples, result.sides[OTHER].samples, strict=True)
     for ours, theirs in pairs:
@@ -337,7 +339,7 @@ def _known(samples: Sequence[Sample], of: Callable[[Sample], float | None]) -> l
 def _warnings(result: ProfileResult) -> Iterator[str]:
     if result.others > BUSY:
         yield (
-            f"other programs used {result.others:.0%} of the processor meanwhile: "
+            f"other programs used {result.others:.0%} of the processor during the measurement: "
             "do not trust the times"
         )
     if limited := throttled(result.before, result.after):
@@ -347,5 +349,5 @@ def _warnings(result: ProfileResult) -> Iterator[str]:
 
 
 def backend(side: Mapping[str, Any]) -> str:
-    """What ran it: the engine, and the provider of one that has providers."""
+    """Return the engine, followed by its provider if it has providers."""
     return " ".join(part for part in (side["engine"], side["provider"]) if part)

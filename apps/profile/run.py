@@ -1,4 +1,4 @@
-"""One measurement, from bundles to everything the report needs."""
+"""Run one measurement, from bundles to everything the report needs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ THIS, OTHER = "this", "other"
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What is measured, as it was typed; `edge profile --help` has the meanings."""
+    """Options of a measurement as given on the command line; see `edge profile --help`."""
 
     bundle: str
     against: str | None = None
@@ -60,7 +60,7 @@ class ProfileRequest:
 
     @property
     def sides(self) -> dict[str, tuple[str, str]]:
-        """Who is measured: bundle and engine; `--against` names another of either."""
+        """Bundle and engine of each side. `--against` names another bundle or engine."""
         if self.against is None:
             return {THIS: (self.bundle, self.engine)}
         if self.against in ENGINES[1:]:
@@ -70,11 +70,11 @@ class ProfileRequest:
         return {THIS: (self.bundle, self.engine), OTHER: other}
 
     def provider_on(self, engine: str) -> str | None:
-        """The provider asked for, where `engine`, one side's, has providers."""
+        """Return the requested provider if `engine` has providers, else None."""
         return self.provider if has_providers(engine) else None
 
     def check(self) -> None:
-        """Refuse what can be refused before anything is loaded. Raises EngineError."""
+        """Raise EngineError for an invalid engine or provider, before anything is loaded."""
         engines = [engine for _, engine in self.sides.values()]
         for engine in engines:
             check_provider(engine, self.provider_on(engine))
@@ -83,16 +83,16 @@ class ProfileRequest:
 
 
 class Subject:
-    """A bundle under measurement: a `Runner` with one sequence, as a session would run it.
+    """A bundle under measurement: a `Runner` that works like a session.
 
     Attributes:
-        memory: resident bytes before loading, after it, and after the longest prompt.
+        memory: resident bytes before loading, after loading, and after the longest prompt.
     """
 
     def __init__(self, request: ProfileRequest, bundle: str, engine: str) -> None:
-        """Load it. Raises BundleError, EngineError, TokenizerError."""
+        """Load the bundle. Raises BundleError, EngineError, TokenizerError."""
         self.memory = Usage()
-        # left to the runtime, a small model and a large one would run on different threads
+        # the runtime's default would give a small and a large model different thread counts
         both = usable_cores() if request.against is not None else None
         self.model: Model = load(
             bundle, engine=engine, threads=request.threads or both, spin=request.spin,
@@ -106,7 +106,7 @@ class Subject:
         self._logits: Logits | None = None
 
     def prepare(self, capacity: int, prompt: Sequence[int]) -> None:
-        """Take the memory of a sequence of `capacity` tokens, and use all that a prompt needs."""
+        """Allocate a sequence of `capacity` tokens, and touch all memory that a prompt needs."""
         engine = self.model.engine
         self._capacity = capacity if self.model.config.has_attention else None
         self._context = Context(engine, engine.new_state(capacity=self._capacity))
@@ -134,7 +134,7 @@ class Subject:
         self._context.restore(mark)
 
     def facts(self) -> dict[str, Any]:
-        """Which bundle on which engine, and the bytes it takes."""
+        """Return the identity of bundle and engine, and the memory they use."""
         model = self.model
         plan = model.engine.memory_plan(capacity=self._capacity)
         weights = model.manifest.entry("weights.bin")
@@ -159,12 +159,12 @@ class Subject:
 
 @dataclass
 class ProfileSide:
-    """What was measured of one bundle on one engine.
+    """Measurements of one bundle on one engine.
 
     Attributes:
-        facts: which it is, and its bytes.
-        samples: for each prompt length, for each repetition.
-        costs: of a step and of a prefill, by the engine's profiler; empty when not asked for.
+        facts: identity and memory, see `Subject.facts`.
+        samples: samples by prompt length and repetition.
+        costs: breakdown of a step and of a prefill by the engine's profiler; empty if turned off.
     """
 
     facts: dict[str, Any]
@@ -176,8 +176,12 @@ class ProfileSide:
 
 @dataclass
 class ProfileResult:
-    """Everything; `notes` are for the reader, `others` is the share of the CPU others used, `roofs`
-    are by whose memory it is (`memory_of`), none where they were not asked for.
+    """Everything that was measured.
+
+    Attributes:
+        others: share of the CPU used by other programs.
+        roofs: roofs by memory, see `memory_of`; empty if turned off.
+        notes: remarks for the reader.
     """
 
     request: ProfileRequest
@@ -194,7 +198,7 @@ class ProfileResult:
 
 
 def profile(request: ProfileRequest, say: Say = silent) -> ProfileResult:
-    """Measure. Raises InputError: lengths a model cannot take; what loading a bundle raises."""
+    """Measure. Raises InputError for lengths that do not fit a model, and what loading raises."""
     request.check()
     plan, notes = make_plan(request)
     longest = max((*plan.prompts, plan.context), key=len)
@@ -215,7 +219,7 @@ def profile(request: ProfileRequest, say: Say = silent) -> ProfileResult:
     share, after = others.share(), conditions()
     for name, side in sides.items():
         side.samples, side.depths = samples[name], deep[name]
-        side.subject = None  # its memory goes before the profiler loads the graph again
+        side.subject = None  # free its memory before the profiler loads the graph again
     del runners, drafting
     release()
     roofs: dict[str, Roof] = {}
@@ -230,14 +234,14 @@ def profile(request: ProfileRequest, say: Say = silent) -> ProfileResult:
 
 
 def memory_of(facts: Mapping[str, Any]) -> str | None:
-    """Whose memory a side reads its weights from: "cpu", "gpu"; None where it is not known."""
+    """Return the memory that a side reads its weights from: "cpu", "gpu" or None if unknown."""
     if on_cpu(facts["engine"], facts.get("provider")):
         return "cpu"
     return None if facts["engine"] == "ort" else "gpu"
 
 
 def roofs_of(request: ProfileRequest, memories: Sequence[str | None]) -> dict[str, Roof]:
-    """The roof of each memory that is read from."""
+    """Measure the roof of each memory in use."""
     found = {}
     if "gpu" in memories:
         found["gpu"] = device_roof(open_device())
@@ -249,7 +253,7 @@ def roofs_of(request: ProfileRequest, memories: Sequence[str | None]) -> dict[st
 
 
 def make_plan(request: ProfileRequest) -> tuple[AnswerPlan, list[str]]:
-    """Lengths that every model takes, and what had to be left out. Raises InputError."""
+    """Choose lengths that fit every model. Return notes on lengths left out. Raises InputError."""
     manifests = [_manifest(bundle) for bundle in {bundle for bundle, _ in request.sides.values()}]
     limits = [m.model.max_context for m in manifests if m.model.has_attention]
     limit, notes = min((n for n in limits if n is not None), default=None), []
@@ -266,7 +270,7 @@ def make_plan(request: ProfileRequest) -> tuple[AnswerPlan, list[str]]:
         _check_room(wanted, STEPS + 1, limit, "--context")
     elif len(fitting) < len(wanted):
         notes.append(f"contexts up to {max(fitting, default=0)}: attention ends at {limit} tokens")
-    # few ids, which every vocabulary has: what a token is makes no difference to its cost
+    # ids that every vocabulary has: the cost of a token does not depend on its id
     smallest = min(m.tokenizer.vocab_size for m in manifests)
     ids = np.random.default_rng(0).integers(0, smallest, max((*lengths, *fitting)))
     tokens = tuple(ids.tolist())
@@ -293,7 +297,7 @@ def _check_room(lengths: Sequence[int], more: int, limit: int | None, option: st
             raise InputError(
                 f"{length} tokens and {more} after them do not fit into a context of {limit}",
                 field=option,
-                remedy=f"{most}; without attention there is no such limit",
+                remedy=f"{most}; models without attention have no such limit",
             )
 
 
@@ -317,7 +321,7 @@ def _load(
 def _drafting(
     request: ProfileRequest, side: ProfileSide, notes: list[str]
 ) -> Callable[[int, int, Say], drafts.Drafted] | None:
-    """What measures drafting, where that is asked for; its memory is taken before the times."""
+    """Return the function that measures drafting, or None. Its memory is allocated up front."""
     if request.draft is None or side.subject is None:
         return None
     running = options.RunOptions(
@@ -336,7 +340,7 @@ def _drafting(
 
 
 def _sources(sides: Mapping[str, ProfileSide], gpu: NvmlGpu | None) -> list[PowerSource]:
-    """What knows of watts here. A GPU only counts when something runs on it."""
+    """Return the power sources of this machine, a GPU only if something runs on it."""
     found: list[PowerSource | None] = [Rails.find(), Rapl.find()]
     if any(memory_of(side.facts) != "cpu" for side in sides.values()):
         found.append(gpu)
@@ -347,7 +351,7 @@ def _explain(request: ProfileRequest, sides: Mapping[str, ProfileSide], say: Say
     kinds = {"decode": DECODE, "prefill": PREFILL}
     for name, (bundle, _) in request.sides.items():
         side = sides[name]
-        # of a GPU's kernels ONNX Runtime's profiler would time the launches
+        # on a GPU, ONNX Runtime's profiler times only the launches of kernels
         if not on_cpu(side.facts["engine"], side.facts["provider"]):
             continue
         say(f"profiling {bundle}")

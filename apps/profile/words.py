@@ -1,4 +1,4 @@
-"""A measurement for a terminal: llama-bench's table, latencies, then what it means and lacks."""
+"""Terminal output of a measurement: llama-bench's table, latencies, definitions, absent figures."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edge.apps.units import megabytes
 
 Facts = Mapping[str, Any]
 SHOWN = 8
-WIDEST = 4  # an interval of a ratio whose ends differ by more times than this says nothing
+WIDEST = 4  # a ratio's interval is not shown if its ends differ by more than this factor
 SPREAD = ("mean", "deviation", "p50", "p90", "p99")
 
 
 def parts(facts: Facts) -> Iterator[FigureTable | str]:
-    """Everything but single repetitions, which `--json` and `--jsonl` have."""
+    """Yield all tables and lines. Single repetitions are only in `--json` and `--jsonl`."""
     sides = side_by_side(facts)
     yield _speeds(sides)
     yield latencies(sides)
@@ -32,7 +32,7 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
 
 
 def lines(facts: Facts) -> Iterator[str]:
-    """What is not a table."""
+    """Yield the lines that follow the tables."""
     for side in side_by_side(facts):
         yield from _memory(side)
         yield from _energy(side)
@@ -45,7 +45,7 @@ def lines(facts: Facts) -> Iterator[str]:
     if "speculation" in facts:
         yield from draft_report.lines(facts["speculation"])
     yield from _machine(facts["machine"])
-    yield f"measured  {facts['repetitions']} repetitions after {facts['warmup']} to warm up; " + (
+    yield f"measured  {facts['repetitions']} repetitions after {facts['warmup']} of warm-up; " + (
         inside(facts["temperature"])
     )
     yield from (f"{name}: {facts['definitions'][name]}" for name in _defined(facts))
@@ -55,7 +55,7 @@ def lines(facts: Facts) -> Iterator[str]:
 
 
 def _defined(facts: Facts) -> Iterator[str]:
-    """What is defined and was printed."""
+    """Yield the names of the definitions whose figures were printed."""
     sides = side_by_side(facts)
     printed = {
         "context": any(side["contexts"] for side in sides),
@@ -72,7 +72,7 @@ def _defined(facts: Facts) -> Iterator[str]:
 
 
 def _speeds(sides: Sequence[Facts]) -> FigureTable:
-    """As llama-bench prints it: pp is a prompt, tg generated tokens, @ d at a depth of d tokens."""
+    """Return llama-bench's table: pp is a prompt, tg generated tokens, @ d at depth d."""
     rows = []
     for side in sides:
         fixed = (
@@ -88,7 +88,7 @@ def _speeds(sides: Sequence[Facts]) -> FigureTable:
 
 
 def latencies(sides: Sequence[Facts]) -> FigureTable:
-    """TTFT, TPOT, ITL and TTLT of every length."""
+    """Return the table of TTFT, TPOT, ITL and TTLT at every length."""
     rows = []
     for side in sides:
         for test in side["tests"]:
@@ -100,18 +100,18 @@ def latencies(sides: Sequence[Facts]) -> FigureTable:
 
 
 def contexts(sides: Sequence[Facts]) -> FigureTable:
-    """The flat line: a step costs the same after any number of tokens."""
+    """Return the table of step times against context; for Mamba they are constant."""
     rows = [
         (side["name"], str(row["context"]), ms(row["step_ms"]["p50"]), ms(row["step_ms"]["p90"]),
          ms(row["prefill_ms"]))
         for side in sides
         for row in side["contexts"]
     ]  # fmt: skip
-    return FigureTable(("ms a step after", "tokens", "p50", "p90", "prefill, ms"), rows)
+    return FigureTable(("ms per step after", "tokens", "p50", "p90", "prefill, ms"), rows)
 
 
 def ratios(facts: Facts) -> FigureTable:
-    """This ÷ the other, of every length."""
+    """Return the table of this ÷ the other at every length."""
     rows = []
     for row in facts["ratio"]:
         for name in ("ttft", "tpot", "ttlt"):
@@ -122,7 +122,7 @@ def ratios(facts: Facts) -> FigureTable:
 
 
 def _interval(found: Facts) -> str:
-    """The interval of a ratio; from two or three repetitions it may say nothing."""
+    """Format the interval of a ratio, or say that it is too wide for lack of repetitions."""
     low, high = found["low"], found["high"]
     if low is None or high > WIDEST * low:
         return f"too few repetitions (-r, now {found['pairs']})"
@@ -133,7 +133,7 @@ def _interval(found: Facts) -> str:
 
 
 def costs(cost: Facts, most: int) -> list[tuple[str, float]]:
-    """Milliseconds by op of the model, or by operator where nodes could not be told."""
+    """Return milliseconds by op of the model, or by operator if nodes could not be identified."""
     found = cost["parts_ms"] or {op: found["ms"] for op, found in cost["ops"].items()}
     return [*ranked(found, most), ("between operators", cost["between_ms"])]
 
@@ -142,14 +142,14 @@ def _memory(side: Facts) -> Iterator[str]:
     if memory := side["memory"]:
         yield (
             f"memory  {side['name']}: at most {megabytes(memory['peak'])}; anonymous "
-            f"{megabytes(memory['anonymous'])}, file-backed {megabytes(memory['file'])}; of these "
-            f"{megabytes(memory['program']['total'])} are the program's without a model"
+            f"{megabytes(memory['anonymous'])}, file-backed {megabytes(memory['file'])}; "
+            f"{megabytes(memory['program']['total'])} of it is the program without a model"
         )
     cache = side["kv_cache_bytes"]
     yield f"state  {side['name']}: {megabytes(side['state_bytes'])}" + (
         f", and KV caches of {megabytes(cache)} for {side['kv_cache_tokens']} tokens"
         if cache
-        else ", whatever the length"
+        else ", at any length"
     )
 
 
@@ -169,7 +169,7 @@ def _roofline(side: Facts) -> Iterator[str]:
         yield (
             f"roofline  {side['name']} {name} of {run['tokens']}: {run['ms']:.2f} ms; reading "
             f"{megabytes(run['bytes'])} takes {run['bound_ms']:.2f} ms at best "
-            f"({run['share_of_bandwidth']:.0%} of the bandwidth measured)"
+            f"({run['share_of_bandwidth']:.0%} of the measured bandwidth)"
         )
 
 
@@ -194,5 +194,5 @@ def _machine(machine: Facts) -> Iterator[str]:
 
 
 def side_by_side(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """This side, and the other where there is one."""
+    """Return this side, followed by the other if there is one."""
     return [facts, *([facts["against"]] if "against" in facts else [])]

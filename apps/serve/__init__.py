@@ -1,10 +1,10 @@
 """`edge serve BUNDLE`: an OpenAI-compatible server.
 
 `run` owns the process (socket, signals, exit code), `protocol` the bytes of a connection, `guard`
-who may call, `app` the routes, `wire` their bodies and refusals, `bodies`, `requests` and `answers`
-what is read and written (`responses`, `response_format` and `ollama` in those APIs' words),
-`exchange`, `jobs` and `worker` the way to the threads in which the model runs and back, `slots` and
-`slot` the states they use, `metrics` what happened, `page` the chat at `/`.
+access control, `app` the routes, `wire` bodies and refusals. `bodies`, `requests` and `answers`
+parse and write JSON (`responses`, `response_format` and `ollama` for those APIs). `exchange`,
+`jobs` and `worker` connect the event loop to the threads in which the model runs, `slots` and
+`slot` hold the states they use, `metrics` counts, and `page` is the chat at `/`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "EDGE_API_KEY"
 
-_callers = partial(typer.Option, rich_help_panel="Who may call")
+_callers = partial(typer.Option, rich_help_panel="Access")
 _limits = partial(typer.Option, rich_help_panel="Limits")
 _seconds = partial(_limits, max=1e6, metavar="S")
 
@@ -44,53 +44,55 @@ class CallerOptions:
     api_key: Annotated[
         str | None,
         _callers(
-            help=f"What clients must send; better in {KEY_VARIABLE}, which `ps` does not show. "
-            "Without either one is made and printed."
+            help=f"Key that clients must send; better in {KEY_VARIABLE}, which `ps` does not show. "
+            "Without either, a key is made and printed."
         ),
     ] = None
     no_key: Annotated[
-        bool, _callers("--no-key", help="Ask for no key; only on a loopback address.")
+        bool, _callers("--no-key", help="Require no key; only on a loopback address.")
     ] = False
     allow_host: Annotated[
         list[str] | None,
-        _callers(metavar="NAME", help="Another name of this server; may be repeated."),
+        _callers(metavar="NAME", help="Another host name of this server; may be repeated."),
     ] = None
     allow_origin: Annotated[
         list[str] | None,
-        _callers(metavar="URL", help="Web pages that may call, https://host; may be repeated."),
+        _callers(
+            metavar="URL", help="Origin of pages that may call: https://host; may be repeated."
+        ),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """A group of options: `ServerLimits` as they are typed."""
+    """A group of options: the limits of `ServerLimits`."""
 
-    queue: Annotated[int, _limits(min=0, metavar="N", help="Requests that may wait.")] = 16
+    queue: Annotated[int, _limits(min=0, metavar="N", help="Maximum waiting requests.")] = 16
     deadline: Annotated[
         float, _seconds(min=0.1, help="Seconds a request may take, waiting included.")
     ] = 600
     max_prompt_tokens: Annotated[
-        int, _limits(min=1, metavar="N", help="Most tokens of a prompt.")
+        int, _limits(min=1, metavar="N", help="Maximum tokens of a prompt.")
     ] = 32768
     max_body_kib: Annotated[
-        int, _limits(min=1, metavar="N", help="Most KiB of a request's body.")
+        int, _limits(min=1, metavar="N", help="Maximum KiB of a request body.")
     ] = 1024
     receive_timeout: Annotated[
         float, _seconds(min=0.1, help="Seconds for a whole request to arrive.")
     ] = 10
     send_timeout: Annotated[
-        float, _seconds(min=0.1, help="Seconds a client may leave what was sent unread.")
+        float, _seconds(min=0.1, help="Seconds a client may leave sent data unread.")
     ] = 30
     grace: Annotated[
-        float, _seconds(min=0, help="Seconds running answers get when told to stop.")
+        float, _seconds(min=0, help="Seconds running answers get to finish on shutdown.")
     ] = 10
     cache_mib: Annotated[
         int,
-        _limits(min=0, metavar="N", help="MiB of states that later prompts reuse; 0: none."),
+        _limits(min=0, metavar="N", help="MiB of states kept for later prompts; 0 keeps none."),
     ] = 128
 
     def read(self) -> ServerLimits:
-        """Raises InputError for nan, which older versions of typer find within every range."""
+        """Return the limits. Raises InputError for nan, which older versions of typer accept."""
         from edge.apps.serve.settings import ServerLimits
 
         for field in ("deadline", "receive_timeout", "send_timeout", "grace"):
@@ -113,8 +115,12 @@ class LimitOptions:
 def serve(
     bundle: options.BundleName,
     *,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: a free one.")] = 8080,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 picks any.")
+    ] = 8080,
     name: Annotated[
         str | None, typer.Option(help="The model's name in requests. [default: the bundle's]")
     ] = None,
@@ -129,8 +135,8 @@ def serve(
             max=16,
             metavar="N",
             help="Conversations answered at once. Only the cpu engine joins their steps; on others "
-            "they take turns, which gains no speed. [default: 4 on the cpu engine, fewer where "
-            "memory is short; else 1]",
+            "they take turns, which is no faster. [default: 4 on the cpu engine, fewer if memory "
+            "is short; else 1]",
         ),
     ] = None,
     limiting: LimitOptions,
@@ -146,21 +152,21 @@ def serve(
     pulled: Annotated[
         bool,
         options.running(
-            "--pulled", help="Serve every pulled model too: one that is asked for is loaded."
+            "--pulled", help="Serve every pulled model too, loading each when requested."
         ),
     ] = False,
     log: Annotated[
-        bool, typer.Option("--log", help="Write a line of JSON for each request on stderr.")
+        bool, typer.Option("--log", help="Write a line of JSON for each request to stderr.")
     ] = False,
     drafts: options.DraftingOptions,
     running: options.RunOptions,
 ) -> None:
-    """Answer the OpenAI API: /v1/responses, /v1/chat/completions, /v1/completions, /v1/models;
-    ollama's /api/chat and /api/generate; /health and /metrics.
+    """Serve the OpenAI API: /v1/responses, /v1/chat/completions, /v1/completions, /v1/embeddings,
+    /v1/models; ollama's /api/chat and /api/generate; /health, /metrics, and a chat page at /.
 
-    Listens on this machine only, and asks for a key, unless told otherwise.
+    Listens on this machine only and requires a key, unless told otherwise.
 
-    SIGTERM or Ctrl-C lets running answers finish; a second one leaves at once.
+    SIGTERM or Ctrl-C lets running answers finish; a second one exits at once.
     """
     if parallel not in (None, 1) and drafts.draft != "none":
         raise InputError(
@@ -174,7 +180,7 @@ def serve(
 
     with exporter.packages_of("server", "serving"):
         from edge.apps.serve import run
-    # before anybody is told where to connect
+    # before the address is announced
     check_provider(running.engine, running.provider)
     folder = resolve(bundle)
     open_bundle(folder).close()
@@ -205,7 +211,7 @@ def serve(
 
 @dataclass(frozen=True)
 class _Models:
-    """Loads what is served: the model that was named, which may have a drafter, and pulled ones."""
+    """Loader of the served models: the named one, which may have a drafter, and pulled ones."""
 
     bundle: str
     running: options.RunOptions
@@ -215,7 +221,7 @@ class _Models:
     cache_bytes: int
 
     def first(self) -> tuple[Any, Any]:
-        """The model that was named, and its slots."""
+        """Load the named model, and make its slots."""
         model = self.running.load(self.bundle)
         asked = self.drafting
         drafter = self.running.load_drafter(asked.draft)
@@ -232,12 +238,12 @@ class _Models:
         return self._with_slots(model, drafts)
 
     def pulled(self, name: str) -> tuple[Any, Any]:
-        """A pulled model, and its slots."""
+        """Load a pulled model, and make its slots."""
         from edge.bundle import store
 
         found = store.find(name)
         if found is None:
-            raise InputError(f"the model {name} is no longer here", field="model")
+            raise InputError(f"the model {name} has been removed", field="model")
         return self._with_slots(self.running.load(found))
 
     def _with_slots(self, model: Any, drafts: Any = None) -> tuple[Any, Any]:
@@ -253,7 +259,7 @@ class _Models:
 
 
 def _key(option: str | None, no_key: bool) -> tuple[str | None, bool]:
-    """The key, None for none, and whether it was made here."""
+    """Return the key, None for none, and whether it was made here."""
     given = os.environ.get(KEY_VARIABLE) if option is None else option
     if no_key:
         if option is not None:
@@ -263,7 +269,7 @@ def _key(option: str | None, no_key: bool) -> tuple[str | None, bool]:
         return None, False
     if given is None:
         return f"edge-{secrets.token_urlsafe(24)}", True
-    # it travels in a header
+    # the key is sent in a header
     if not given or not all("!" <= character <= "~" for character in given):
         raise InputError(
             "must be printable ASCII without spaces, and not empty",
@@ -282,7 +288,7 @@ def _settings(
     for name in allow_host:
         if not re.fullmatch(r"[\w.-]+|[0-9a-fA-F:]+", name):
             raise InputError(
-                f"{name!r:.80} is not the name of a host", field="--allow-host",
+                f"{name!r:.80} is not a host name", field="--allow-host",
                 remedy="write it without scheme and port, such as robot.local",
             )  # fmt: skip
     for origin in allow_origin:
@@ -297,7 +303,7 @@ def _settings(
         folder=folder,
         key=key,
         hosts=frozenset({*loopback, host.lower(), *(given.lower() for given in allow_host)}),
-        # a stranger's page comes with a name, never with a bare address
+        # a foreign page comes with a host name, never with a bare address
         any_address=host not in loopback,
         origins=frozenset(origin.lower() for origin in allow_origin),
         limits=limits,
@@ -309,12 +315,12 @@ def _say_json(fact: dict[str, Any]) -> None:
 
 
 def _say(fact: dict[str, Any]) -> None:
-    """The same for people, on standard error."""
+    """Print an event for people, on standard error."""
     if fact["event"] == "listening":
         lines = [f"{fact['model']} at {fact['url']}"]
         if fact["api_key"] is not None:
             lines.append(f"API key: {fact['api_key']}")
-        # what stands behind # stays in the browser
+        # browsers do not send the part behind #
         page = fact["url"].removesuffix("v1")
         lines.append(f"page: {page}#{fact['api_key']}" if fact["api_key"] else f"page: {page}")
         lines.append("loading the model …")
@@ -323,10 +329,10 @@ def _say(fact: dict[str, Any]) -> None:
         at_once = "one answer at a time" if count == 1 else f"{count} answers at once"
         if count > 1 and not fact["joined"]:
             at_once = (
-                f"{count} answers in turn, no faster than one: only the engine cpu joins steps"
+                f"{count} answers in turn, no faster than one: only the cpu engine joins steps"
             )
         started = f"ready on {fact['engine']} after {fact['load_s']:.1f} s"
         lines = [f"{started}; {at_once}; Ctrl-C stops"]
     else:
-        lines = [f"{fact['signal']}: finishing what is running; a second signal leaves at once"]
+        lines = [f"{fact['signal']}: finishing running answers; a second signal exits at once"]
     terminal.say("\n".join(lines), file=sys.stderr, flush=True)

@@ -17,12 +17,12 @@ from edge.runtime.speculate.accept import EXACT
 from edge.runtime.speculate.shape import LOOK_UP
 from edge.text.tools import CallDelta
 
-# the API knows two of our reasons; the others are told beside it
+# finish reasons that the API has too; others are reported in `finish_detail`
 REASONS = {"stop": "stop", "length": "length"}
 
 
 def embeddings(made: Embedded, name: str) -> dict[str, Any]:
-    """The answer of /v1/embeddings. Base64 is of the numbers as f32, little-endian."""
+    """Return the answer of /v1/embeddings. Base64 encodes the numbers as little-endian f32."""
     plain = [vector.astype("<f4") for vector in made.vectors]
     said: list[Any] = [
         b64encode(vector.tobytes()).decode() if made.asked.base64 else vector.tolist()
@@ -34,13 +34,13 @@ def embeddings(made: Embedded, name: str) -> dict[str, Any]:
 
 
 class AnswerFormat:
-    """Writes the answers to one request.
+    """Formatter of the answers to one request.
 
-    Chat and completions differ in names only: `message` and `delta` hold the text of the one,
-    `text` that of the other.
+    Chat and completions differ in names only: `message` and `delta` hold the text of a chat,
+    `text` that of a completion.
 
     Attributes:
-        media_type: of a stream. end: its last bytes.
+        media_type: media type of a stream. end: its last bytes.
     """
 
     media_type = "text/event-stream"
@@ -62,20 +62,20 @@ class AnswerFormat:
 
     @staticmethod
     def line(chunk: Mapping[str, Any]) -> bytes:
-        """A chunk as it is sent."""
+        """Encode a chunk for sending."""
         return b"data: " + encode(chunk) + b"\n\n"
 
     @staticmethod
     def error(problem: ApiError) -> dict[str, Any]:
-        """A refusal, or a failure on the way."""
+        """Return the body of a refusal, or of a failure during the answer."""
         return problem.body()
 
     def failure(self, problem: ApiError) -> Mapping[str, Any]:
-        """What ends a stream in the place of an answer."""
+        """Return the chunk that ends a failed stream."""
         return self.error(problem)
 
     def _shown(self, piece: Piece) -> str:
-        """The text as clients get it: without white space that belongs to the template."""
+        """Return the text for clients, without white space that belongs to the template."""
         text, gap = piece.text, self._gaps[piece.choice]
         while gap and text:
             if text[0] != gap[0]:
@@ -86,7 +86,7 @@ class AnswerFormat:
         return text
 
     def whole(self, pieces: Sequence[Piece], ended: Ended) -> dict[str, Any]:
-        """The response when it is not streamed."""
+        """Return the response that is not streamed."""
         choices = []
         for index, result in enumerate(ended.results):
             mine = [piece for piece in pieces if piece.choice == index]
@@ -105,12 +105,12 @@ class AnswerFormat:
         }
 
     def opening(self) -> list[dict[str, Any]]:
-        """The first chunks, which say who speaks; none for completions."""
+        """Return the first chunks, which name the role; none for completions."""
         said = {"role": "assistant", "content": ""}
         return [self._chunk(i, said) for i in range(self._asked.count)] if self._asked.chat else []
 
     def piece(self, piece: Piece) -> dict[str, Any] | None:
-        """A chunk of text, None where there is nothing to show."""
+        """Return a chunk of text, or None if there is nothing to show."""
         text, logprobs = self._shown(piece), self._logprobs(piece.logprobs)
         if not text and not piece.logprobs and not piece.calls:
             return None
@@ -122,7 +122,7 @@ class AnswerFormat:
         return self._chunk(piece.choice, said, logprobs=logprobs)
 
     def closing(self, ended: Ended) -> list[dict[str, Any]]:
-        """The last chunks, with the reasons; then the usage, if it was asked for."""
+        """Return the last chunks, with the finish reasons; then the usage, if requested."""
         said: Any = {} if self._asked.chat else ""
         chunks = [self._chunk(i, said, result) for i, result in enumerate(ended.results)]
         chunks[-1] |= extras(ended.results[-1])
@@ -138,11 +138,11 @@ class AnswerFormat:
         key = "delta" if self._asked.chat else "text"
         choice = {"index": index, key: said, "logprobs": logprobs, **reason}
         chunk = {**self._head, "object": self._chunk_kind, "choices": [choice]}
-        # chunks before the one with the usage have it as null
+        # in earlier chunks the usage is null
         return {**chunk, "usage": None} if self._asked.include_usage else chunk
 
     def _logprobs(self, told: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        """In the shape of the API that was asked: of chats or of completions."""
+        """Return logprobs in the shape of the chat or of the completions API."""
         if self._asked.params.logprobs is None:
             return None
         if self._asked.chat:
@@ -167,7 +167,7 @@ class AnswerFormat:
         return {"token": text, "logprob": _finite(logprob), "bytes": list(data)}
 
     def _spelled(self, token: int) -> str:
-        """A token as completions have it; bytes that are no text would look alike."""
+        """Return a token as completions have it, with escapes for bytes that are no text."""
         data = self._tokenizer.token_bytes(token)
         try:
             return data.decode() or self._tokenizer.id_to_piece(token)
@@ -198,7 +198,7 @@ def _message(text: str, result: GenerationResult) -> dict[str, Any]:
 
 
 def _delta(delta: CallDelta) -> dict[str, Any]:
-    """More of a call; its first one says which."""
+    """Return the next part of a call; the first part names the function."""
     if delta.name is None:
         return {"index": delta.index, "function": {"arguments": delta.text}}
     function = {"name": delta.name, "arguments": delta.text}
@@ -206,12 +206,12 @@ def _delta(delta: CallDelta) -> dict[str, Any]:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity; the API writes this."""
+    """Clip a logprob to the API's lowest value, as JSON has no infinity."""
     return max(logprob, -9999.0)
 
 
 def _reason(result: GenerationResult) -> dict[str, Any]:
-    """`finish_reason`, with `finish_detail` where the API has no word for what ended the answer."""
+    """Return `finish_reason`, with `finish_detail` for a reason that the API does not have."""
     reason = result.finish_reason
     if reason == "stop" and result.tool_calls:
         return {"finish_reason": "tool_calls"}
@@ -221,10 +221,10 @@ def _reason(result: GenerationResult) -> dict[str, Any]:
 
 
 def extras(result: GenerationResult) -> dict[str, Any]:
-    """Beyond the API: `timings` of an answer, from when the model began on it; `speculation`, what
-    drafts did for it, and the rule of acceptance.
+    """Return additions to the API: `timings` of an answer, from the model's start on it, and
+    `speculation`: what drafts did for it, and the acceptance rule.
 
-    Why a drafter was given up is for the log, which may name files.
+    Why a drafter was given up goes to the log only, since it may name files.
     """
     first, speed = result.timings.ttft_s, result.timings.tokens_per_s
     timings = {

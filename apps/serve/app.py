@@ -54,13 +54,13 @@ from edge.errors import EdgeError
 from edge.runtime.joined import JoinedEngine
 
 _OPEN = {"/", "/health"}  # routes without a key: an empty page, and whether the server is ready
-_UNTOLD = {"/health", "/metrics"}  # what supervisors ask again and again is not logged
-Read = Callable[..., Asked]  # of a request: its model and most tokens are given by name
+_UNTOLD = {"/health", "/metrics"}  # polled by supervisors, so not logged
+Read = Callable[..., Asked]  # reads a request; takes `model` and `max_tokens` by name
 _EVERYWHERE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 class App:
-    """Answers requests with what the worker makes of them. Lives on one event loop."""
+    """ASGI application that answers requests through the worker, on one event loop."""
 
     def __init__(self, settings: ServerSettings, worker: ModelWorker) -> None:
         self._settings = settings
@@ -68,7 +68,7 @@ class App:
         self._worker = worker
         self._guard = Guard(settings)
         self._began = int(time.time())
-        self._inside: Counter[str] = Counter()  # requests of clients: read, waiting or answered
+        self._inside: Counter[str] = Counter()  # requests per client: read, waiting or answered
         self._reader = Reader()
         self._kept = KeptResponses()
         self._page_file = page()
@@ -120,10 +120,10 @@ class App:
             await refused(request, problem)(scope, receive, sending)
         except ClientDisconnect:
             pass
-        except Exception:  # answered already: a fault of ours must not look like silence
+        except Exception:  # a bug of ours, answered already
             tell_traceback()
         finally:
-            # only routes that there are: a stranger must not fill the memory with names
+            # only existing routes: made-up paths must not fill the memory
             route = scope.get("route")
             path = getattr(route, "path", "other")
             self._worker.metrics.requested(path, status)
@@ -131,26 +131,24 @@ class App:
                 self._tell(request, status, time.monotonic() - began)
 
     def _tell(self, request: Request, status: int, took_s: float) -> None:
-        """Log a request: who, what, how it went, nothing of what was said."""
+        """Log a request: client, route and outcome, but no text."""
         client = request.scope.get("client")
         fact = {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             "client": client[0] if client else None,
             "method": request.method,
             "path": request.scope["path"][:200],
-            "status": status,  # 0: the client left before
+            "status": status,  # 0: the client left before a response
             "seconds": round(took_s, 3),
             **request.scope.get("edge", {}),
         }
         with suppress(OSError):  # nobody may be left to read it
             say(json.dumps(fact), file=sys.stderr, flush=True)
 
-    # -- what can be seen ------------------------------------------------------------------------
-
     async def _health(self, request: Request) -> Response:
         state = self._worker.state
         if state == "ready" and self._reader.stuck:
-            state = "stuck"  # a supervisor may start another
+            state = "stuck"  # a supervisor may restart the server
         if state == "ready":
             return JsonResponse({"status": "ok"})
         return JsonResponse({"status": state}, 503, {"retry-after": "2"})
@@ -190,7 +188,7 @@ class App:
     async def _tags(self, request: Request) -> Response:
         found = []
         for name in self._names():
-            with suppress(EdgeError, OSError):  # a damaged one spoils no list
+            with suppress(EdgeError, OSError):  # leave out a damaged one
                 found.append(ollama.listed(name, self._folder(name)))
         return JsonResponse({"models": found})
 
@@ -214,14 +212,14 @@ class App:
             raise of_edge_error(problem) from None
 
     def _folder(self, name: str) -> Path:
-        """Of a name that is served."""
+        """Return the folder of a served model."""
         return self._settings.folder if name == self._settings.name else store.folder() / name
 
     def _described(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._began, "owned_by": "edge"}
 
     def _names(self) -> list[str]:
-        """What may be asked for, the first one first."""
+        """Return the names of the served models, the first model first."""
         first, pulled = self._settings.name, []
         if self._settings.pulled:
             with suppress(OSError):
@@ -229,17 +227,15 @@ class App:
         return [first, *(name for name in pulled if name != first)]
 
     def _known(self, name: Any) -> str:
-        """The name of a model that is served; requests without one mean the first."""
+        """Return the name of a served model; requests without one mean the first."""
         if not isinstance(name, str):
-            return self._settings.name  # another kind of value is refused where all is checked
+            return self._settings.name  # a value of another type is refused with the other fields
         if name not in (names := self._names()):
             raise ApiError(
                 404, f"unknown model {name!r:.100}; this server has {', '.join(names[:20])}",
                 code="model_not_found", param="model",
             )  # fmt: skip
         return name
-
-    # -- answers ---------------------------------------------------------------------------------
 
     async def _respond(self, request: Request) -> Response:
         asked = ResponseRequest(self._kept)
@@ -254,7 +250,7 @@ class App:
         self._worker.check_ready()
         client = request.client.host if request.client else ""
         self._check_room(client)
-        # whose body trickles in takes nobody's place
+        # a request whose body trickles in must not take a place
         body = await read_body(request, self._limits.body_bytes)
         self._check_room(client)
         with ExitStack() as held:
@@ -270,7 +266,7 @@ class App:
             answer = held.enter_context(
                 Exchange(self._worker, asked, until, request.receive, served, client)
             )
-            # nothing is sent before something was made, so that refusals have a status of their own
+            # nothing is sent before the first event, so that refusals have a status of their own
             if kind.embeds is not None:
                 made = await answer.vectors()
                 request.scope["edge"] = {"prompt_tokens": made.asked.count}
@@ -289,8 +285,9 @@ class App:
             return JsonResponse(form.whole(pieces, event))
 
     def _check_room(self, client: str) -> None:
-        """Raise ApiError 429 where too many are inside; who has none there finds room in as many
-        places again.
+        """Raise ApiError 429 if too many requests are inside.
+
+        A client without any inside has as many places again.
         """
         inside = self._inside.total()
         most = self._limits.waiting + self._worker.parallel - 1
@@ -320,7 +317,7 @@ class App:
 async def _chunks(
     form: AnswerFormat, event: Piece | Ended, answer: Exchange, asked: ParsedRequest, scope: Scope
 ) -> AsyncIterator[bytes]:
-    """The answers as a stream of chunks; an error, too, once they have begun."""
+    """Yield the answers as chunks; an error becomes a chunk too, once the stream has begun."""
     for opening in form.opening():
         yield form.line(opening)
     try:
@@ -336,7 +333,7 @@ async def _chunks(
     except ApiError as problem:
         yield form.line(form.failure(problem))
         return
-    except Exception:  # the status was sent: an event is all that can still tell
+    except Exception:  # the status was sent: only an event can still report it
         tell_traceback()
         yield form.line(form.failure(internal()))
         return
@@ -344,7 +341,7 @@ async def _chunks(
 
 
 def _figures(asked: ParsedRequest, ended: Ended) -> dict[str, Any]:
-    """What the log says of answers."""
+    """Return the figures of answers for the log."""
     first = ended.results[0]
     return {
         "prompt_tokens": len(asked.tokens),

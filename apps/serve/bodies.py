@@ -1,7 +1,7 @@
-"""Bodies of requests: their fields, what each may hold, and what of it samples.
+"""Request bodies: their fields, the values these accept, and the sampling parameters among them.
 
-Nothing that would change the output is dropped silently: a parameter is taken, accepted because its
-value asks for nothing, or refused. A null is the same as an absence, as in the API.
+Nothing that would change the output is dropped silently: a parameter is used, accepted because its
+value has no effect, or refused. A null is the same as an absence, as in the API.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from edge.text.template import Message
 from edge.text.tokenizer import check_text
 from edge.text.tools import ToolCall
 
-MOST_INPUTS = 2048  # the API's bound of texts of one request for embeddings
+MOST_INPUTS = 2048  # the API's limit on the texts of one embeddings request
 COMPLETION_TOKENS = 16  # the API's default of /v1/completions
-BIAS = 100.0  # the API's bounds of a logit bias
+BIAS = 100.0  # the API's limit on a logit bias
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-# checked by the sampler, and called there as they are here
+# checked by the sampler, under the same names
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
             "frequency_penalty", "repetition_window")  # fmt: skip
-MOST_CHOICES = 128  # the API's bound of answers to one request
-MOST_LOGPROBS = 20  # and of tokens to report in the place of one
+MOST_CHOICES = 128  # the API's limit on the answers to one request
+MOST_LOGPROBS = 20  # the API's limit on the alternatives to a token
 
 
 def _text(value: str) -> str:
@@ -64,7 +64,7 @@ def _stops(value: Any) -> Any:
 
 
 def _prompt(value: Any) -> Any:
-    """A text or token ids; a list of one prompt is a prompt."""
+    """Accept a text or token ids; a list of one prompt counts as that prompt."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
         value = value[0]
     if not _ids(value) and not isinstance(value, str):
@@ -73,7 +73,7 @@ def _prompt(value: Any) -> Any:
 
 
 def _inputs(value: Any) -> Any:
-    """Texts and lists of token ids; one of them is a list of one."""
+    """Accept texts and lists of token ids; a single one becomes a list of one."""
     one = isinstance(value, str) or (isinstance(value, list) and bool(value) and _ids(value))
     given = [value] if one else value
     if not isinstance(given, list) or not all(isinstance(v, str) or _ids(v) for v in given):
@@ -86,7 +86,7 @@ def _ids(value: Any) -> bool:
 
 
 def _choice(value: Any) -> Any:
-    """Of tools: a word, or the name of the one that is to be called."""
+    """Return the tool choice: a word, or the name of the function to call."""
     try:
         return value if isinstance(value, str) else value["function"]["name"]
     except (KeyError, TypeError):
@@ -94,7 +94,7 @@ def _choice(value: Any) -> Any:
 
 
 Text = Annotated[str, AfterValidator(_text)]
-# tags in brackets are left out of the names that clients are told
+# tags in angle brackets are left out of the names in error messages
 Content = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[list[Annotated[Text, BeforeValidator(_text_part)]], Tag("<parts>")],
@@ -121,11 +121,11 @@ class _JsonSchema(_Fields):
     name: str = ""
     description: str = ""
     schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
-    strict: bool = True  # or not: no answer is outside the schema
+    strict: bool = True  # no effect: every answer follows the schema
 
 
 class AskedFormat(_Fields):
-    """The API's way to ask for JSON."""
+    """The API's way to request JSON."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: _JsonSchema | None = None
@@ -134,19 +134,19 @@ class AskedFormat(_Fields):
     def _whole(self) -> AskedFormat:
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise PydanticCustomError(
-                "invalid_value", "json_schema goes with the type json_schema, and with it alone"
+                "invalid_value", "json_schema and the type json_schema require each other"
             )
         return self
 
     def constraint(self) -> dict[str, Any]:
-        """By the names of `SamplingParams`."""
+        """Return the constraint under the names of `SamplingParams`."""
         if self.json_schema is not None:
             return {"json_schema": self.json_schema.schema_}
         return {"json_schema": {"type": "object"}} if self.type == "json_object" else {}
 
 
 class StructuredOutputs(_Fields):
-    """vLLM's way to ask for a form."""
+    """vLLM's way to constrain an answer."""
 
     json_: Annotated[Any, Field(alias="json")] = None
     json_object: bool = False
@@ -155,7 +155,7 @@ class StructuredOutputs(_Fields):
     grammar: str | None = None
 
     def constraint(self) -> dict[str, Any]:
-        """By the names of `SamplingParams`."""
+        """Return the constraint under the names of `SamplingParams`."""
         given = {"json_schema": self.json_, "regex": self.regex, "grammar": self.grammar,
                  "choices": self.choice}  # fmt: skip
         if self.json_object and self.json_ is None:
@@ -164,7 +164,7 @@ class StructuredOutputs(_Fields):
 
 
 class UnsupportedInMessage(_Fields):
-    """What messages have that clients send back as they received them: empty, or refused."""
+    """Fields of messages that clients send back as received: accepted when empty, else refused."""
 
     refusal: Literal[""] = ""
     annotations: Nothing = []
@@ -174,7 +174,7 @@ class UnsupportedInMessage(_Fields):
 
 
 class Unsupported(_Fields):
-    """Parameters that are not supported, with the values that ask for nothing."""
+    """Unsupported parameters, with the values that have no effect."""
 
     best_of: Literal[1] = 1
     store: Literal[False] = False
@@ -204,7 +204,7 @@ class ChatMessage(UnsupportedInMessage):
         try:
             return [read_call(one) for one in value]
         except (KeyError, TypeError, ValueError, RecursionError, InputError):
-            said = "must be calls of functions, with arguments that are JSON of an object"
+            said = "must be function calls, with arguments that are a JSON object"
             raise PydanticCustomError("invalid_value", said) from None
 
     @field_validator("tool_call_id")
@@ -222,7 +222,7 @@ class ChatMessage(UnsupportedInMessage):
         return "" if value is None else value
 
     def read(self) -> Message:
-        """The message for the model's template; text parts are joined as they stand."""
+        """Return the message for the model's template; text parts are joined unchanged."""
         text = self.content if isinstance(self.content, str) else "".join(self.content)
         role = ROLES.get(self.role, self.role)
         return Message(role, text, None, tuple(self.tool_calls), self.tool_call_id)
@@ -234,13 +234,13 @@ class StreamOptions(_Fields):
 
 
 class GenerationBody(Unsupported):
-    """The parameters that both kinds of generation have."""
+    """Parameters that chat and text completions share."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     stop: Annotated[tuple[str, ...], BeforeValidator(_stops)] = ()
-    # any 64-bit number: the API's are signed, ours are not
+    # any 64-bit number: signed in the API, unsigned here
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     logit_bias: dict[TokenKey, Bias] = {}
     response_format: AskedFormat = AskedFormat()
@@ -255,7 +255,7 @@ class GenerationBody(Unsupported):
     frequency_penalty: Any = None
     repetition_window: Any = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
-    # of billing, routing, caching and speed: accepted whatever they hold
+    # billing, routing, caching and speed: any value is accepted
     user: Any = None
     metadata: Any = None
     service_tier: Any = None
@@ -281,7 +281,7 @@ class GenerationBody(Unsupported):
         return value
 
     def sampling(self, model: Model) -> dict[str, Any]:
-        """What was asked for, by the names of `SamplingParams`."""
+        """Return the requested sampling under the names of `SamplingParams`."""
         form = self.response_format.constraint() or self.structured_outputs.constraint()
         return (
             {name: getattr(self, name) for name in SAMPLING}
@@ -321,13 +321,13 @@ class ChatBody(GenerationBody):
         return value
 
     def sampling(self, model: Model) -> dict[str, Any]:
-        """Answers end where this model's turns end, and where it was asked for."""
+        """Return the requested sampling, with this model's own stop strings added."""
         found = super().sampling(model)
         found["logprobs"] = self.top_logprobs or 0 if self.logprobs else None
         if self.max_completion_tokens is not None:
             found["max_tokens"] = self.max_completion_tokens
         if any(found.get(kind) is not None for kind in KINDS):
-            return found  # a model's own stop strings would cut what has to be whole
+            return found  # a model's own stop strings would cut a constrained answer short
         return found | {"stop": (*(model.defaults.get("stop") or ()), *self.stop)}
 
 
@@ -343,7 +343,7 @@ class CompletionBody(GenerationBody):
 
 
 class EmbeddingBody(_Fields):
-    """The body of /v1/embeddings. `pooling` is beyond the API."""
+    """The body of /v1/embeddings. `pooling` is an addition to the API."""
 
     model: str | None = None
     input: Annotated[

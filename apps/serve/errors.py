@@ -1,4 +1,4 @@
-"""Errors as the API says them: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in the API's shape: `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ApiError(Exception):
     """The refusal of a request, or its failure.
 
     Attributes:
-        status: HTTP's. code: for programs. param: the field at fault, or None.
-        headers: sent with it.
+        status: HTTP status. code: error code for programs. param: field at fault, or None.
+        headers: additional headers of the response.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:
-    """The refusal of a parameter."""
+    """Return the refusal of a parameter."""
     return ApiError(400, message, code=code or "invalid_value", param=param)
 
 
 def busy(message: str, code: str, retry_s: int, status: int = 503) -> ApiError:
-    """A refusal for now: the same request may be sent again after `retry_s` seconds."""
+    """Return a temporary refusal: the same request may be sent again after `retry_s` seconds."""
     return ApiError(status, message, code=code, headers={"retry-after": str(retry_s)})
 
 
 def too_late(message: str) -> ApiError:
-    """The deadline passed with nothing to show. Clients are asked not to try again unasked."""
+    """Return the error of a deadline that passed with no output; clients should not retry."""
     return ApiError(504, message, code="deadline_exceeded", headers={"x-should-retry": "false"})
 
 
@@ -70,12 +70,12 @@ def stopping() -> ApiError:
 
 
 def internal() -> ApiError:
-    """A fault of the server; the log has the rest."""
+    """Return the error of a bug in the server; the log has the details."""
     return ApiError(500, "the server failed; see its log", code="internal_error")
 
 
 def of_edge_error(problem: EdgeError) -> ApiError:
-    """The runtime's refusal as the API's. Paths of this machine are left out."""
+    """Convert the runtime's refusal to the API's. Paths of this machine are left out."""
     message = f"{problem.message} ({problem.remedy})" if problem.remedy else problem.message
     if isinstance(problem, ContextFullError):
         return ApiError(400, message, code="context_length_exceeded", param=problem.field)
@@ -85,12 +85,12 @@ def of_edge_error(problem: EdgeError) -> ApiError:
     if isinstance(problem, TokenizerError):
         if str(problem.file).endswith((".json", ".model")):
             return ApiError(400, f"tokenizer: {message}", code="tokenizer", param="messages")
-        # a template that cannot write this conversation can often write another
+        # a template that cannot render this conversation can often render another
         return ApiError(400, f"chat template: {message}", code="chat_template", param="messages")
     return ApiError(500, message, code="engine_error")
 
 
 def encode(payload: Any) -> bytes:
-    """JSON on one line. Lone surrogates, which errors may quote from a request, become `?`."""
+    """Encode JSON on one line. Lone surrogates, which errors may quote, become `?`."""
     text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")

@@ -13,14 +13,14 @@ from edge.apps.serve.errors import too_late
 from edge.apps.serve.jobs import Asked, Embedded, Ended, Event, Job, Piece, Served
 from edge.apps.serve.worker import ModelWorker
 
-MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
-WAITED_FOR = 256  # and while others wait for the model, besides what sockets hold
+MAX_BEHIND = 1 << 16  # pieces of text that a client may leave unread
+WAITED_FOR = 256  # the same while others wait for the model, besides what sockets hold
 
 
 class Exchange:
-    """One answer: what the worker makes of it, until it ends, its time is over or the client left.
+    """Context of one answer, until it ends, its deadline passes or the client leaves.
 
-    Leaving the context cancels it; nothing happens when it has ended.
+    Leaving the context cancels the answer, unless it has ended.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Exchange:
         served: Served | None = None,
         client: str = "",
     ) -> None:
-        """Submits the request of `client`. `until`: on the monotonic clock. Raises ApiError 503."""
+        """Submit the request of `client`. `until`: on the monotonic clock. Raises ApiError 503."""
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | ClientDisconnect] = asyncio.Queue()
         self._worker = worker
@@ -52,13 +52,13 @@ class Exchange:
         self._job.cancel()
 
     async def next(self) -> Piece | Ended:
-        """The next piece of text, or the end. Raises ApiError; ClientDisconnect."""
+        """Return the next piece of text, or the end. Raises ApiError or ClientDisconnect."""
         event = await self._event()
         assert not isinstance(event, Embedded)
         return event
 
     async def vectors(self) -> Embedded:
-        """All vectors. Raises as `next` does."""
+        """Return all vectors. Raises as `next` does."""
         event = await self._event()
         assert isinstance(event, Embedded)
         return event
@@ -70,7 +70,7 @@ class Exchange:
         return event
 
     def _post(self, event: Event) -> None:
-        """From the worker's thread."""
+        """Take an event in the worker's thread."""
         with suppress(RuntimeError):  # the loop has been closed: nobody is waiting
             self._loop.call_soon_threadsafe(self._deliver, event)
 
@@ -90,6 +90,6 @@ class Exchange:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return when the client has closed the connection; only after the body was read."""
+    """Return when the client has closed the connection. Call it only after the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,9 +1,9 @@
-"""Who may call: Host and Origin against pages of strangers, a key against everybody else.
+"""Access control: Host and Origin against foreign web pages, a key against everybody else.
 
-A page from the web can make a browser on this machine call 127.0.0.1. If it does so under a name
-of its own that now resolves to 127.0.0.1 (DNS rebinding), the Host header still carries that name;
-otherwise the browser sends its Origin. Both are compared with lists, and a request whose body
-could be sent without asking us first (a form, plain text) is not taken for JSON.
+A web page can make a browser on this machine call 127.0.0.1. If it does so under a name of its own
+that now resolves to 127.0.0.1 (DNS rebinding), the Host header still carries that name; otherwise
+the browser sends its Origin. Both are checked against lists. A body that a browser sends without a
+preflight (a form, plain text) is not accepted as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{1,5})?")
 
 
 def header(request: Request, name: str) -> str | None:
-    """A header's value, None when it is absent. Raises ApiError 400 when it is given twice."""
+    """Return a header's value, or None. Raises ApiError 400 when it is given twice."""
     found = request.headers.getlist(name)
     if len(found) > 1:
         raise ApiError(400, f"the header {name} is given twice", code="bad_request")
@@ -29,19 +29,21 @@ def header(request: Request, name: str) -> str | None:
 
 
 class Guard:
-    """The checks that come before a request is looked at. Each raises ApiError."""
+    """Checks made before a request is read. Each raises ApiError."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._key = None if settings.key is None else settings.key.encode()
 
     def check_head(self, request: Request) -> None:
-        """400 for a body of two lengths, 505 for another HTTP than 1.0 and 1.1, 431 for a head that
-        is too large, 403 unless the Host header names this server, whatever its port.
+        """Check the head of a request.
+
+        Raises ApiError 400 for a body with two lengths, 505 for HTTP other than 1.0 and 1.1, 431
+        for a head that is too large, 403 unless the Host header names this server, on any port.
         """
         scope, limit = request.scope, self._settings.limits.header_bytes
         if {"content-length", "transfer-encoding"} <= set(request.headers.keys()):
-            # RFC 9112, 6.3: such a request may be two to somebody before us
+            # RFC 9112, 6.3: a proxy may read such a request as two
             raise ApiError(
                 400, "the body has both a content-length and a transfer-encoding",
                 code="bad_request", headers={"connection": "close"},
@@ -49,7 +51,7 @@ class Guard:
         if scope["http_version"] not in ("1.0", "1.1"):
             message = f"HTTP {scope['http_version']} is not supported"
             raise ApiError(505, message, code="bad_request")
-        # the parser bounds a head that is incomplete, and not one that came at once
+        # the parser bounds an incomplete head, but not one that came at once
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) for name, value in scope["headers"]) > limit:
             raise ApiError(431, f"the head is larger than {limit} bytes", code="head_too_large")
@@ -70,8 +72,9 @@ class Guard:
         )
 
     def check_origin(self, request: Request) -> str | None:
-        """The origin to name in the response: None for a request that no page made, or our own
-        page, whose origin is the host that was checked; else 403.
+        """Return the origin to name in the response. Raises ApiError 403 for an unknown origin.
+
+        None is for requests from no page, or from our own, whose origin is the checked host.
         """
         origin = header(request, "origin")
         if origin is None or origin.lower() in self._settings.origins:
@@ -86,7 +89,7 @@ class Guard:
         )
 
     def check_key(self, request: Request) -> None:
-        """401 unless `Authorization: Bearer KEY` holds the key; time tells nothing of it."""
+        """Raise ApiError 401 unless `Authorization: Bearer KEY` holds the key, in constant time."""
         if self._key is None:
             return
         scheme, _, given = (header(request, "authorization") or "").partition(" ")

@@ -1,4 +1,4 @@
-"""A request that waits for the model or is answered by it, and what becomes of it."""
+"""Requests that wait for the model or are being answered, and the events of their answers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from edge.text.tools import CallDelta
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that joins one of a request's answers, what was asked of the tokens it begins, and what
-    joins its calls of tools.
+    """Next part of one of a request's answers: text, logprobs of the tokens that begin in it, and
+    parts of tool calls.
     """
 
     text: str
@@ -31,7 +31,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Ended:
-    """All answers are complete. `reused`: tokens of the prompt that were not run again."""
+    """End of all answers. `reused`: tokens of the prompt that were not run again."""
 
     results: tuple[GenerationResult, ...]
     reused: int
@@ -39,7 +39,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Embedded:
-    """The vectors [d_model] of a request's texts, in their order."""
+    """The vectors [d_model] of a request's texts, in order."""
 
     asked: EmbeddingRequest
     vectors: tuple[Vectors, ...]
@@ -52,7 +52,7 @@ Event = Piece | Ended | Embedded | ApiError  # text, then how it ended
 
 @dataclass(frozen=True)
 class Served:
-    """A model that is loaded, and the states it runs in."""
+    """A loaded model, and the states it runs in."""
 
     model: Model
     slots: SlotPool
@@ -62,9 +62,9 @@ class Job:
     """One request to answer.
 
     Attributes:
-        until: on the monotonic clock, when nobody wants it any more.
-        served: by which model; None is the one that was loaded last.
-        client: whose it is.
+        until: deadline on the monotonic clock.
+        served: model that answers; None for the one loaded last.
+        client: address of the client.
         begun: whether the model has started on it.
     """
 
@@ -88,14 +88,14 @@ class Job:
         self._generation: Generation | None = None
 
     def cancel(self) -> None:
-        """End it within one step or chunk, or before it begins; from any thread, any time."""
+        """End the job within one step or chunk, or before it begins. Callable from any thread."""
         self.cancelled.set()
         generation = self._generation
         if generation is not None:
             generation.cancel()
 
     def attach(self, generation: Generation) -> None:
-        """What `cancel` ends from now on."""
+        """Make `cancel` end this generation from now on."""
         self._generation = generation
-        if self.cancelled.is_set():  # it came in between
+        if self.cancelled.is_set():  # cancelled in between
             generation.cancel()

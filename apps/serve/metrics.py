@@ -1,4 +1,4 @@
-"""What a server did, in Prometheus' text format (prometheus.io, Exposition formats, 0.0.4)."""
+"""Metrics of a server, in Prometheus' text format (prometheus.io, Exposition formats, 0.0.4)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60)
 _HELP = {
     "edge_requests_total": "Requests by route and status.",
-    "edge_answers_total": "Answers by what ended them.",
-    "edge_prompt_tokens_total": "Tokens of prompts.",
-    "edge_reused_tokens_total": "Of these, tokens that were not run again.",
-    "edge_embedded_tokens_total": "Tokens of texts that vectors were made of.",
+    "edge_answers_total": "Answers by finish reason.",
+    "edge_prompt_tokens_total": "Prompt tokens.",
+    "edge_reused_tokens_total": "Prompt tokens that were not run again.",
+    "edge_embedded_tokens_total": "Tokens of texts that were embedded.",
     "edge_generated_tokens_total": "Tokens that were sampled.",
     "edge_verify_runs_total": "Runs that verified a draft.",
     "edge_drafted_tokens_total": "Tokens that were drafted.",
-    "edge_accepted_tokens_total": "Of these, tokens that were accepted.",
-    "edge_ttft_seconds": "From a request's arrival to its first token, waiting included.",
-    "edge_tpot_seconds": "Of an answer, the mean time per token after its first.",
-    "edge_requests_inside": "Requests that are being read, waiting or answered.",
+    "edge_accepted_tokens_total": "Drafted tokens that were accepted.",
+    "edge_ttft_seconds": "Time from a request's arrival to its first token, waiting included.",
+    "edge_tpot_seconds": "Mean time per token of an answer after its first token.",
+    "edge_requests_inside": "Requests being read, waiting or being answered.",
     "edge_requests_waiting": "Requests that wait for the model.",
-    "edge_requests_running": "Requests that are answered now.",
-    "edge_batch_size": "Conversations that the last step of several took on.",
-    "edge_state_bytes": "Memory of the states that run.",
-    "edge_kept_state_bytes": "Memory of states that are kept for later prompts.",
-    "edge_reader_stuck": "1 while a prompt is being read for longer than anything takes.",
-    "edge_temperature_celsius": "By sensor.",
+    "edge_requests_running": "Requests being answered.",
+    "edge_batch_size": "Conversations in the last joined step.",
+    "edge_state_bytes": "Memory of the running states.",
+    "edge_kept_state_bytes": "Memory of the states kept for later prompts.",
+    "edge_reader_stuck": "1 while reading a prompt takes longer than any prompt should.",
+    "edge_temperature_celsius": "Temperature by sensor.",
 }
 Labels = tuple[tuple[str, str], ...]
 Sample = tuple[str, Mapping[str, str], float]
@@ -59,7 +59,7 @@ class Histogram:
 
 
 class Metrics:
-    """Counts since the server began. Threads may share it."""
+    """Counts since the server started. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class Metrics:
         self._histograms = {"edge_ttft_seconds": Histogram(), "edge_tpot_seconds": Histogram()}
 
     def requested(self, route: str, status: int) -> None:
-        """A request was answered, or refused."""
+        """Count a request that was answered or refused."""
         with self._lock:
             labels = (("route", route), ("status", str(status)))
             self._counts["edge_requests_total", labels] += 1
@@ -75,7 +75,7 @@ class Metrics:
     def answered(
         self, prompt: int, reused: int, waited_s: float, results: Sequence[GenerationResult]
     ) -> None:
-        """A request's answers ended. `waited_s`: from its arrival until the model began."""
+        """Count a request's answers. `waited_s`: from its arrival until the model began."""
         with self._lock:
             self._add("edge_prompt_tokens_total", prompt)
             self._add("edge_reused_tokens_total", reused)
@@ -93,12 +93,12 @@ class Metrics:
                     self._histograms["edge_tpot_seconds"].observe(1 / times.tokens_per_s)
 
     def embedded(self, tokens: int) -> None:
-        """A request's vectors were made."""
+        """Count the tokens of an embeddings request."""
         with self._lock:
             self._add("edge_embedded_tokens_total", tokens)
 
     def text(self, gauges: Iterable[Sample]) -> str:
-        """Everything. `gauges`: what is so now."""
+        """Return all metrics as text. `gauges`: current values."""
         with self._lock:
             counts = [(name, dict(labels), n) for (name, labels), n in self._counts.items()]
             found: dict[str, list[Sample]] = {

@@ -1,6 +1,6 @@
-"""The ollama API: chat and generate put into words of the OpenAI API, and answers in its shape.
+"""The ollama API: requests translated to the OpenAI API, and answers in ollama's shape.
 
-Facts: github.com/ollama/ollama, docs/api.md. Durations are in nanoseconds.
+Source: github.com/ollama/ollama, docs/api.md. Durations are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from edge.runtime.engines import title
 from edge.runtime.model import Model
 from edge.tensors import parameters
 
-# options by their names here; others are refused by the names they have
+# ollama's options → our names; errors about other options use ollama's names
 OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
            "repeat_last_n": "repetition_window"}  # fmt: skip
-# of loading and placing, or without effect on what is said here
+# options of loading and placement, or without effect on answers here
 WITHOUT_EFFECT = {"num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread",
                   "use_mmap", "use_mlock", "numa", "low_vram"}  # fmt: skip
 KNOWN = {*OPTIONS, *SAMPLING, "stop", "seed"}
-RAW_TOKENS = 256  # of a raw text that nothing bounds
+RAW_TOKENS = 256  # default for a raw text, which nothing else bounds
 Given = Mapping[str, Any]
 
 
 class OllamaFormat(AnswerFormat):
-    """One answer as lines of JSON."""
+    """Formatter of one answer as lines of JSON."""
 
     media_type = "application/x-ndjson"
     end = b""
@@ -55,7 +55,7 @@ class OllamaFormat(AnswerFormat):
         return self._part(text) if text else None
 
     def closing(self, ended: Ended) -> list[dict[str, Any]]:
-        """Calls come whole, with the end."""
+        """Return the last line, which holds all tool calls."""
         return [self._last("", ended)]
 
     def whole(self, pieces: Sequence[Piece], ended: Ended) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class OllamaFormat(AnswerFormat):
 
 
 class GenerateFormat(OllamaFormat):
-    """The same of /api/generate."""
+    """Formatter of an answer of /api/generate."""
 
     def _said(self, text: str) -> dict[str, Any]:
         return {"response": text}
@@ -100,7 +100,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def listed(name: str, path: Path) -> dict[str, Any]:
-    """A model, as /api/tags lists it. Raises EdgeError."""
+    """Describe a model as /api/tags lists it. Raises EdgeError."""
     with open_bundle(path) as bundle:
         manifest, digest = bundle.manifest, bundle.fingerprint
     return {"name": name, "model": name, "modified_at": _changed(path), "digest": digest,
@@ -109,7 +109,7 @@ def listed(name: str, path: Path) -> dict[str, Any]:
 
 
 def running(name: str, model: Model, states: int) -> dict[str, Any]:
-    """The model that is loaded, as /api/ps has it, with `states` bytes of states."""
+    """Describe the loaded model as /api/ps does; its states take `states` bytes."""
     weights = model.manifest.entry(WEIGHT_FILE)
     size = states + (weights.size if weights else 0)
     on_gpu = title(model.engine).startswith(("cuda", "tensorrt"))
@@ -120,7 +120,7 @@ def running(name: str, model: Model, states: int) -> dict[str, Any]:
 
 
 def show(path: Path) -> dict[str, Any]:
-    """What a model is, as /api/show tells it. Its template is Jinja, as the bundle has it."""
+    """Describe a model as /api/show does. The template is the bundle's, in Jinja."""
     with open_bundle(path) as bundle:
         manifest, template = bundle.manifest, ""
         if manifest.chat_template is not None:
@@ -162,7 +162,7 @@ def _changed(path: Path) -> str:
 
 
 def chat(given: Given) -> dict[str, Any]:
-    """A body of /api/chat in words of the OpenAI API."""
+    """Translate a body of /api/chat to the OpenAI API."""
     messages = given.get("messages")
     if isinstance(messages, list):
         messages = [_message(one) if isinstance(one, dict) else one for one in messages]
@@ -171,21 +171,21 @@ def chat(given: Given) -> dict[str, Any]:
 
 
 def embed(given: Given) -> dict[str, Any]:
-    """A body of /api/embed. Texts that are too long are refused, not cut as `truncate` asks."""
+    """Translate a body of /api/embed. Texts that are too long are refused, despite `truncate`."""
     known = _common(given, {"input", "truncate", "dimensions"})
     return {"input": given.get("input"), "dimensions": given.get("dimensions"),
             **{key: known[key] for key in ("model",) if key in known}}  # fmt: skip
 
 
 def embeddings(made: Embedded, name: str) -> dict[str, Any]:
-    """The answer of /api/embed."""
+    """Return the answer of /api/embed."""
     return {"model": name, "embeddings": [vector.tolist() for vector in made.vectors],
             "total_duration": _nanoseconds(made.took_s), "load_duration": 0,
             "prompt_eval_count": made.asked.count}  # fmt: skip
 
 
 def generate(given: Given) -> dict[str, Any]:
-    """A body of /api/generate: a question to the chat template, or with `raw` a text to go on."""
+    """Translate a body of /api/generate: a user message, or with `raw` a text to continue."""
     out = _common(given, {"prompt", "system", "raw"})
     prompt, system = given.get("prompt") or "", given.get("system")
     if given.get("raw"):
@@ -207,9 +207,9 @@ def _common(given: Given, own: set[str]) -> dict[str, Any]:
     unknown += [f"options.{key}" for key in options if key not in KNOWN | WITHOUT_EFFECT]
     if unknown:
         named = ", ".join(f"{name:.40}" for name in unknown[:20])
-        raise invalid(f"not known here: {named}", unknown[0][:40], "unknown_parameter")
+        raise invalid(f"unknown parameters: {named}", unknown[0][:40], "unknown_parameter")
     out: dict[str, Any] = {OPTIONS.get(key, key): options[key] for key in options if key in KNOWN}
-    if out.get("max_tokens") in (-1, -2):  # without a bound
+    if out.get("max_tokens") in (-1, -2):  # unbounded
         out["max_tokens"] = 1 << 30
     if isinstance(given.get("model"), str):
         out["model"] = given["model"].removesuffix(":latest")
@@ -220,7 +220,7 @@ def _common(given: Given, own: set[str]) -> dict[str, Any]:
 
 
 def _message(given: Given) -> dict[str, Any]:
-    """A message; what tells only the name of a tool is left out."""
+    """Return a message without the fields that have no counterpart, or empty `images`."""
     left_out = {"tool_name", "thinking"}
     return {key: value for key, value in given.items()
             if key not in left_out and (key != "images" or value)}  # fmt: skip
@@ -228,8 +228,13 @@ def _message(given: Given) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A route that generates: its answers, how its body is put into words of the OpenAI API, and
-    whether a body asks for a message. `embeds`: it makes vectors, and this is its answer.
+    """A route that generates.
+
+    Attributes:
+        form: formatter of its answers.
+        given: function that translates a body to the OpenAI API.
+        chat: function that says whether a body asks for a message.
+        embeds: function that formats embeddings, if the route makes them.
     """
 
     form: Callable[..., AnswerFormat]

@@ -1,4 +1,4 @@
-"""The page at `/`: one file, which may run its own script and talk to this server, and no more."""
+"""The page at `/`: one file that may only run its own script and talk to this server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _FILE = Path(__file__).with_name("page.html")
 
 
 def page() -> tuple[bytes, dict[str, str]]:
-    """The page and the headers it is sent with. Its policy names script and style by their hashes:
-    nothing that got into the page otherwise would run.
+    """Return the page and its headers.
+
+    The policy names script and style by their hashes, so nothing injected into the page would run.
     """
     text = _FILE.read_text(encoding="utf-8")
     hashes = {tag: _hash(text, tag) for tag in ("script", "style")}

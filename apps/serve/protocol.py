@@ -1,8 +1,8 @@
-"""The bytes of a connection, with a limit to everything a client could drag out.
+"""HTTP connections, with a limit on everything a client could drag out.
 
-uvicorn speaks HTTP through h11 but waits for ever: for a request whose head or body trickles in,
-and for a client that does not read. Here every request must arrive, and everything sent must be
-read, in time; and what is not HTTP at all is refused in the API's own shape.
+uvicorn speaks HTTP through h11 but waits forever for a request whose head or body trickles in, and
+for a client that does not read. Here every request must arrive, and everything sent must be read,
+in time. Bytes that are not HTTP are refused in the API's own shape.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from edge.apps.serve.errors import ApiError, encode
 from edge.apps.serve.settings import ServerLimits
 
-HEARD_S = 0.25  # until one that asks as it comes has been heard, where clients are slow too
+HEARD_S = 0.25  # until a request sent on connecting has been read, even from slow clients
 KNOWN = "edge.known"  # in the scope of a request that came with the key
 
 
@@ -28,19 +28,19 @@ class BoundedProtocol(H11Protocol):
     limits: ClassVar[ServerLimits] = ServerLimits()
     _receiving: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
-    _quiet_since = 0.0  # on the loop's clock: when it was opened, or last sent something
+    _quiet_since = 0.0  # on the loop's clock: when the client connected, or last sent something
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         connection = cast(asyncio.Transport, transport)
         super().connection_made(connection)
-        # told of every byte that waits, not of 64 KiB only: see pause_writing
+        # call pause_writing for every byte that waits, not only from 64 KiB on
         connection.set_write_buffer_limits(high=0)
         self._quiet_since = self.loop.time()
         too_many = len(self.connections) - self.limits.connections
         if too_many > self.limits.connections:
             self._make_room()
         elif too_many > 0:
-            # many come in one turn of the loop, and what they ask is read in the next
+            # many connect in one turn of the loop, and their requests are read in the next
             self.loop.call_later(HEARD_S, self._make_room)
         if not self.transport.is_closing():
             self._watch(True)
@@ -54,16 +54,18 @@ class BoundedProtocol(H11Protocol):
             )  # fmt: skip
 
     def _there(self) -> list[BoundedProtocol]:
-        """The connections that are not being closed."""
+        """Return the connections that are not being closed."""
         return [
             one for one in self.connections
             if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
         ]  # fmt: skip
 
     def _least_missed(self, there: list[BoundedProtocol]) -> BoundedProtocol:
-        """Who makes room for one that may ask: of those that hold a connection open and ask nothing
-        the quietest, before others those that never came with the key; this one if all are being
-        answered. An address that has most of the connections makes room among its own.
+        """Return the connection to close when there are too many.
+
+        Of the idle connections it is the quietest, with those that never sent the key before all
+        others. An address that holds most of the connections makes room among its own. If none is
+        idle, it is this one, or that address's last active one.
         """
         address, held = Counter(one._address for one in there).most_common(1)[0]
         if 2 * held > len(there):
@@ -89,8 +91,6 @@ class BoundedProtocol(H11Protocol):
         self._cancel_sending()
         super().connection_lost(exc)
 
-    # -- requests arrive in time -----------------------------------------------------------------
-
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
@@ -100,13 +100,13 @@ class BoundedProtocol(H11Protocol):
         self._watch(self._incomplete())
 
     def _incomplete(self) -> bool:
-        """Whether part of a request is here and part of it is not."""
+        """Return whether only a part of a request has arrived."""
         if self.transport.is_closing():
             return False
         if self.conn.their_state is h11.IDLE:
             begun = bool(self.conn.trailing_data[0])
             if not begun and self.timeout_keep_alive_task is None:
-                # a request that was refused early is through at last
+                # the rest of a request that was refused early has arrived
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )
@@ -130,8 +130,6 @@ class BoundedProtocol(H11Protocol):
             )
         )
 
-    # -- responses are read in time --------------------------------------------------------------
-
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._sending is None:
@@ -146,16 +144,14 @@ class BoundedProtocol(H11Protocol):
             self._sending.cancel()
             self._sending = None
 
-    # -- what is not HTTP ------------------------------------------------------------------------
-
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn while it handles the error."""
+        """Refuse what is not HTTP; called by uvicorn while it handles the error."""
         problem = sys.exc_info()[1]
         status = getattr(problem, "error_status_hint", 400)
         self._refuse(ApiError(status, f"not a valid HTTP request: {problem}", code="bad_request"))
 
     def _refuse(self, problem: ApiError) -> None:
-        """Answer, unless an answer has begun, and close."""
+        """Send the error, unless an answer has begun, and close the connection."""
         if self.transport.is_closing():
             return
         cycle = self.cycle
@@ -168,7 +164,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def bounded(limits: ServerLimits) -> type[BoundedProtocol]:
-    """The protocol under these limits; uvicorn wants a class."""
+    """Return a protocol class with these limits; uvicorn takes no instance."""
     return type("Protocol", (BoundedProtocol,), {"limits": limits})
 
 

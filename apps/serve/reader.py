@@ -1,4 +1,4 @@
-"""The thread in which requests are read: parsed, checked and encoded, one after the other."""
+"""The thread that reads requests: it parses, checks and encodes them, one after the other."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import TypeVar
 
 from edge.apps.serve.errors import too_late
 
-STUCK_S = 10.0  # of one request, after which the server says that something is wrong
+STUCK_S = 10.0  # for one request, after which /health reports `stuck`
 Read = TypeVar("Read")
 
 
 class Reader:
-    """Runs work beside the event loop. What does not end in time is left behind, in its thread.
+    """Runner of work beside the event loop. Work that does not end in time is left in its thread.
 
-    A library that encodes cannot be interrupted. Others go on in another thread, and the process
-    does not wait for the one that is left.
+    Encoding in a library cannot be interrupted. Other work continues in a new thread, and the
+    process does not wait for the old one.
     """
 
     def __init__(self) -> None:
@@ -45,13 +45,13 @@ class Reader:
 
     @property
     def stuck(self) -> bool:
-        """Whether something has been read for longer than anything takes, or was left behind."""
+        """Whether reading takes longer than STUCK_S, or work that was left behind still runs."""
         self._left = [thread for thread in self._left if thread.is_alive()]
         since = self._since
         return bool(self._left) or (since is not None and time.monotonic() - since > STUCK_S)
 
     async def read(self, work: Callable[[], Read], until: float) -> Read:
-        """What `work` gives or raises. `until`: on the monotonic clock; ApiError 504 after it."""
+        """Return or raise what `work` does; ApiError 504 after `until`, on the monotonic clock."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Read] = loop.create_future()
         running = threading.Event()
@@ -82,7 +82,7 @@ class Reader:
             raise too_late("the deadline passed before the request was read") from None
 
     def _leave(self) -> None:
-        """Go on in another thread."""
+        """Continue in another thread."""
         before, waiting = self._thread, self._work
         self._begin()
         with suppress(Empty):

@@ -1,5 +1,6 @@
-"""Requests of the API: checked, and turned into tokens and parameters. All faults of a request are
-told at once.
+"""Requests of the API, checked and turned into tokens and parameters.
+
+All faults of a request are reported at once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from edge.runtime.model import Model
 from edge.runtime.parameters import SamplingParams, make_params
 from edge.text.tools import Declared
 
-# where clients wrote what holds an answer to a form
+# constraint → the request's field that it came from
 FORM_FIELDS = {"json_schema": "response_format.json_schema.schema"}
 VLLM_FIELDS = {"json_schema": "structured_outputs.json", "regex": "structured_outputs.regex",
                "grammar": "structured_outputs.grammar",
@@ -40,15 +41,15 @@ VLLM_FIELDS = {"json_schema": "structured_outputs.json", "regex": "structured_ou
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request that was understood.
+    """A valid request for answers.
 
     Attributes:
         chat: whether the answer is a message; otherwise it continues a text.
         tokens: the whole prompt.
         stream, include_usage: how the answer is sent.
         gap: white space that the model writes before a message and that is no part of it.
-        count: how many answers.
-        tools: what they may call.
+        count: number of answers.
+        tools: tools that the answers may call.
     """
 
     chat: bool
@@ -63,13 +64,13 @@ class ParsedRequest:
 
 @dataclass(frozen=True)
 class EmbeddingRequest:
-    """A request for vectors that was understood.
+    """A valid request for embeddings.
 
     Attributes:
         inputs: tokens of each text.
         pooling: see `Model.embed`.
-        base64: how the vectors are sent.
-        tokens: of a prompt to answer: there is none.
+        base64: whether the vectors are sent in Base64.
+        tokens: empty, as there is no prompt to answer.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -79,7 +80,7 @@ class EmbeddingRequest:
 
     @property
     def count(self) -> int:
-        """Tokens of all texts."""
+        """Number of tokens of all texts."""
         return sum(map(len, self.inputs))
 
 
@@ -91,9 +92,9 @@ class _Fault:
 
 
 def read(given: Mapping[str, Any], *, chat: bool, model: Model, max_tokens: int) -> ParsedRequest:
-    """Check, encode. Takes as long as the prompt does: not for the event loop.
+    """Check and encode a request. Too slow for the event loop when the prompt is long.
 
-    `max_tokens`: of the prompt. Raises ApiError, EdgeError.
+    `max_tokens`: maximum tokens of the prompt. Raises ApiError or EdgeError.
     """
     encoder = _Encoder(model, max_tokens)
     body, params, tools = _checked(given, ChatBody if chat else CompletionBody, model)
@@ -108,7 +109,7 @@ def read(given: Mapping[str, Any], *, chat: bool, model: Model, max_tokens: int)
 
 
 def read_embeddings(given: Mapping[str, Any], *, model: Model, max_tokens: int) -> EmbeddingRequest:
-    """The same for /v1/embeddings; `max_tokens`: of each text."""
+    """Check and encode a request of /v1/embeddings. `max_tokens`: maximum tokens of each text."""
     encoder, width = _Encoder(model, max_tokens), model.config.d_model
     try:
         body = EmbeddingBody.model_validate(given)
@@ -122,7 +123,7 @@ def read_embeddings(given: Mapping[str, Any], *, model: Model, max_tokens: int) 
 
 
 def parse(data: bytes) -> Mapping[str, Any]:
-    """A JSON object, bounded and strict. Raises ApiError 400 for anything else."""
+    """Parse a JSON object, bounded and strict. Raises ApiError 400 for anything else."""
     try:
         body = loads(data)
     except UnicodeDecodeError as problem:
@@ -139,7 +140,7 @@ def parse(data: bytes) -> Mapping[str, Any]:
 def _checked(
     given: Mapping[str, Any], kind: type[ChatBody] | type[CompletionBody], model: Model
 ) -> tuple[ChatBody | CompletionBody, SamplingParams, ToolUse | None]:
-    """The body, its sampling parameters and its tools. Raises ApiError with all faults."""
+    """Return the body, its sampling parameters and its tools. Raises ApiError with all faults."""
     faults: list[_Fault] = []
     body, tools, sampling = None, None, {name: given.get(name) for name in SAMPLING}
     try:
@@ -154,7 +155,7 @@ def _checked(
                 model.template, model.tokenizer,
             )  # fmt: skip
         if tools is not None and isinstance(body, ChatBody):
-            # the model's own stop strings are for its talk
+            # the model's own stop strings apply to free text only
             stops = sampling if tools.free else sampling | {"stop": body.stop}
             sampling = tools.sampling(stops, model.defaults)
         params = make_params(model.defaults, sampling)
@@ -182,7 +183,7 @@ def _refusal(faults: Sequence[_Fault]) -> ApiError:
 
 
 def _fault(error: Any) -> _Fault:
-    """One of pydantic's errors as the API says it."""
+    """Convert one of pydantic's errors to the API's terms."""
     kind, message = error["type"], _in_plain_words(error)
     loc = error["loc"][:-2] if error["loc"][-1:] == ("[key]",) else error["loc"]
     names = [str(part)[:64] for part in loc if not str(part).startswith("<")]
@@ -202,7 +203,7 @@ def _fault(error: Any) -> _Fault:
     return _Fault(param, f"{param}: {message}", code or "invalid_value")
 
 
-# pydantic's kinds of errors, and what a client is to send
+# pydantic's kind of error → what the client must send
 _KINDS = {
     "string_type": "a text", "list_type": "a list", "bool_type": "true or false",
     "bool_parsing": "true or false", "dict_type": "an object", "model_type": "an object",
@@ -217,7 +218,7 @@ _BOUNDS = {
 
 
 def _in_plain_words(error: Any) -> str:
-    """pydantic's message, where it would show how we check instead of what to send."""
+    """Return pydantic's message, reworded where it says how we check instead of what to send."""
     message, kind, given = str(error["msg"]), error["type"], error["input"]
     if kind == "string_pattern_mismatch":
         return "must have token ids as its keys, written in digits"
@@ -232,13 +233,13 @@ def _in_plain_words(error: Any) -> str:
 
 
 def _meant(given: str, known: Sequence[str]) -> str:
-    """A question for who misspelt one of the known words."""
+    """Return a question that suggests the known word closest to a misspelt one."""
     near = get_close_matches(given[:64].lower(), known, 1, 0.75)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 class _Encoder:
-    """Prompts to tokens, no more than `most` of them."""
+    """Encoder of prompts of at most `most` tokens."""
 
     def __init__(self, model: Model, most: int) -> None:
         self._model = model
@@ -273,7 +274,7 @@ class _Encoder:
         return self._checked(tokens, param)
 
     def _check_size(self, size: int, param: str) -> None:
-        """Refuse, before it is encoded, what cannot fit whatever its tokens are."""
+        """Refuse, before encoding, a text that cannot fit whatever its tokens are."""
         self._check(-(-size // self._model.tokenizer.longest_piece), param)
 
     def _checked(self, tokens: list[int], param: str) -> list[int]:
@@ -283,6 +284,6 @@ class _Encoder:
     def _check(self, count: int, param: str) -> None:
         if count > self._most:
             raise ApiError(
-                400, f"the prompt has at least {count} tokens, this server takes {self._most}",
+                400, f"the prompt has at least {count} tokens; this server takes {self._most}",
                 code="context_length_exceeded", param=param,
             )  # fmt: skip

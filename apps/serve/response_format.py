@@ -1,4 +1,4 @@
-"""Answers as /v1/responses gives them: one response, whole or as events."""
+"""Answers of /v1/responses: one response, whole or as events."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from edge.apps.serve.responses import ResponseRequest
 
 Given = Mapping[str, Any]
-# the API's word for what ended a response, and ours where it has none
+# finish reason → the API's word; other reasons are sent as they are
 _ENDINGS = {"length": "max_output_tokens"}
 
 
 class ResponseFormat(AnswerFormat):
-    """One response, whole or as events. A whole one is what its events would have built."""
+    """Formatter of one response, whole or as events. A whole one is what its events build."""
 
     end = b""
 
@@ -94,13 +94,13 @@ class ResponseFormat(AnswerFormat):
         return {"type": kind, "sequence_number": self._count - 1, **fields}
 
     def _of_item(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """An event of the last item."""
+        """Return an event of the last item."""
         at = len(self._items) - 1
         return self._event(f"response.{kind}", item_id=self._items[at]["id"], output_index=at,
                            **fields)  # fmt: skip
 
     def _joined(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        """Let a piece join the output; the events of it."""
+        """Add a piece to the output; yield its events."""
         text = self._shown(piece)
         told = self._logprobs(piece.logprobs)
         logprobs = told["content"] if told else []
@@ -147,7 +147,7 @@ class ResponseFormat(AnswerFormat):
         return self._event("response.output_item.added", output_index=at, item=dict(item))
 
     def _done(self, status: str = "completed") -> Iterator[dict[str, Any]]:
-        """The end of the last item, if there is one that has not ended."""
+        """Yield the events that end the last item, unless it has ended."""
         if not self._items or self._items[-1]["status"] != "in_progress":
             return
         item = self._items[-1]

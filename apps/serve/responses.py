@@ -1,7 +1,7 @@
-"""The API's /v1/responses: put into words of /v1/chat/completions.
+"""The API's /v1/responses, translated to /v1/chat/completions.
 
-Facts: the types of the `openai` client, 3.54. What was said is kept for `previous_response_id`, in
-memory of fixed size.
+Source: the types of the `openai` client, 3.54. Conversations are kept for `previous_response_id`,
+in memory of fixed size.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Given = Mapping[str, Any]
 PATH = "/v1/responses"
 KEPT_BYTES = 16 << 20
 _LOGPROBS = "message.output_text.logprobs"
-# parameters that mean the same in both; those beyond the API among them
+# parameters that mean the same in both, including those beyond the API
 _SAME = {"model", "stream", "stream_options", "parallel_tool_calls", "top_logprobs", "seed",
          "logit_bias", "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
          "prompt_cache_retention", "prompt_cache_options", *SAMPLING}  # fmt: skip
 _OWN = {"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice", "include",
         "previous_response_id", "store"}  # fmt: skip
-# values that ask for nothing; others are refused
+# values that have no effect; others are refused
 _NOTHING: Mapping[str, Any] = {"background": [False], "truncation": ["disabled"],
                                "reasoning": [{}, {"effort": "none"}]}  # fmt: skip
-# what the checks of chats name, and what clients wrote
+# field in errors about chats → field that the client sent
 _NAMES = {"max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
           "messages": "input",
           "response_format.json_schema": "text.format",
@@ -44,13 +44,14 @@ _OF_OUTPUTS = {".content": ".output", ".tool_call_id": ".call_id"}
 
 
 class KeptResponses:
-    """Conversations by the response that ended them, of at most `most` bytes. The one that was used
-    least recently goes first.
+    """Conversations by the response that ended them, of at most `most` bytes.
+
+    The least recently used one is dropped first.
     """
 
     def __init__(self, most: int = KEPT_BYTES) -> None:
         self._most = most
-        # as JSON: what clients may send takes twenty times as much when it is read
+        # as JSON: parsed, what clients may send takes twenty times as much memory
         self._items: OrderedDict[str, bytes] = OrderedDict()
         self._size = 0
 
@@ -61,15 +62,15 @@ class KeptResponses:
             self._size += len(made)
             while self._size > self._most:
                 self._size -= len(self._items.popitem(last=False)[1])
-        except BaseException:  # no memory
+        except BaseException:  # out of memory
             self._size = sum(map(len, self._items.values()))
             raise
 
     def items(self, name: Any) -> list[Any]:
-        """What was said until the end of this response. Raises ApiError."""
+        """Return the conversation up to the end of this response. Raises ApiError."""
         if not isinstance(name, str) or name not in self._items:
             raise invalid(
-                f"no response {name!r:.80} is kept here: send what was said before as input",
+                f"no response {name!r:.80} is kept here: send the earlier conversation as input",
                 "previous_response_id", "previous_response_not_found",
             )  # fmt: skip
         self._items.move_to_end(name)
@@ -77,15 +78,12 @@ class KeptResponses:
         return found
 
 
-# -- requests ------------------------------------------------------------------------------------
-
-
-# what the client calls a message, and its fields where they have other names
+# the client's name for a message, and for its fields where they differ
 _Place = tuple[str, Mapping[str, str]]
 
 
 class ResponseRequest:
-    """One request: what was sent, and the conversation that it goes on with."""
+    """One request: the body that was sent, and the conversation that it continues."""
 
     def __init__(self, kept: KeptResponses) -> None:
         self.kept = kept
@@ -94,11 +92,11 @@ class ResponseRequest:
         self._places: list[_Place] = []
 
     def kind(self) -> Kind:
-        """The route as this request takes it."""
+        """Return the route for this request."""
         return Kind(self.form, self.chat)
 
     def named(self, problem: ApiError) -> ApiError:
-        """A refusal of the chat in words of what the client sent."""
+        """Translate a refusal of the chat to the names that the client sent."""
         message, param = problem.message, problem.param or ""
         message, param = _PLACE.sub(self._placed, message), _PLACE.sub(self._placed, param)
         for theirs, ours in _NAMES.items():
@@ -107,7 +105,7 @@ class ResponseRequest:
                         headers=problem.headers)  # fmt: skip
 
     def _placed(self, found: re.Match[str]) -> str:
-        if int(found[1]) >= len(self._places):  # a text of the client's that was quoted
+        if int(found[1]) >= len(self._places):  # quoted from the client's text
             return found[0]
         place, fields = self._places[int(found[1])]
         return place + fields.get(found[2], found[2] or "")
@@ -116,7 +114,7 @@ class ResponseRequest:
         return ResponseFormat(asked, name, model, self)
 
     def chat(self, sent: Given) -> dict[str, Any]:
-        """The body in words of /v1/chat/completions. Raises ApiError."""
+        """Translate the body to /v1/chat/completions. Raises ApiError."""
         given = self.sent = {key: value for key, value in sent.items() if value is not None}
         unknown = [key for key, value in given.items()
                    if key not in _SAME | _OWN and value not in _NOTHING.get(key, ())]  # fmt: skip
@@ -145,7 +143,7 @@ class ResponseRequest:
         }
 
     def _messages(self) -> list[Any]:
-        """All items as messages: those of the response that is continued, and the new ones."""
+        """Return all items as messages: those of the continued response, then the new ones."""
         new = self.sent.get("input", [])
         if isinstance(new, str):
             new = [{"role": "user", "content": new}]
@@ -160,8 +158,9 @@ class ResponseRequest:
 
 
 def _told(items: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], list[_Place]]:
-    """Items as messages, and where each comes from. Calls belong to the message of the assistant
-    that they follow. `places`: of the items.
+    """Convert items to messages; return these and the place that each comes from.
+
+    Calls join the assistant's message that they follow. `places`: places of the items.
     """
     messages: list[Any] = []
     found: list[_Place] = []
@@ -185,7 +184,7 @@ def _told(items: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], list[
                 read_call(call)
             except (KeyError, TypeError, ValueError, RecursionError, InputError):
                 raise invalid(
-                    f"{place}: must have call_id, name, and arguments that are JSON of an object",
+                    f"{place}: must have call_id, name, and arguments that are a JSON object",
                     place,
                 ) from None
             messages[-1].setdefault("tool_calls", []).append(call)
@@ -204,7 +203,7 @@ def _told(items: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], list[
 
 
 def _content(given: Any, place: str) -> Any:
-    """Text, or the parts of it that a chat takes."""
+    """Return a text, or its parts as a chat takes them."""
     if not isinstance(given, list):
         return given
     parts = []
@@ -216,7 +215,7 @@ def _content(given: Any, place: str) -> Any:
 
 
 def _format(given: Any) -> Any:
-    """`text.format`; of a schema, the API's chats have the same fields one level deeper."""
+    """Translate `text.format`; in chats the fields of a schema are one level deeper."""
     if not isinstance(given, dict) or given.get("type") != "json_schema":
         return given
     fields = {key: value for key, value in given.items() if key != "type"}

@@ -32,17 +32,17 @@ JOIN_S = 5.0  # a run of the engine may be under way; it takes milliseconds, or 
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises InputError: no such address, or the port is taken."""
+    """Return a listening socket. Raises InputError for an unknown address or a port in use."""
     try:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )
-        # asyncio sends small pieces at once (TCP_NODELAY) only on sockets that name their protocol
+        # asyncio sends small pieces at once (TCP_NODELAY) only if the socket names its protocol
         family, kind, protocol, _, address = found[0]
         listening = socket.socket(family, kind, protocol)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # of each connection: text that a client leaves unread waits here, where it can be seen
+            # inherited by each connection: unread text then waits in this process, which sees it
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_BYTES)
             listening.bind(address)
             listening.listen(128)
@@ -59,12 +59,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(listening: socket.socket) -> bool:
-    """Whether only programs on this machine can reach the socket."""
+    """Return whether only programs on this machine can reach the socket."""
     return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
 def url(listening: socket.socket) -> str:
-    """Where clients find the API."""
+    """Return the URL of the API."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
@@ -76,14 +76,15 @@ def run(
     say: Say,
     load_other: Callable[[str], tuple[Model, Sequence[Slot]]] | None = None,
 ) -> int:
-    """Serve until a signal; the exit code. Raises what loading the model raised.
+    """Serve until a signal; return the exit code. Raises whatever loading the model raised.
 
-    0 after SIGTERM or SIGHUP, 130 after Ctrl-C. A second signal ends the process at once.
+    The code is 0 after SIGTERM or SIGHUP, 130 after Ctrl-C. A second signal ends the process at
+    once.
     """
     serving = _Serving(settings, load, say, load_other)
     code = asyncio.run(serving.until_told(listening))
     if not serving.worker.join(JOIN_S):
-        # loading cannot be interrupted; nothing of it needs to be put away
+        # loading cannot be interrupted, and leaves nothing to clean up
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -93,7 +94,7 @@ def run(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which end the process by the signal."""
+    """uvicorn's server without its signal handlers, which end the process by the signal."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -135,8 +136,8 @@ class _Serving:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._told, number)
-        # what strangers send is no warning
-        for name in ("uvicorn", "asyncio"):  # nor is that one left while it was answered
+        # malformed requests deserve no warning
+        for name in ("uvicorn", "asyncio"):  # nor do clients that leave during an answer
             logging.getLogger(name).setLevel(logging.ERROR)
         self.worker.start()
         await self._server.serve(sockets=[listening])
@@ -153,7 +154,7 @@ class _Serving:
         self._tell({"event": "stopping", "signal": signal.Signals(number).name})
 
     def _loaded(self) -> None:
-        """In the worker's thread: the model is there, or will not be."""
+        """Called in the worker's thread: the model is loaded, or has failed to load."""
         with contextlib.suppress(RuntimeError):  # the loop has been closed
             self._loop.call_soon_threadsafe(self._say_loaded)
 
@@ -170,6 +171,6 @@ class _Serving:
             self._tell(fact | {"parallel": self.worker.parallel, "joined": joins})
 
     def _tell(self, fact: dict[str, Any]) -> None:
-        """Say it, if anybody is left to hear it: a terminal or a pipe may have been closed."""
+        """Report an event, unless the terminal or pipe has been closed."""
         with contextlib.suppress(OSError):
             self._say(fact)

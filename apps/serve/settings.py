@@ -10,17 +10,17 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What one request, or one client, may take.
+    """Limits on one request, or one client.
 
     Attributes:
-        body_bytes: most bytes of a request's body; header_bytes: of its head.
+        body_bytes: maximum bytes of a request's body; header_bytes: of its head.
         receive_s: seconds for a whole request to arrive, from the connection or its first byte on.
         send_s: seconds that sent bytes may wait for a client to read them.
         idle_s: seconds a connection may stay open between requests.
-        connections: most connections open at once.
-        waiting: most requests that wait while others are answered.
+        connections: maximum number of open connections.
+        waiting: maximum number of requests that wait while others are answered.
         deadline_s: seconds a request may take from its arrival, waiting included.
-        prompt_tokens: most tokens of a prompt.
+        prompt_tokens: maximum tokens of a prompt.
         grace_s: seconds running answers get to finish when the server is told to stop.
         cache_bytes: memory for states to reuse; 0 reuses nothing.
     """
@@ -40,13 +40,15 @@ class ServerLimits:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Attributes:
-    name: what clients call the model. folder: its bundle.
-    key: what clients must send, None when none is asked for.
-    hosts: names in the Host header that are ours; any_address: IP addresses are, too.
-    origins: web origins whose pages may call.
-    pulled: models that were pulled are served too, loaded when they are asked for.
-    log: a line is written for each request.
+    """Settings of one server.
+
+    Attributes:
+        name: name of the model in requests. folder: its bundle.
+        key: key that clients must send; None if none is required.
+        hosts: names in the Host header that are ours; any_address: accept IP addresses too.
+        origins: web origins whose pages may call.
+        pulled: whether pulled models are served too, loaded when requested.
+        log: whether a line is written for each request.
     """
 
     name: str

@@ -1,13 +1,13 @@
-"""A state that runs, and the states of earlier requests that it can start from.
+"""A running state, and the states of earlier requests that it can start from.
 
-The output is that of a prompt read from its first token: a state is reused only where all tokens it
-consumed begin the prompt. In a conversation those are the earlier messages *as their text encodes*,
-so that an answer depends on the request alone and not on what the server remembers.
+The output is that of a prompt read from its first token: a state is reused only if all tokens it
+consumed are a prefix of the prompt. In a conversation these are the earlier messages *as their text
+encodes*, so that an answer depends on the request alone and not on what the server remembers.
 
-States are kept at three places, wherever that spares at least `WORTH` tokens: where a prompt leaves
-what an earlier one began with (a system prompt that conversations share), before a prompt's last
-token (for the same prompt again, and for a conversation whose last answer the client changed), and,
-once another conversation takes its place, at the end of an answer.
+States are kept at three places, if that saves at least `WORTH` tokens: where a prompt diverges from
+an earlier one (after a system prompt that conversations share), before a prompt's last token (for
+the same prompt again, and for a conversation whose last answer the client changed), and at the end
+of an answer, once another conversation takes its slot.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from edge.runtime.sampling import Sampler, new_rng
 from edge.runtime.speculate.decode import Drafting
 from edge.runtime.speculate.grammar import GRAMMAR_ALONE
 
-WORTH = 16  # tokens that a kept state must spare
-WINDOW = 4  # what it costs is the logs; a grammar drafts the tokens that it forces
+WORTH = 16  # tokens that a kept state must save
+WINDOW = 4  # costs memory for the logs; a grammar drafts the tokens that it forces
 Tokens = NDArray[np.int32]
-_TOKEN_BYTES = 48  # of a Python integer, a reference to it, and the number in array and key
+_TOKEN_BYTES = 48  # a Python integer, a reference to it, and its entries in array and key
 
 
 class Slot:
-    """One request at a time, in one thread.
+    """A state that runs one request at a time, in one thread.
 
     Attributes:
-        capacity: most tokens the KV caches hold, None without attention.
-        state_bytes: memory of the state that runs.
+        capacity: tokens that the KV caches hold; None without attention.
+        state_bytes: memory of the running state.
         reused: tokens of the last prompt that were not run again.
-        store: the states that are kept.
+        store: kept states.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Slot:
         drafting: Drafting | None = None,
         store: PrefixStore | None = None,
     ) -> None:
-        """Takes the state's memory. `capacity`: see `Engine.new_state`. `drafting`: of all answers;
-        what a bandit learns in one helps the next. `store`: one that slots share.
+        """Allocate the state. `capacity`: see `Engine.new_state`. `drafting`: used for all answers,
+        so that what a bandit learns in one helps the next. `store`: shared with other slots.
         """
         self._model = model
         self._drafting = drafting
@@ -68,7 +68,7 @@ class Slot:
         state = model.engine.new_state(window=window, capacity=capacity)
         self._context = Context(model.engine, state)
         self.store = PrefixStore(cache_bytes) if store is None else store
-        # a state that alone is over the budget is not copied in vain
+        # a state that alone exceeds the budget is not copied in vain
         self._keeps = self._context.mark().state.nbytes <= cache_bytes
         self._reuses = cache_bytes > 0
         self.capacity = state.capacity
@@ -78,7 +78,7 @@ class Slot:
         self._prompt_end: tuple[ContextMark, Logits] | None = None
 
     def known(self, prompt: Sequence[int]) -> int:
-        """How many tokens of a prompt the state has read, and nothing else."""
+        """Return the length of the prefix shared with a prompt; 0 if rewinding cannot reach it."""
         held = as_tokens(self._context.tokens)
         same = agree(held, as_tokens(prompt))
         return same if len(held) - same <= self._context.state.reach else 0
@@ -87,8 +87,9 @@ class Slot:
         self, tokens: Sequence[int], params: SamplingParams, *, continued: bool,
         tools: ToolUse | None = None, more: bool = False,
     ) -> Generation:  # fmt: skip
-        """An answer to the whole prompt `tokens`; nothing runs before it is iterated. `tools`: what
-        it may call. `more`: the state after the prompt is kept for `again`.
+        """Return an answer to the whole prompt `tokens`; nothing runs before it is iterated.
+
+        `tools`: tools it may call. `more`: keep the state after the prompt for `again`.
 
         Raises ContextFullError when the KV caches cannot hold the prompt.
         """
@@ -109,7 +110,7 @@ class Slot:
     def again(
         self, params: SamplingParams, *, continued: bool, tools: ToolUse | None = None
     ) -> Generation:
-        """Another answer to the last prompt, which is not run again; random numbers go on."""
+        """Return another answer to the last prompt, which is not run again; the RNG continues."""
 
         def prefill(answer: Answer) -> Logits | None:
             if self._prompt_end is None or answer.halted():
@@ -131,8 +132,7 @@ class Slot:
         sampler = Sampler(replace(params, seed=None), self._rng, mask)
 
         def finish(succeeded: bool) -> None:
-            # however an answer ends, the state is that of its tokens; of one that failed nothing is
-            # certain
+            # however an answer ends, the state is that of its tokens, unless it failed
             if not succeeded:
                 self._context.clear()
             if isinstance(self._context.engine, JoinedEngine):
@@ -145,7 +145,7 @@ class Slot:
         return Generation(answer, pieces, nullcontext())
 
     def _read(self, wanted: tuple[int, ...], answer: Answer) -> Logits | None:
-        """Run the prompt, keeping states on the way; the logits [V] after it."""
+        """Run the prompt, keeping states on the way; return the logits [V] after it."""
         context = self._context
         for place in self._places(wanted):
             if context.feed(wanted[len(context.tokens) : place], answer.halted) is None:
@@ -157,10 +157,8 @@ class Slot:
         answer.prompt_tokens = len(context.tokens) - held  # fewer where it was halted
         return read
 
-    # -- reuse -----------------------------------------------------------------------------------
-
     def _recall(self, prompt: tuple[int, ...]) -> int:
-        """Make the state the longest there is that begins the prompt; how many tokens that is."""
+        """Go to the longest known state that is a prefix of the prompt; return its length."""
         context = self._context
         if not self._reuses:
             context.clear()
@@ -178,13 +176,13 @@ class Slot:
         return context.align(prompt)
 
     def _leave(self) -> None:
-        """Keep the state that another one takes the place of."""
+        """Keep the running state, which another one is about to replace."""
         tokens = self._context.tokens
         if self._keeps and len(tokens) - self.store.shared(as_tokens(tokens)) >= WORTH:
             self.store.add(self._context.mark())
 
     def _places(self, wanted: tuple[int, ...]) -> list[int]:
-        """How many tokens of the prompt shall have run when the state is kept, in order."""
+        """Return the lengths of the prompt's prefixes whose states are kept, in order."""
         if not self._keeps:
             return []
         at, places = self.reused, []
@@ -194,9 +192,6 @@ class Slot:
                 places.append(place)
                 at = place
         return places
-
-
-# -- kept states -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,15 +207,14 @@ class Kept:
 
 
 class PrefixStore:
-    """States kept by the tokens that led to them. The least recently used ones make room. Threads
-    may share it.
+    """Kept states by the tokens that led to them; the least recently used is evicted. Thread-safe.
 
-    A recurrent state cannot be cut short, so a kept state helps a prompt only when all of its
-    tokens begin it.
+    A recurrent state cannot be truncated, so a kept state helps a prompt only if all of its tokens
+    are a prefix of the prompt.
 
     Attributes:
-        budget: most bytes of all kept states together.
-        nbytes: bytes of them now.
+        budget: maximum bytes of all kept states together.
+        nbytes: their bytes now.
     """
 
     def __init__(self, budget: int) -> None:
@@ -228,21 +222,21 @@ class PrefixStore:
         self.nbytes = 0
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()  # the most recently used last
-        # the keys in order: what shares most with a prompt lies next to where it would lie
+        # sorted keys: the one that shares most with a prompt is next to its insertion point
         self._order: list[bytes] = []
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def longest(self, wanted: Tokens) -> Kept | None:
-        """The longest state that begins `wanted` and leaves at least one token of it to run."""
+        """Return the longest state that is a prefix of `wanted` and leaves a token of it to run."""
         size = len(wanted) - 1
         with self._lock:
             while size > 0:
                 at = bisect_right(self._order, _key(wanted[:size]))
                 if not at:
                     return None
-                # what begins `wanted` lies before it, and behind all that is shorter and does
+                # a prefix of `wanted` sorts before it, and behind all shorter prefixes
                 kept = self._kept[self._order[at - 1]]
                 same = agree(kept.tokens, wanted[:size])
                 if same == len(kept.tokens):
@@ -252,25 +246,25 @@ class PrefixStore:
             return None
 
     def shared(self, wanted: Tokens) -> int:
-        """Length of the longest prefix that `wanted` shares with the tokens of a kept state."""
+        """Return the length of the longest prefix that `wanted` shares with a kept state."""
         with self._lock:
             at = bisect_right(self._order, _key(wanted))
             beside = [self._kept[key].tokens for key in self._order[max(0, at - 1) : at + 1]]
         return max((agree(tokens, wanted) for tokens in beside), default=0)
 
     def add(self, mark: ContextMark) -> None:
-        """Keep a state, replacing one of the same tokens, then drop what exceeds the budget."""
+        """Keep a state, replacing one of the same tokens; then evict states beyond the budget."""
         new = Kept(as_tokens(mark.consumed.tokens), mark)
         key = _key(new.tokens)
         with self._lock:
             try:
                 self._put(key, new)
-            except BaseException:  # no memory: half of a change is worse than nothing kept
+            except BaseException:  # out of memory: half a change is worse than an empty store
                 self._forget()
                 raise
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all kept states."""
         with self._lock:
             self._forget()
 
@@ -294,17 +288,17 @@ class PrefixStore:
 
 
 def _key(tokens: Tokens) -> bytes:
-    """Bytes that are ordered as the tokens are."""
+    """Return bytes that sort as the tokens do."""
     return tokens.astype(">u4").tobytes()
 
 
 def as_tokens(tokens: Sequence[int]) -> Tokens:
-    """Token ids as an array, to be compared at once."""
+    """Return token ids as an array, for vectorized comparison."""
     return np.asarray(tokens, np.int32)
 
 
 def agree(left: Tokens, right: Tokens) -> int:
-    """Length of the common prefix of two sequences."""
+    """Return the length of the common prefix of two sequences."""
     size = min(len(left), len(right))
     different = np.flatnonzero(left[:size] != right[:size])
     return int(different[0]) if len(different) else size

@@ -1,4 +1,4 @@
-"""The states that requests run in: how many there are, and which of them a request gets."""
+"""The slots that requests run in: how many there are, and which of them a request gets."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from edge.runtime import memory
 from edge.runtime.model import Model
 from edge.runtime.speculate.decode import Drafting
 
-DEFAULT = 4  # conversations at once, where the engine joins their steps and memory allows
+DEFAULT = 4  # conversations at once, if the engine joins their steps and memory allows
 
 
 class SlotPool:
     """Slots of one model, each for one request at a time. One thread at a time may call it.
 
     Attributes:
-        slots: all of them.
-        capacity: most tokens of each one's KV caches, None without attention.
-        store: the states that are kept, for all.
+        slots: all slots.
+        capacity: tokens that the KV caches of each slot hold; None without attention.
+        store: kept states, shared by all slots.
     """
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = tuple(slots)
         self.capacity = slots[0].capacity
         self.store = slots[0].store
-        self._free = list(slots)  # the one that waits longest first
+        self._free = list(slots)  # idle for longest first
 
     @property
     def state_bytes(self) -> int:
-        """Memory of the states that run."""
+        """Memory of the running states."""
         return sum(slot.state_bytes for slot in self.slots)
 
     @property
     def free(self) -> bool:
-        """Whether a request can be taken."""
+        """Whether a slot is free."""
         return bool(self._free)
 
     def take(self, prompt: Sequence[int]) -> Slot:
-        """The free slot whose state has read most of the prompt, else the one not used longest."""
+        """Take the free slot whose state has read most of the prompt, else the longest idle one."""
         slot = max(self._free, key=lambda one: one.known(prompt))
         self._free.remove(slot)
         return slot
 
     def give(self, slot: Slot) -> None:
-        """It is free again."""
+        """Return a slot to the pool."""
         self._free.append(slot)
 
 
@@ -57,10 +57,10 @@ def make_slots(
     cache_bytes: int,
     drafting: Drafting | None = None,
 ) -> tuple[Model, list[Slot]]:
-    """The model as it is to be used, and `parallel` slots; None is `DEFAULT` where steps can be
-    joined, or as many as have room. With a drafter it is one.
+    """Return the model to use and `parallel` slots.
 
-    Raises StateError: no room for so many.
+    None means `DEFAULT` slots, or fewer if memory is short, when steps can be joined; else one.
+    With a drafter it is always one. Raises StateError when `parallel` slots do not fit into memory.
     """
     engine = model.engine
     if drafting is not None:
@@ -82,7 +82,7 @@ def make_slots(
 
 
 def _check_fits(model: Model, count: int, capacity: int | None) -> None:
-    """Raises StateError: so many states have no room."""
+    """Raise StateError when `count` states do not fit into memory."""
     plan = model.engine.memory_plan(window=WINDOW, capacity=capacity)
     each = plan["state_ring"] + plan["kv_cache"] + plan["logits"] + plan["snapshot"]
     memory.check_fits(

@@ -1,4 +1,4 @@
-"""Bodies of requests as they are read, and responses and refusals as they are sent."""
+"""Reading the bodies of requests, and sending responses and refusals."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from edge.apps.serve.ollama import OllamaFormat
 
 
 class JsonResponse(JSONResponse):
-    """JSON as this server writes it."""
+    """A response of JSON as this server encodes it."""
 
     def render(self, content: Any) -> bytes:
         return encode(content)
 
 
 class StreamedAnswer(StreamingResponse):
-    """Chunks of answers. `held` is left when the last one is sent, or cannot be sent."""
+    """A response of chunks. `held` is closed when the last one is sent, or sending fails."""
 
     def __init__(self, chunks: AsyncIterator[bytes], media: str, held: ExitStack) -> None:
-        # a buffering proxy would keep the text back
+        # a buffering proxy would hold the text back
         super().__init__(chunks, media_type=media, headers={"x-accel-buffering": "no"})
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # not the class's own: it would wait for the end of the connection beside `Exchange`, and of
-        # two that wait one hears nothing
+        # not super().__call__: like `Exchange`, it would wait for the end of the connection, and of
+        # two waiters only one is told
         with self._held:
             await self.stream_response(send)
 
 
 def check_media(request: Request) -> None:
-    """Raise ApiError unless the body is said to be plain JSON."""
+    """Raise ApiError unless the headers declare the body as plain JSON."""
     kind = (header(request, "content-type") or "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(
@@ -52,7 +52,7 @@ def check_media(request: Request) -> None:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises ApiError beyond `limit` bytes, ClientDisconnect."""
+    """Return the whole body. Raises ApiError beyond `limit` bytes, or ClientDisconnect."""
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
     declared = header(request, "content-length")
     if declared is not None and int(declared) > limit:  # h11 has checked that it is a number
@@ -66,7 +66,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def preflight() -> Response:
-    """What a browser asks before a page of an allowed origin may call."""
+    """Return the answer to a browser's preflight request from an allowed origin."""
     return Response(
         status_code=204,
         headers={
@@ -78,7 +78,7 @@ def preflight() -> Response:
 
 
 def refused(request: Request, problem: Exception) -> Response:
-    """An ApiError in the shape of the API that was called."""
+    """Return an ApiError in the shape of the API that was called."""
     assert isinstance(problem, ApiError)
     path = request.scope["path"]
     form: type[AnswerFormat] = OllamaFormat if path.startswith("/api/") else AnswerFormat
@@ -86,7 +86,7 @@ def refused(request: Request, problem: Exception) -> Response:
 
 
 def unroutable(request: Request, problem: Exception) -> Response:
-    """A path that no route has, or a method that a route does not take."""
+    """Return the refusal of an unknown path, or of a method that a route does not take."""
     assert isinstance(problem, HTTPException)
     path = request.scope["path"]
     if problem.status_code == 405:
@@ -98,5 +98,5 @@ def unroutable(request: Request, problem: Exception) -> Response:
 
 
 def failed(request: Request, problem: Exception) -> Response:
-    """A fault of ours, of which clients are told nothing more."""
+    """Return the error of a bug of ours, without details."""
     return refused(request, internal())

@@ -1,4 +1,4 @@
-"""The threads in which the model is loaded and runs, a request in each."""
+"""The threads in which the model is loaded and runs, with one request in each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Load = Callable[[], tuple[Model, Sequence[Slot]]]
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A model that a request asks for; `found` gets it when its turn has come."""
+    """A model that a request asks for; `found` receives it when its turn has come."""
 
     name: str
     found: Future[Served]
@@ -37,16 +37,16 @@ class _Wanted:
 
 
 class ModelWorker:
-    """Owns the model. `state` is `loading`, then `ready` or `failed`, at last `stopping`.
+    """Owner of the model. `state` is `loading`, then `ready` or `failed`, finally `stopping`.
 
-    It answers as many requests at once as the model has slots. One model is loaded at a time:
-    another that is asked for takes its place, once nothing runs. Clients take turns: who has many
-    requests waiting does not keep others waiting for all of them.
+    One request runs in each of the model's slots. One model is loaded at a time: another that is
+    requested replaces it, once nothing runs. Clients take turns, so a client with many waiting
+    requests does not make others wait for all of them.
 
     Attributes:
-        name, served: the model, None until it is ready.
+        name, served: the model; `served` is None until it is ready.
         problem: why loading failed.
-        metrics: of the answers.
+        metrics: metrics of the answers.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class ModelWorker:
         name: str = "",
         load_other: Callable[[str], tuple[Model, Sequence[Slot]]] | None = None,
     ) -> None:
-        """`name`: of the model that `load` loads; `load_other`: loads one by another name.
-        `changed` is called in the worker's thread when loading has ended.
+        """`name`: name of the model that `load` loads. `load_other`: loads another one by name.
+        `changed`: called in the worker's thread when loading has ended.
         """
         self.state = "loading"
         self.name = self._first = name
@@ -69,19 +69,19 @@ class ModelWorker:
         self._load_other = load_other
         self._changed = changed
         self._jobs: list[Job | _Wanted] = []
-        self._turns: dict[str, int] = {}  # of clients: when each had its last one
+        self._turns: dict[str, int] = {}  # client → number of its last turn
         self._running: set[Job | _Wanted] = set()
         self._wake = threading.Condition()
         self._typical_s = 1.0
         self._given_up = ""
-        # a process that has to leave at once does not wait for it
+        # a daemon, so that a process that must exit at once does not wait for it
         self._threads = [threading.Thread(target=self._main, name="edge-model", daemon=True)]
 
     def start(self) -> None:
         self._threads[0].start()
 
     def check_ready(self) -> None:
-        """Raise ApiError 503 while the first model loads, and when the server stops."""
+        """Raise ApiError 503 while the first model loads, if it failed to, or on shutdown."""
         if self.state == "loading":
             raise busy("the model is being loaded", "model_loading", 2)
         if self.state == "stopping":
@@ -91,22 +91,22 @@ class ModelWorker:
 
     @property
     def parallel(self) -> int:
-        """How many requests are answered at once."""
+        """Maximum number of requests that are answered at once."""
         served = self.served
         return 1 if served is None else len(served.slots.slots)
 
     @property
     def running(self) -> int:
-        """How many are answered now."""
+        """Number of requests that are being answered."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for the model."""
+        """Number of requests that wait for the model."""
         return len(self._jobs)
 
     async def obtain(self, name: str, until: float, client: str = "") -> Served:
-        """The model of this name, loaded in its turn. Raises ApiError, EdgeError."""
+        """Return the model of this name, loaded in its turn. Raises ApiError or EdgeError."""
         self.check_ready()
         if name == self.name and self.served is not None:
             return self.served
@@ -119,18 +119,18 @@ class ModelWorker:
             raise too_late("the deadline passed before the model was loaded") from None
 
     def submit(self, job: Job | _Wanted) -> None:
-        """Queue a job. Raises ApiError 503 when the server takes none."""
+        """Queue a job. Raises ApiError 503 when the server accepts none."""
         with self._wake:
             self.check_ready()
             self._jobs.append(job)
             self._wake.notify_all()
 
     def retry_s(self, ahead: int) -> int:
-        """Seconds after which another request has a chance, with `ahead` before it."""
+        """Return the seconds after which to retry, with `ahead` requests in front."""
         return min(60, max(1, math.ceil(self._typical_s * ahead / self.parallel)))
 
     def drain(self) -> None:
-        """Take no more jobs and refuse those that wait; the running answers go on."""
+        """Accept no more jobs and refuse those that wait; running answers continue."""
         with self._wake:
             self.state = "stopping"
             waiting = list(self._jobs)
@@ -143,7 +143,7 @@ class ModelWorker:
                 job.found.set_exception(stopping())
 
     def stop(self) -> None:
-        """`drain`, and end the running answers, too."""
+        """Call `drain`, and end the running answers too."""
         self.drain()
         with self._wake:
             running = [job for job in self._running if isinstance(job, Job)]
@@ -151,18 +151,16 @@ class ModelWorker:
             job.cancel()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the threads; whether they have ended."""
+        """Wait for the threads; return whether they have ended."""
         until = time.monotonic() + timeout_s
         for thread in list(self._threads):
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    # -- in the threads --------------------------------------------------------------------------
-
     def _main(self) -> None:
         try:
             self._serve(self._load())
-        except BaseException as problem:  # whatever it was, the process has to hear of it
+        except BaseException as problem:  # whatever it is, the process must learn of it
             self.problem = problem
             self.state = "failed"
             self._changed()
@@ -174,7 +172,7 @@ class ModelWorker:
         self._work()
 
     def _serve(self, loaded: tuple[Model, Sequence[Slot]]) -> None:
-        """This model from now on, with a thread for each slot."""
+        """Serve this model from now on, with a thread for each slot."""
         model, slots = loaded
         self.served = Served(model, SlotPool(slots))
         while len(self._threads) < len(slots):
@@ -203,17 +201,17 @@ class ModelWorker:
             self._wake.notify_all()
 
     def _pool(self, job: Job | _Wanted) -> SlotPool | None:
-        """The slots of the model that a job is for; None where that could not be loaded."""
+        """Return the slots of the model that a job is for; None if it could not be loaded."""
         served = (job.served if isinstance(job, Job) else None) or self.served
         return None if served is None else served.slots
 
     def _change(self, wanted: _Wanted) -> None:
-        """Load another model in the place of this one, or the first one again."""
+        """Replace the model by another one, or by the first one again."""
         if not wanted.found.set_running_or_notify_cancel():  # nobody waits for it any more
             return
         try:
             if wanted.name != self.name or self.served is None:
-                # memory of the one before goes with the last request that it answers
+                # the memory of the old model is freed with the last request that it answers
                 self.name, self.served = wanted.name, None
                 if wanted.name == self._first:
                     self._serve(self._load())
@@ -226,7 +224,7 @@ class ModelWorker:
             wanted.found.set_exception(problem)
 
     def _next(self) -> tuple[Job | _Wanted, Slot | None] | None:
-        """What is to be done now, and the slot for it; None when the server stops."""
+        """Wait for the next job; return it and its slot, or None when the server stops."""
         with self._wake:
             while True:
                 job = min(self._jobs, key=lambda one: self._turns.get(one.client, 0), default=None)
@@ -246,7 +244,7 @@ class ModelWorker:
             return job, pool.take(job.asked.tokens)
 
     def _may_begin(self, job: Job | _Wanted) -> bool:
-        """Another model takes the place of this one while nothing runs, and nothing beside it."""
+        """Return whether a job may begin now; a change of the model must run alone."""
         if isinstance(job, _Wanted):
             return not self._running
         changing = any(isinstance(one, _Wanted) for one in self._running)
@@ -254,7 +252,7 @@ class ModelWorker:
         return not changing and (pool is None or pool.free)
 
     def _answered(self, job: Job, slot: Slot | None) -> Event:
-        """Run a job; returns how it ended."""
+        """Run a job; return how it ended."""
         try:
             if job.cancelled.is_set() or time.monotonic() >= job.until:
                 return too_late("the deadline passed before the request's turn came")
@@ -277,7 +275,7 @@ class ModelWorker:
             if refusal.status >= 500:
                 tell_traceback()
             return refusal
-        except Exception:  # the thread outlives every request
+        except Exception:  # the thread must outlive every request
             tell_traceback()
             return internal()
 
@@ -326,7 +324,7 @@ class ModelWorker:
         return Ended(tuple(results), slot.reused)
 
     def _tell_of(self, result: GenerationResult) -> None:
-        """Log why drafting was given up, once for each reason; answers only say that it was."""
+        """Log why drafting was given up, once per reason; answers only say that it was."""
         drafted = result.speculation
         problem = drafted.problem if drafted else ""
         if drafted and problem and problem != self._given_up:

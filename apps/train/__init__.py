@@ -1,4 +1,4 @@
-"""`edge train`: drafters and what they learn from, and tuning."""
+"""`edge train`: train drafters, write their training text, and tune models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`edge train answers BUNDLE --prompts FILE… -o ANSWERS`: what a model answers, many at once.
+"""`edge train answers BUNDLE --prompts FILE… -o ANSWERS`: write a model's answers, in batches.
 
-A token takes a third as long in a run of sixteen sequences as in a run of one; but they go in step,
-so their prompts are of one length, and every conversation ends with its first answer.
+A token takes a third as long in a batch of sixteen sequences as alone. The sequences go in step, so
+their prompts have equal lengths, and every conversation ends with its first answer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from edge.text.template import Message
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 1.0)
 LONGEST = 900  # characters of a prompt
-FEW = 4  # a run ends when only a quarter of its answers, one in FEW, is still growing
+FEW = 4  # a batch ends when at most one in FEW of its answers is unfinished
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt: its text, its ids, the template's included, and the temperature of its answer."""
+    """Prompt: its text, its token ids with the template's, and the temperature of its answer."""
 
     text: str
     ids: tuple[int, ...]
@@ -40,16 +40,16 @@ class Asked:
 
 
 class Drawn(Protocol):
-    """Where prompts come from."""
+    """Source of prompts."""
 
     def draw(self, rng: random.Random) -> str: ...
 
 
 class Turns:
-    """What users say in files of conversations, of every "source" alike."""
+    """User messages of conversation files, drawn from every "source" equally often."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Raises InputError: not lines of conversations, or nobody says anything."""
+        """Read the files. Raises InputError for lines that are no conversation, or no messages."""
         found: dict[str, list[str]] = {}
         for file in files:
             for number, line in enumerate(_lines(file), 1):
@@ -68,7 +68,7 @@ class Turns:
                     ) from None
         self._turns = [said for said in found.values() if said]
         if not self._turns:
-            raise InputError("holds nothing that a user says", field="--prompts")
+            raise InputError("holds no messages of users", field="--prompts")
 
     def draw(self, rng: random.Random) -> str:
         return rng.choice(rng.choice(self._turns))
@@ -83,12 +83,12 @@ def _lines(file: Path) -> list[str]:
 
 
 def groups(model: Model, prompts: Drawn, seed: int, count: int, size: int) -> list[list[Asked]]:
-    """`count` prompts drawn, in groups of `size` of one length, shuffled; what is left is dropped.
+    """Draw `count` prompts; return shuffled groups of `size` prompts of equal length.
 
-    Every prompt is there at most once for each temperature.
+    A prompt occurs at most once per temperature. Incomplete groups are dropped.
     """
     if model.template is None:
-        raise InputError("has no chat template to ask by", field="bundle")
+        raise InputError("has no chat template", field="bundle")
     rng = random.Random(f"{seed}/prompts")
     asked: dict[Asked, None] = {}
     for _ in range(count):
@@ -112,7 +112,7 @@ def groups(model: Model, prompts: Drawn, seed: int, count: int, size: int) -> li
 def answers(
     model: Model, state: State, group: Sequence[Asked], seed: str, most: int
 ) -> list[list[int]]:
-    """An answer each, its end token included where it came to its end; at most `most` tokens."""
+    """Return one answer per prompt, of at most `most` tokens, with its end token if reached."""
     rng = np.random.default_rng(list(seed.encode()))
     state.clear()
     heat = np.array([one.temperature for one in group], np.float32)
@@ -136,7 +136,7 @@ def answers(
 def choose(
     logits: NDArray[np.float32], heat: NDArray[np.float32], rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """A token for each row [B, V]: the likeliest at temperature 0, else drawn from all of them."""
+    """Choose a token per row of logits [B, V]: the likeliest at temperature 0, else sampled."""
     chosen: NDArray[np.int64] = logits.argmax(-1).astype(np.int64)
     for row in np.flatnonzero(heat):
         weights = np.exp((logits[row] - logits[row, chosen[row]]) / heat[row]).cumsum()
@@ -146,7 +146,7 @@ def choose(
 
 def _too_few() -> InputError:
     return InputError(
-        "has too few prompts of one length to fill one run of --together", field="--prompts",
+        "has too few prompts of equal length to fill a batch of --together", field="--prompts",
         remedy="give more prompts, a larger --count, or a smaller --together",
     )  # fmt: skip
 
@@ -154,7 +154,7 @@ def _too_few() -> InputError:
 def say_all(
     model: Model, asked: list[list[Asked]], done: int, seed: int, most: int
 ) -> Iterator[list[list[int]]]:
-    """The answers of a group at a time, from the group `done` on, as ids."""
+    """Yield the answers of one group at a time as token ids, from group `done` on."""
     if not asked:
         raise _too_few()
     longest = max(len(one.ids) for group in asked for one in group)
@@ -166,7 +166,7 @@ def say_all(
 def conversations(
     model: Model, asked: list[list[Asked]], done: int, seed: int, most: int
 ) -> Iterator[dict[str, Any]]:
-    """A prompt and its answer at a time, without the first `done`."""
+    """Yield one prompt and its answer at a time, without the first `done`."""
     if not asked:
         raise _too_few()
     group, inside = divmod(done, len(asked[0]))
@@ -182,19 +182,20 @@ def conversations(
 def write_answers(
     bundle: Annotated[str, typer.Argument(help="The model that answers.")],
     prompts: Annotated[
-        list[Path], typer.Option(help="Conversations, .jsonl, whose users ask. Repeat it.")
+        list[Path],
+        typer.Option(help="Conversations (.jsonl) with the user messages; may be repeated."),
     ],
     output: Annotated[
         Path,
-        typer.Option("-o", "--output", help="The answers, .jsonl; resumes an earlier run."),
+        typer.Option("-o", "--output", help="Answers to write (.jsonl); resumes an earlier run."),
     ],
-    count: Annotated[int, typer.Option(min=1, help="How many prompts to draw.")] = 10_000,
-    together: Annotated[int, typer.Option(min=1, help="Answers at once.")] = 16,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longer answers are cut.")] = 96,
-    seed: Annotated[int, typer.Option(help="Of prompts, temperatures and answers.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Number of prompts to draw.")] = 10_000,
+    together: Annotated[int, typer.Option(min=1, help="Answers generated at once.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 96,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, temperatures and answers.")] = 0,
     threads: options.Threads = None,
 ) -> None:
-    """Let a model answer what users ask, for a drafter or a hybrid to learn from.
+    """Write a model's answers for drafters and hybrids to learn from.
 
     Stop at any time: the same command resumes. Two of five answers are greedy, the others are
     sampled at temperature 0.7 or 1.
@@ -202,7 +203,7 @@ def write_answers(
     source = Turns(prompts)
     model = load(resolve(bundle), threads=threads)
     asked = groups(model, source, seed, count, together)
-    if not asked:  # before there is a file
+    if not asked:  # before the file is created
         raise _too_few()
     go_on(output, lambda done: conversations(model, asked, done, seed, max_tokens))
     say(output)

@@ -15,7 +15,7 @@ from edge.apps.programs import grouped
 
 @dataclass(frozen=True, kw_only=True)
 class _DrafterLearning(Learning):
-    length: Annotated[int, learns(help="Tokens of a row.")] = 256
+    length: Annotated[int, learns(help="Tokens per row.")] = 256
 
 
 @grouped
@@ -24,21 +24,23 @@ def draft(
         str, typer.Option(help="Checkpoint of the target: a Transformer, or any other model.")
     ],
     learning: _DrafterLearning,
-    mixer: Annotated[str, typer.Option(help="mamba2 or mamba.")] = "mamba2",
-    layers: Annotated[int, typer.Option(help="How many.")] = 4,
+    mixer: Annotated[str, typer.Option(help="Mixer: mamba2 or mamba.")] = "mamba2",
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = 4,
     rank: Annotated[
-        int, typer.Option(help="Width; of the factor of the target's head that is its own, too.")
+        int, typer.Option(help="Width of the drafter, and rank of its factor of the target's head.")
     ] = 128,
     train_ends: Annotated[
-        bool, learns("--train-ends", help="Let the factor of the target's head learn too.")
+        bool, learns("--train-ends", help="Train the factor of the target's head too.")
     ] = False,
     choice: Annotated[
-        float, learns(help="Share of the loss that is the target's likeliest token.")
+        float, learns(help="Share of the loss on the target's likeliest token.")
     ] = 0.2,
-    overlap: Annotated[float, learns(help="Share that is drafts refused at temperature 1.")] = 0.0,
+    overlap: Annotated[
+        float, learns(help="Share of the loss on drafts rejected at temperature 1.")
+    ] = 0.0,
     label: Label = 0.0,
 ) -> None:
-    """Train a small Mamba to propose a target's tokens. Run it again to resume."""
+    """Train a small Mamba to draft for a target. Run it again to resume."""
     from edge.runtime.model import resolve
 
     exporter.needs("training")

@@ -1,4 +1,4 @@
-"""A file that grows a line at a time, and resumes where an earlier run ended."""
+"""Files that grow line by line, and resume where an earlier run ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def whole_lines(path: Path) -> int:
-    """How many lines a file has; what a killed run left of one more is cut off."""
+    """Count the lines of a file, and cut off an incomplete line that a killed run left."""
     if not path.exists():
         return 0
     content = path.read_bytes()
@@ -20,9 +20,9 @@ def whole_lines(path: Path) -> int:
 
 
 def go_on(path: Path, records: Callable[[int], Iterable[object]]) -> None:
-    """Append a line of JSON for every record, beginning where an earlier run ended.
+    """Append a line of JSON for every record, starting where an earlier run ended.
 
-    `records(done)` yields those that follow the first `done`.
+    `records(done)` yields the records after the first `done`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     done = whole_lines(path)

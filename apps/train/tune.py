@@ -14,10 +14,10 @@ from edge.apps.options import named_as_options
 from edge.apps.programs import grouped
 
 Tuned = Annotated[
-    str, typer.Argument(help="Checkpoint that learns: what edge distill made, or any other.")
+    str, typer.Argument(help="Checkpoint to tune: one that edge distill made, or any other.")
 ]
 Teacher = Annotated[
-    str | None, typer.Option(help="Checkpoint to stay close to. [default: the model as it was]")
+    str | None, typer.Option(help="Checkpoint to stay close to. [default: the untuned model]")
 ]
 
 
@@ -25,7 +25,9 @@ Teacher = Annotated[
 class _Talks(Learning):
     text: Annotated[
         list[Path],
-        typer.Option(help="Lines of messages; for dpo of prompt, chosen, rejected. Repeat it."),
+        typer.Option(
+            help="JSON lines of messages; for dpo of prompt, chosen, rejected. May be repeated."
+        ),
     ]
 
 
@@ -35,7 +37,7 @@ def sft(
     learning: _Talks,
     teacher: Teacher = None,
     label: Annotated[
-        float, learns(help="Share of the loss that is the answers; the rest is the teacher.")
+        float, learns(help="Share of the loss on the answers; the rest is on the teacher.")
     ] = 1.0,
 ) -> None:
     """Fine-tune a model on the answers of conversations. Run it again to resume."""

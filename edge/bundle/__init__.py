@@ -1,8 +1,7 @@
-"""The bundle: one folder, hashed, the only thing the runtime reads.
+"""The bundle: one folder of hashed files, the only thing the runtime reads.
 
-`manifest.json` lists every other file with its size and SHA-256. `open_bundle` checks what it
-reads through the file descriptor it then hands on; `BundleWriter` publishes whole folders or
-nothing.
+`manifest.json` lists every other file with its size and SHA-256. `open_bundle` checks each file
+through the file descriptor it then hands out; `BundleWriter` publishes whole folders or nothing.
 """
 
 from edge.bundle.manifest import (

@@ -1,4 +1,4 @@
-"""Files of a bundle: paths that stay inside its folder, opened without following links; hashes."""
+"""Files of a bundle: paths inside its folder, opened without following links, and hashes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REMEDY = "export the model again, or copy the bundle whole"
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """The first names of a list, and how many more there are."""
+    """List the first `most` names and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -34,8 +34,8 @@ def check_relative(path: str) -> None:
 def open_inside(folder_fd: int, path: str, *, folder: str) -> int:
     """Open a regular file below an open folder, following no link at any step.
 
-    Returns a file descriptor the caller closes. Raises BundleError naming the file. Hard links
-    are allowed: installers make them when they copy packages out of their caches.
+    Returns a file descriptor that the caller closes. Raises BundleError naming the file. Hard links
+    are allowed: installers create them when they copy packages out of their caches.
     """
     try:
         check_relative(path)
@@ -68,7 +68,7 @@ def open_inside(folder_fd: int, path: str, *, folder: str) -> int:
 
 
 def blocks(fd: int, size: int) -> Iterator[bytes]:
-    """Content by position, so that the descriptor's own offset stays untouched."""
+    """Yield the content in blocks, read by position: the descriptor's own offset is unchanged."""
     offset = 0
     while offset < size:
         block = os.pread(fd, min(BLOCK, size - offset), offset)
@@ -79,7 +79,7 @@ def blocks(fd: int, size: int) -> Iterator[bytes]:
 
 
 def sha256(fd: int, size: int, on_progress: Progress | None = None) -> str:
-    """Hexadecimal SHA-256 of the first `size` bytes."""
+    """Return the hexadecimal SHA-256 of the first `size` bytes."""
     digest, done = hashlib.sha256(), 0
     for block in blocks(fd, size):
         digest.update(block)

@@ -1,4 +1,4 @@
-"""A bundle's launch plan and its compiled kernels: opened, checked, one cubin at a time."""
+"""A bundle's launch plan and compiled kernels, opened and checked one cubin at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge.launch_checks import check_plan
 
 PLAN = "cuda"
 PLAN_FILE = "graphs/cuda.json"
-# the same as nodes of plugins, for TensorRT
+# the same launches as plugin nodes, for TensorRT
 DEVICE_GRAPH = "tensorrt"
 DEVICE_GRAPH_FILE = "graphs/tensorrt.onnx"
 WEIGHT_FILE = "weights.bin"
@@ -28,12 +28,12 @@ _LARGEST = 64 << 20
 
 
 def index_file(sm: int) -> str:
-    """Where a bundle keeps the index of an architecture; its cubins lie beside it."""
+    """Return the path of an architecture's kernel index in a bundle; cubins lie beside it."""
     return f"kernels/sm_{sm}/kernels.json"
 
 
 def sizes(manifest: Manifest) -> dict[str, tuple[int, int]]:
-    """Cubins of each architecture ("sm_87"): how many, and their bytes with the index."""
+    """Return architecture ("sm_87") → (number of cubins, their bytes including the index)."""
     found = {}
     for name, index in sorted(manifest.kernels.items(), key=lambda item: int(item[0][3:])):
         files = [e for e in manifest.files if e.path.startswith(f"{index.rpartition('/')[0]}/")]
@@ -45,7 +45,7 @@ class BundledKernels:
     """The kernels of a bundle for one architecture.
 
     Attributes:
-        index: what the plan's variants were compiled to.
+        index: compiled kernels of the plan's variants.
     """
 
     def __init__(self, bundle: Bundle, file: str, index: KernelIndex) -> None:
@@ -55,9 +55,9 @@ class BundledKernels:
         self._folder = file.rpartition("/")[0]
 
     def get(self, variant: Variant) -> tuple[CompiledKernel, bytes]:
-        """A kernel and its cubin, whose hash has been checked.
+        """Return a kernel and its cubin, with the hash checked.
 
-        Raises BundleError: it is not in the index, or its file is altered or truncated.
+        Raises BundleError when the index lacks it or its file is altered or truncated.
         """
         found = self.index.kernels.get(variant.key)
         if found is None:
@@ -71,14 +71,14 @@ class BundledKernels:
 
 
 def open_plan(bundle: Bundle) -> LaunchPlan:
-    """The bundle's launch plan.
+    """Return the bundle's launch plan.
 
-    Raises BundleError: it has none, or one of another version or another model.
+    Raises BundleError when there is none, or it is of another version or another model.
     """
     file = bundle.manifest.graphs.get(PLAN)
     if file is None:
         raise BundleError(
-            "has no launch plan, which the engines cpu and cuda run",
+            "has no launch plan, which the engines cpu and cuda need",
             file=f"{bundle.path}/manifest.json",
             field=f"graphs.{PLAN}",
             remedy=f"add it with this version: {_export(bundle, 'cpu')}",
@@ -103,10 +103,10 @@ def open_plan(bundle: Bundle) -> LaunchPlan:
 
 
 def open_kernels(bundle: Bundle, sm: int) -> BundledKernels:
-    """The bundle's kernels for an architecture, 87 for sm_87.
+    """Return the bundle's kernels for an architecture, 87 for sm_87.
 
-    Raises BundleError: there are none (`field` is kernels.sm_87), the index is of another version
-    or architecture, or it names a file that the bundle does not have.
+    Raises BundleError when there are none (`field` is kernels.sm_87), when the index is of another
+    version or architecture, or when it names a file that the bundle lacks.
     """
     file = bundle.manifest.kernels.get(f"sm_{sm}")
     if file is None:
@@ -137,7 +137,7 @@ def _parsed(bundle: Bundle, file: str, kind: type[Document]) -> Document:
     where, entry = f"{bundle.path}/{file}", bundle.manifest.entry(file)
     if entry is not None and entry.size > _LARGEST:
         raise BundleError(f"has {entry.size} bytes, at most {_LARGEST} allowed", file=where)
-    # the plan leaves out what has its default, the index does not
+    # the plan omits fields at their default, its version included; the index does not
     return read_document(
         bundle.read(file), Path(where), kind, SCHEMA_VERSION, absent=SCHEMA_VERSION
     )

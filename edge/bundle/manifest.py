@@ -27,7 +27,7 @@ class _ManifestModel(BaseModel):
 
 
 class FileEntry(_ManifestModel):
-    """One file of the bundle, by its path relative to the folder."""
+    """One file of the bundle; `path` is relative to the folder."""
 
     path: str
     size: Annotated[int, Field(ge=0, le=1 << 42)]
@@ -41,7 +41,7 @@ class FileEntry(_ManifestModel):
 
 
 class Quantization(_ManifestModel):
-    """How weights (and, for some recipes, activations) are stored."""
+    """How weights, and with some recipes activations, are stored."""
 
     recipe: Name
     bits: Annotated[Literal[4, 8, 16, 32], WHOLE]
@@ -50,13 +50,13 @@ class Quantization(_ManifestModel):
 
 
 class Limits(_ManifestModel):
-    """`chunk`: the most tokens one run may take."""
+    """Limits of a run. `chunk`: maximum number of tokens."""
 
     chunk: Annotated[int, Field(gt=0, le=65536)]
 
 
 class TokenizerInfo(_ManifestModel):
-    """Which tokenizer, and the ids that begin, end and pad a text."""
+    """The tokenizer's kind and file, and the ids that begin, end and pad a text."""
 
     kind: Literal["tokenizer.json", "sentencepiece", "bytes"]
     file: str | None = None
@@ -77,7 +77,7 @@ class TokenizerInfo(_ManifestModel):
 
 
 class GenerationDefaults(_ManifestModel):
-    """Sampling defaults a model ships with; absent means the runtime's own default."""
+    """Sampling defaults a model ships with; None means the runtime's own default."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
@@ -92,9 +92,9 @@ class Provenance(_ManifestModel):
     """Where the weights came from.
 
     Attributes:
-        fingerprint: the checkpoint's, over config and weights.
-        bundle: fingerprint of the floating bundle that was quantized in the checkpoint's place.
-        revision: the commit or version of `source` that was pulled.
+        fingerprint: fingerprint of the checkpoint's config and weights.
+        bundle: fingerprint of the floating-point bundle that was quantized instead of a checkpoint.
+        revision: commit or version of `source` that was pulled.
     """
 
     source: str
@@ -112,14 +112,14 @@ class Manifest(_ManifestModel):
     created_by: str
     model: ModelConfig
     quantization: Quantization
-    # state tensors that are not fp32, by their name as a graph input
+    # state tensors that are not fp32, by graph input name
     state_dtypes: dict[str, Literal["int8", "float16"]] = {}
-    # inputs of the `ort` graph that give back rows of what Mamba-2's scans read
+    # inputs of the `ort` graph that feed logged rows back to Mamba-2's scans
     scan_logs: dict[str, Log] = {}
     opset: dict[str, int]
-    # `ort` for ONNX Runtime, `cuda` the launch plan, `tensorrt` the graph of plugins
+    # `ort` is for ONNX Runtime, `cuda` is the launch plan, `tensorrt` is the graph of plugins
     graphs: dict[Name, str]
-    # indices of the plan's compiled kernels by architecture: {"sm_87": "kernels/sm_87/…"}
+    # index files of the compiled kernels by architecture: {"sm_87": "kernels/sm_87/…"}
     kernels: dict[Name, str] = {}
     limits: Limits
     tokenizer: TokenizerInfo
@@ -166,18 +166,18 @@ class Manifest(_ManifestModel):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
+        """Total bytes of all files."""
         return sum(entry.size for entry in self.files)
 
     def entry(self, path: str) -> FileEntry | None:
-        """The entry of a listed file, or None."""
+        """Return the entry of a listed file, or None."""
         return next((entry for entry in self.files if entry.path == path), None)
 
     def to_json(self) -> bytes:
-        """The one byte form: sorted keys, so that equal manifests have equal fingerprints."""
+        """Return the canonical bytes, with sorted keys: equal manifests have equal fingerprints."""
         data: dict[str, Any] = self.model_dump(mode="json")
         for key in ("kernels", "scan_logs"):
-            if not data[key]:  # a runtime from before there were any refuses the key
+            if not data[key]:  # older runtimes refuse the key
                 del data[key]
         if data["provenance"]["revision"] is None:
             del data["provenance"]["revision"]

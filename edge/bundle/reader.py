@@ -1,4 +1,4 @@
-"""Opening bundles: nothing is used before it is checked, and it is checked where it is read."""
+"""Opening bundles: every file is checked before use, through the descriptor it is read from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge.bundle.strict_json import read_document
 from edge.errors import BundleError, Faults
 from edge.log import Progress
 
-# of a file that is no weights, whose size the memory of the machine bounds
+# bytes of a file other than weights, which only the machine's memory bounds
 MAX_OTHER = 256 << 20
 
 
@@ -24,8 +24,8 @@ class Bundle:
     """An open bundle. Files are hashed on first use; use as a context manager or `close()` it.
 
     Attributes:
-        path: the folder.
-        manifest: its checked manifest.
+        path: folder of the bundle.
+        manifest: the checked manifest.
         fingerprint: SHA-256 of `manifest.json`, which pins every other byte.
         on_progress: called while files are hashed and weights are read.
     """
@@ -40,9 +40,10 @@ class Bundle:
         self._checked: dict[str, int] = {}
 
     def fd(self, path: str) -> int:
-        """File descriptor of a listed file whose size and SHA-256 have been checked through it.
+        """Return a descriptor of a listed file whose size and SHA-256 were checked through it.
 
-        Owned by the bundle. Raises BundleError: not listed, missing, other size, altered.
+        The bundle owns the descriptor. Raises BundleError when the file is not listed, is missing,
+        has another size or was altered.
         """
         if path not in self._checked:
             entry = self.manifest.entry(path)
@@ -76,24 +77,24 @@ class Bundle:
 
     @property
     def folder(self) -> Path:
-        """The folder that was opened, whatever its path leads to by now. Valid until `close`."""
+        """Path of the opened folder, even if `path` now leads elsewhere. Valid until `close`."""
         opened = Path(f"/proc/self/fd/{self._folder_fd}")
         return opened if opened.is_dir() else self.path
 
     def read(self, path: str) -> bytes:
-        """Whole content of a listed file, checked."""
+        """Return the whole content of a listed file, checked."""
         fd = self.fd(path)
         entry = self.manifest.entry(path)
         assert entry is not None
         with _readable(f"{self.path}/{path}"):
             data = b"".join(blocks(fd, entry.size))
-        # a stamp vouches for metadata only; bytes copied into memory can be checked themselves
+        # a stamp vouches for metadata only: check the bytes themselves
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise BundleError("changed while it was read", file=f"{self.path}/{path}")
         return data
 
     def verify(self) -> None:
-        """Check every listed file now, not on first use."""
+        """Check every listed file now instead of on first use."""
         for entry in self.manifest.files:
             self.fd(entry.path)
 
@@ -115,7 +116,7 @@ class Bundle:
 
 @contextmanager
 def _readable(file: str | Path) -> Iterator[None]:
-    """Turn errors of the disk into BundleError."""
+    """Turn disk errors into BundleError."""
     try:
         yield
     except OSError as problem:
@@ -128,10 +129,11 @@ def _readable(file: str | Path) -> Iterator[None]:
 
 
 def open_bundle(path: str | os.PathLike[str]) -> Bundle:
-    """Open a bundle folder; reads and checks the manifest and that the folder holds what it lists.
+    """Open a bundle folder. Check its manifest, and that it holds exactly the listed files.
 
-    Raises BundleError naming file and field: no folder, no manifest, malformed or of an unknown
-    version, a path that leaves the folder, missing or extra files. Contents are checked on use.
+    Contents are checked on use. Raises BundleError, naming file and field, when the folder or the
+    manifest is missing, the manifest is malformed or of an unknown version, a path leaves the
+    folder, or files are missing or extra.
     """
     folder = Path(path)
     try:
@@ -155,7 +157,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
 
 
 def _instead(path: Path) -> str:
-    """How a bundle is made, of what is there if that is a checkpoint, or which folder is meant."""
+    """Suggest the folder that was meant, or how to export a bundle, from `path` if possible."""
     with contextlib.suppress(OSError, ValueError):
         if path.name == "manifest.json" and path.is_file():
             return f"give its folder: {path.parent}"
@@ -205,7 +207,7 @@ def _check_listing(folder_fd: int, folder: Path, manifest: Manifest) -> None:
 
 
 def _walk(folder_fd: int, prefix: str, depth: int = 0) -> Iterator[str]:
-    """Paths of everything below that is not a folder; links are listed, never followed."""
+    """Yield the paths of everything below except folders; links are listed, never followed."""
     if depth > 8:
         raise BundleError("nests folders more than 8 deep", file=prefix)
     with os.scandir(folder_fd) as entries:

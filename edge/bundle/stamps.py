@@ -1,8 +1,8 @@
-"""Stamps that spare hashing gigabytes at every start.
+"""Stamps that avoid hashing gigabytes at every start.
 
-A stamp says that a file with this device, inode, size, modification and change time had the right
-SHA-256. It lives in the user's cache folder, never in the bundle, and is only kept for large files.
-It guards against damage and mix-ups, not against someone with the same user id.
+A stamp records that a file with this device, inode, size, modification and change time had the
+right SHA-256. Stamps are kept for large files only, in the user's cache folder, never in the
+bundle. They guard against damage and mix-ups, not against someone with the same user id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SMALLEST = 64 << 20
 
 
 def cache_folder() -> Path:
-    """`$EDGE_CACHE`, or `$XDG_CACHE_HOME/mamba-edge`, or `~/.cache/mamba-edge`."""
+    """Return `$EDGE_CACHE`, or `$XDG_CACHE_HOME/mamba-edge`, or `~/.cache/mamba-edge`."""
     if named := os.environ.get("EDGE_CACHE"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -33,7 +33,7 @@ def _stamp(fingerprint: str, entry: FileEntry, fd: int) -> tuple[Path, str]:
 
 
 def is_known(fingerprint: str, entry: FileEntry, fd: int) -> bool:
-    """Whether this very file was hashed before and has not changed since, by its metadata."""
+    """Return whether this file was hashed before and, by its metadata, has not changed since."""
     if entry.size < SMALLEST:
         return False
     path, text = _stamp(fingerprint, entry, fd)

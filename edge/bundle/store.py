@@ -1,7 +1,7 @@
-"""The folder of models that are called by name: `edge pull` puts bundles there.
+"""The folder of models that are loaded by name, where `edge pull` puts bundles.
 
-Each is a bundle in a folder of its name. What begins with a dot is none: bundles that are being
-written, downloads, and when each was last used.
+Each bundle is in a folder of its name. Names that begin with a dot hold other things: bundles being
+written, downloads, and the times of last use.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ NAME = re.compile(r"[a-z0-9](?:[._-]?[a-z0-9])*")
 MAX_NAME = 96
 DOWNLOADS = ".downloads"
 _USED = ".used"
-# how files of quantized weights end: model.Q4_K_M.gguf, model-f16.gguf
+# ends of file names that state the weights' type: model.Q4_K_M.gguf, model-f16.gguf
 _KIND = re.compile(r"[-._](?:(?:iq|q|tq)\d+(?:_[a-z0-9]+)*|b?f16|f32|fp16|fp32|mxfp4)$", re.I)
-# as hubs write them: OWNER/NAME
+# a repository as hubs name it: OWNER/NAME
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def folder() -> Path:
-    """`$EDGE_MODELS`, or `$XDG_DATA_HOME/mamba-edge/models`, or that under `~/.local/share`."""
+    """Return `$EDGE_MODELS`, or `mamba-edge/models` in `$XDG_DATA_HOME` or `~/.local/share`."""
     if named := os.environ.get("EDGE_MODELS"):
         return Path(named).expanduser().absolute()
     base = os.environ.get("XDG_DATA_HOME") or os.path.join(
@@ -32,19 +32,19 @@ def folder() -> Path:
 
 
 def is_name(text: str) -> bool:
-    """Whether a model may be called so: lower case, digits, and single dots, dashes and lines."""
+    """Return whether `text` is a model name: a-z, 0-9, and single dots, dashes and underscores."""
     return len(text) <= MAX_NAME and NAME.fullmatch(text) is not None
 
 
 def is_repository(text: str) -> bool:
-    """Whether a text has the form OWNER/NAME."""
+    """Return whether `text` has the form OWNER/NAME."""
     return _REPOSITORY.fullmatch(text) is not None and ".." not in text
 
 
 def name_for(text: str) -> str:
-    """What a model is called that comes from a repository, folder or file of this name.
+    """Return the model name for a repository, folder or file of this name.
 
-    Empty when nothing of it can be in a name.
+    Empty when no character of it may be in a name.
     """
     plain = _KIND.sub("", text.rpartition("/")[2].removesuffix(".gguf")).lower()
     words = re.sub(r"[^a-z0-9]+", lambda cut: cut[0][0] if cut[0][0] in "._-" else "-", plain)
@@ -52,7 +52,7 @@ def name_for(text: str) -> str:
 
 
 def find(name: str) -> Path | None:
-    """The bundle of that name, or None."""
+    """Return the path of the bundle of that name, or None."""
     if not is_name(name):
         return None
     path = folder() / name
@@ -60,7 +60,7 @@ def find(name: str) -> Path | None:
 
 
 def names() -> list[str]:
-    """The models that are there, sorted. Raises OSError when the folder cannot be read."""
+    """Return the sorted names of all models. Raises OSError when the folder cannot be read."""
     try:
         found = os.listdir(folder())
     except FileNotFoundError:
@@ -69,18 +69,18 @@ def names() -> list[str]:
 
 
 def mark_used(path: Path) -> None:
-    """Remember that a bundle of the folder was loaded just now; of others nothing is kept."""
+    """Record that a bundle of this folder was loaded just now; ignore bundles elsewhere."""
     if path.parent != folder():
         return
     mark = folder() / _USED / path.name
-    with contextlib.suppress(OSError):  # a folder that only others may write to
+    with contextlib.suppress(OSError):  # the folder may be read-only for this user
         mark.parent.mkdir(exist_ok=True)
         mark.touch()
         os.utime(mark)
 
 
 def last_used(name: str) -> float | None:
-    """When it was last loaded, in seconds since the epoch; None for never."""
+    """Return when a model was last loaded, in seconds since the epoch, or None if never."""
     try:
         return (folder() / _USED / name).stat().st_mtime
     except OSError:
@@ -88,6 +88,6 @@ def last_used(name: str) -> float | None:
 
 
 def forget_use(name: str) -> None:
-    """Remove what `mark_used` left."""
+    """Remove the mark that `mark_used` left."""
     with contextlib.suppress(OSError):
         (folder() / _USED / name).unlink()

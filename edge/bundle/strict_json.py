@@ -1,6 +1,6 @@
-"""JSON from strangers: bounded depth, no duplicate keys, no NaN, no recursion before the check.
+"""Untrusted JSON: bounded depth, no duplicate keys, no NaN, no recursion before the depth check.
 
-By hand, because pydantic's parser lets the last of duplicate keys win.
+Needed because pydantic's parser lets the last of duplicate keys win.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from edge.errors import BundleError, Faults
 
 Document = TypeVar("Document", bound=BaseModel)
 MAX_DEPTH = 64
-# a string without an end runs to the end of the text, so that no start is scanned twice
+# an unterminated string matches up to the end of the text, so that no start is scanned twice
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def _depth(data: bytes) -> int:
-    """Deepest nesting of brackets outside strings, without recursion."""
+    """Return the deepest nesting of brackets outside strings, without recursion."""
     depth = deepest = 0
     for bracket in _STRING.sub(b"", data).translate(None, _OTHERS):
         if bracket in b"[{":
@@ -46,8 +46,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
-    """Parse UTF-8 JSON. Raises ValueError on anything malformed, deeper than `max_depth`, with
-    duplicate keys, or with the `Infinity` and `NaN` that Python alone calls JSON.
+    """Parse UTF-8 JSON.
+
+    Raises ValueError when it is malformed, nests deeper than `max_depth`, or has duplicate keys,
+    `Infinity` or `NaN`.
     """
     text = data.decode("utf-8", errors="strict")
     depth = _depth(data)
@@ -69,11 +71,11 @@ def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
 def read_document(
     raw: bytes, file: Path, kind: type[Document], known: int, absent: int | None
 ) -> Document:
-    """A JSON document with a schema version, as a pydantic model. A value has its type as it
-    stands: neither "8" nor true is a whole number.
+    """Parse a versioned JSON document into a pydantic model of strict types.
 
-    `known`: the version that is read; `absent`: the version of a document that does not say it.
-    Raises BundleError naming the file, the first field at fault, and all faults.
+    Neither "8" nor true is an integer. `known` is the schema version that is read, `absent` the
+    version of a document that does not state it. Raises BundleError naming the file, the first
+    field at fault, and all faults.
     """
     try:
         data = loads(raw)

@@ -1,4 +1,4 @@
-"""Writing bundles: the folder appears whole, or not at all."""
+"""Writing bundles: the folder appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class BundleWriter:
     """Collects files in a temporary folder beside the target; `finish` hashes and renames it.
 
     Use as a context manager: leaving without `finish` removes the temporary folder, and an OSError
-    on the way out becomes an ExportError. What a killed writer left is removed by the next one.
-    Raises ExportError when the target exists and is neither empty nor a bundle alone.
+    raised inside becomes an ExportError. The next writer removes what a killed one left behind.
+    Raises ExportError when the target exists and is neither empty nor only a bundle.
     """
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
@@ -39,7 +39,7 @@ class BundleWriter:
             raise ExportError(f"cannot be written: {problem.strerror}", file=self.target) from None
 
     def path(self, relative: str) -> Path:
-        """Where to write a file of the bundle; its parent folder exists afterwards."""
+        """Return the path to write a file of the bundle to, and create its parent folder."""
         check_relative(relative)
         path = self.folder / relative
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,10 +59,10 @@ class BundleWriter:
         return manifest
 
     def close(self) -> None:
-        """Remove what was not published, or the bundle that was replaced."""
+        """Remove the unpublished folder, or the bundle that was replaced."""
         _remove(self.folder)
         if self._fd >= 0:
-            with suppress(OSError):  # a folder has nothing left to write
+            with suppress(OSError):  # nothing of a folder is left to write
                 os.close(self._fd)
             self._fd = -1
 
@@ -94,8 +94,9 @@ def _create(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _check_replaceable(target: Path) -> None:
-    """Raise ExportError unless nothing is lost where `target` is replaced: it is not there, empty,
-    or a bundle, damaged perhaps, and nothing else.
+    """Raise ExportError if replacing `target` would lose data.
+
+    It may be missing, empty, or hold a bundle, even a damaged one, and nothing else.
     """
     if not os.path.lexists(target):
         return
@@ -119,8 +120,9 @@ def _check_replaceable(target: Path) -> None:
 
 
 def _listed(folder: Path) -> set[str] | None:
-    """Files of a bundle, as its manifest says; None where it has none. Many programs keep a
-    manifest.json.
+    """Return the files that a bundle's manifest lists, or None if there is no such manifest.
+
+    Other programs keep files named manifest.json too.
     """
     file = folder / "manifest.json"
     try:
@@ -135,7 +137,7 @@ def _listed(folder: Path) -> set[str] | None:
 
 
 def _files_in(folder: Path) -> set[str]:
-    """Paths below `folder` of all but folders."""
+    """Return the paths of everything below `folder` except folders."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return {path.relative_to(folder).as_posix() for path in paths}
 
@@ -153,7 +155,7 @@ def _umask() -> int:
 
 
 def _remove(folder: Path) -> None:
-    with suppress(OSError):  # told to ignore errors, rmtree still raises those of close
+    with suppress(OSError):  # despite ignore_errors, rmtree raises errors of close
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -166,15 +168,17 @@ def _fsync(path: Path) -> None:
 
 
 def _publish(folder: Path, target: Path) -> None:
-    """Rename into place. What was there is then at `folder`; without a way to exchange two names
-    it steps aside first, and is missing for a moment.
+    """Rename `folder` to `target`. A replaced bundle ends up at `folder`.
+
+    Where two names cannot be exchanged, the old bundle is first renamed aside, and `target` is
+    missing for a moment.
     """
     with _one_at_a_time(target.parent), leftovers.publishing:
         _check_replaceable(target)
         if not target.exists():
             os.rename(folder, target)
         elif not _exchange(folder, target):
-            # no leftover: until the new one is in place, it is all there is
+            # not named as a leftover: until the new bundle is in place, it is the only one
             aside = target.with_name(f".{target.name[:100]}.before-{secrets.token_hex(4)}")
             os.rename(target, aside)
             try:
@@ -187,7 +191,7 @@ def _publish(folder: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; False where the system or the file system cannot."""
+    """Swap two names in one step. Return False if the system or the file system cannot."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
@@ -197,7 +201,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 @contextmanager
 def _one_at_a_time(parent: Path) -> Iterator[None]:
-    """Let one process at a time publish in a folder; only for as long as renaming takes."""
+    """Let one process at a time publish in a folder. Held only while renaming."""
     fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # a file system without locks

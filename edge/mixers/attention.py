@@ -1,4 +1,4 @@
-"""Causal attention with grouped heads, and the rotary embedding of its queries and keys."""
+"""Causal attention with grouped heads, and RoPE of its queries and keys."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from edge.mixers.base import (
 
 
 class RopeScaling(Grown):
-    """Frequencies changed for contexts longer than those of pretraining; `edge.rope` has the maths.
+    """RoPE frequencies scaled for contexts longer than in pretraining; `edge.rope` has the maths.
 
-    `linear` divides all of them by `factor`. `llama3` divides those that turn fewer than
-    `low_freq_factor` times in `original_context` tokens, leaves those that turn more than
-    `high_freq_factor` times, and goes smoothly from one to the other between. `yarn` does so with
-    `beta_slow` and `beta_fast` turns, evenly over the pairs of values between; `truncate` begins
-    and ends at whole pairs. `each` divides every frequency by its own of `factors`, as LongRoPE
-    does. What either multiplies queries and keys by is in their weights.
+    `linear` divides all frequencies by `factor`. `llama3` divides those that turn fewer than
+    `low_freq_factor` times in `original_context` tokens, keeps those that turn more than
+    `high_freq_factor` times, and interpolates smoothly in between. `yarn` does the same with
+    `beta_slow` and `beta_fast` turns, linearly over the pairs of values in between; `truncate`
+    begins and ends at whole pairs. `each` divides every frequency by its own entry of `factors`, as
+    LongRoPE does. Factors that these methods apply to queries and keys are part of the weights.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"beta_fast", "beta_slow", "factors", "truncate"})
@@ -50,7 +50,7 @@ class RopeScaling(Grown):
 
 
 class RopeConfig(Grown):
-    """Rotary embedding over the first `dim` values of each head, half against half."""
+    """RoPE over the first `dim` values of each head; value i is paired with i + dim/2."""
 
     later: ClassVar[frozenset[str]] = frozenset({"scaling"})
 
@@ -63,7 +63,7 @@ class RopeConfig(Grown):
         if self.dim % 2:
             raise ValueError(f"rope dim {self.dim} is odd")
         if self.scaling is not None and self.scaling.kind == "yarn" and self.theta <= 1:
-            raise ValueError(f"theta {self.theta} is not above 1, which yarn's maths need")
+            raise ValueError(f"theta {self.theta} is not above 1, which yarn requires")
         factors = 0 if self.scaling is None else len(self.scaling.factors)
         each = self.scaling is not None and self.scaling.kind == "each"
         if factors != (self.dim // 2 if each else 0):
@@ -72,20 +72,20 @@ class RopeConfig(Grown):
 
 
 class AttentionConfig(MixerConfig):
-    """kv_cache: key and value, each [B, n_kv_heads, capacity, P].
+    """An attention layer. Its KV cache is a key and a value, each [B, n_kv_heads, capacity, P].
 
     Attributes:
-        qk_norm: an RMSNorm of every head of q and k, with a weight [P] each, before the rotation.
-        qk_whole: that norm is over all heads at once, with a weight [heads·P] each.
-        d_conv: width K of a causal convolution of q, k and v before the rotation, without SiLU and
-            with a bias; conv_state [B, K-1, (n_heads + 2·n_kv_heads)·P]. None without it.
-        parallel: it reads the stream as the layer before it did, not what that made of it.
-        window: positions that a token looks back on, its own among them. None is all.
-        softcap: bound that scores approach, as softcap·tanh(score/softcap). None is none.
-        output_gate: what the heads give is multiplied by sigmoid(gate_proj(u)), value by value.
-        head_gate: so it is, but all values of a head by the same.
-        recalls: it reads the stream and the embedded token side by side, and what it gives goes
-            to the next layer aside of the stream.
+        qk_norm: whether every head of q and k has an RMSNorm before RoPE, with a weight [P] each.
+        qk_whole: whether that norm is over all heads at once, with a weight [heads·P] each.
+        d_conv: width K of a causal convolution of q, k and v before RoPE, without SiLU and with a
+            bias; conv_state [B, K-1, (n_heads + 2·n_kv_heads)·P]. None means no convolution.
+        parallel: whether it reads the same residual stream as the layer before it.
+        window: number of positions a token attends to, its own included. None means all.
+        softcap: bound that scores approach, as softcap·tanh(score/softcap). None means unbounded.
+        output_gate: whether the heads' output is multiplied by sigmoid(gate_proj(u)), elementwise.
+        head_gate: the same with one gate per head.
+        recalls: whether it reads the residual stream and the embedded token, concatenated, and its
+            output goes to the next layer and not to the stream.
     """
 
     attends: ClassVar[bool] = True
@@ -124,13 +124,13 @@ class AttentionConfig(MixerConfig):
                 f"rope dim {self.rope.dim} exceeds head_dim {self.head_dim}"
                 if self.rope is not None and self.rope.dim > self.head_dim
                 else None,
-                f"heads of {self.head_dim} values, no multiple of 8, cannot be convolved"
+                f"heads of {self.head_dim} values, not a multiple of 8, cannot be convolved"
                 if self.d_conv is not None and self.head_dim % 8
                 else None,
-                "a convolution and a gate do not go together"
+                "a convolution and a gate exclude each other"
                 if self.d_conv is not None and self.gates
                 else None,
-                "output_gate and head_gate do not go together"
+                "output_gate and head_gate exclude each other"
                 if self.output_gate and self.head_gate
                 else None,
             )
@@ -150,12 +150,12 @@ class AttentionConfig(MixerConfig):
 
     @property
     def conv_channels(self) -> int:
-        """Rows of q, k and v."""
+        """Number of rows of q, k and v."""
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
 
     @property
     def gates(self) -> int:
-        """Rows of gate_proj."""
+        """Number of rows of gate_proj."""
         return self.n_heads * (self.head_dim * self.output_gate + self.head_gate)
 
     @property

@@ -1,7 +1,7 @@
-"""What every mixer states about itself: tensors, states, memory. `edge.config` has the symbols.
+"""The interface of a mixer: its tensors, states and memory. `edge.config` has the symbols.
 
-A mixer is one file beside this one; its torch module, graph and rounding are the file of the same
-name in `edge.export.mixers`. Nothing else asks which kind a layer is.
+Each mixer is one file in this folder; its torch module, graph and rounding are in the file of the
+same name in `edge.export.mixers`. No other code depends on the kind of a layer.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ if TYPE_CHECKING:
 
 Positive = Annotated[int, Field(gt=0, le=1 << 31)]
 Shapes = dict[str, tuple[int, ...]]
-# Where a layer has norms: of what its mixer reads, of what that gives, or of both.
+# Where a layer has norms: of the mixer's input, of its output, or of both.
 Norms = Literal["before", "behind", "both"]
 
 
 class Frozen(BaseModel):
-    """A config: immutable, without fields that nobody stated."""
+    """A config: immutable, and without unknown fields."""
 
-    # what is part of a document is built with it, once
+    # defer_build: a validator is built once, with that of the document it is part of
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Grown(Frozen):
-    """A config that got fields later: where they hold their default they are not written, so that
-    a runtime from before reads the models that it can run.
+    """A config that gained fields over time, listed in `later`.
+
+    They are not written at their default, so that older runtimes read the models they can run.
     """
 
     later: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def all_later(cls) -> set[str]:
-        """Those of its bases too."""
+        """Return the later fields of this class and its bases."""
         return {name for kind in cls.__mro__ for name in vars(kind).get("later", ())}
 
     @model_serializer(mode="wrap")
@@ -58,10 +59,11 @@ class MixerConfig(Grown, ABC):
     """A layer's mixer: its sizes, and what follows from them.
 
     Attributes:
-        kind: the name in JSON, and of the mixer's files.
-        recurrent: it has a conv_state and an ssm_state; a short convolution has the first alone.
-        attends: it has KV caches, which grow with the context.
-        norms: x + mixer(norm(x)); or, `behind`, x + norm(mixer(x)); or `both`.
+        kind: name in JSON, and of the mixer's files.
+        recurrent: whether it has both a conv_state and an ssm_state; a short convolution has only
+            the former.
+        attends: whether it has KV caches, which grow with the context.
+        norms: `before` is x + mixer(norm(x)), `behind` is x + norm(mixer(x)), `both` has two.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"norms"})
@@ -73,74 +75,74 @@ class MixerConfig(Grown, ABC):
 
     @property
     def is_parallel(self) -> bool:
-        """Whether it reads the residual stream as the layer before it did."""
+        """Whether the layer reads the same residual stream as the layer before it."""
         return False
 
     @property
     def is_aside(self) -> bool:
-        """Whether the next layer reads what it gives, and the residual stream does not get it."""
+        """Whether the output goes to the next layer and not to the residual stream."""
         return False
 
     def input_width(self, d_model: int) -> int:
-        """How wide its norm is: twice the stream where the embedded token lies beside it."""
+        """Return the width of the input: 2·d_model if it includes the embedded token."""
         return d_model
 
     @property
     def conv_width(self) -> int | None:
-        """K of its causal convolution, the field `d_conv`; None without one."""
+        """Width K of the causal convolution, the field `d_conv`; None without one."""
         return getattr(self, "d_conv", None)
 
     @property
     def conv_channels(self) -> int:
-        """Values of a token that its causal convolution reads."""
+        """Number of channels of the causal convolution."""
         return 0
 
     @property
     def looks_back(self) -> int | None:
-        """How many positions its attention looks back on, the token's own among them; None: all."""
+        """Number of positions a token attends to, its own included; None means all."""
         return None
 
     @property
     def rotation(self) -> RopeConfig | None:
-        """The rotary embedding of its queries and keys."""
+        """RoPE of the queries and keys, or None."""
         return None
 
     @property
     @abstractmethod
     def first_matrix(self) -> str:
-        """The graph's matrix that reads the layer's normed input."""
+        """Name of the graph's matrix that reads the layer's normed input."""
 
     @abstractmethod
     def tensor_shapes(self, d_model: int) -> Shapes:
-        """Canonical weight name → shape, in the order they are stored."""
+        """Return canonical weight name → shape, in storage order."""
 
     def read_share(self, module: str) -> float:
-        """The share of a module's weights that one token reads."""
+        """Return the share of a module's weights that one token reads."""
         return 1.0
 
     def recurrent_states(self, batch: int) -> Shapes:
-        """`conv_state` and `ssm_state` → shape, batch first; here that of the convolution."""
+        """Return `conv_state` and `ssm_state` → shape, batch first; here conv_state alone."""
         if self.conv_width is None:
             return {}
         return {"conv_state": (batch, self.conv_width - 1, self.conv_channels)}
 
     def kv_caches(self, capacity: int, batch: int) -> Shapes:
-        """`key_cache` and `value_cache` → [batch, n_kv_heads, capacity, head_dim]."""
+        """Return `key_cache` and `value_cache` → [batch, n_kv_heads, capacity, head_dim]."""
         return {}
 
     def log_widths(self) -> dict[str, int]:
-        """What a replay of its recurrence reads of every token → how many values that is; here
-        what the convolution reads.
+        """Return log name → number of values per token that a replay of the recurrence reads; here
+        the convolution's input alone.
         """
         return {} if self.conv_width is None else {"conv_in": self.conv_channels}
 
     @abstractmethod
     def workspace(self, tokens: int, capacity: int) -> int:
-        """About how many fp32 values a run of `tokens` holds at once, for each of them."""
+        """Estimate the fp32 values per token that a run of `tokens` holds at once."""
 
 
 def linear_shapes(name: str, rows: int, columns: int, bias: bool) -> Shapes:
-    """A weight [rows, columns], and a bias [rows] where there is one."""
+    """Return the shapes of a weight [rows, columns] and, with `bias`, a bias [rows]."""
     shapes: Shapes = {f"{name}.weight": (rows, columns)}
     if bias:
         shapes[f"{name}.bias"] = (rows,)
@@ -148,7 +150,7 @@ def linear_shapes(name: str, rows: int, columns: int, bias: bool) -> Shapes:
 
 
 def refuse_all(faults: Iterable[str | None]) -> None:
-    """Raise one ValueError that lists every fault; None is no fault."""
+    """Raise one ValueError that lists every fault, if there are any. None is no fault."""
     found = [fault for fault in faults if fault]
     if found:
         raise ValueError("; ".join(found))

@@ -1,4 +1,4 @@
-"""A mixture of experts: a router sends each token to a few of many feed-forward parts."""
+"""A mixture of experts: a router sends each token to a few of many MLPs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pydantic import Field, model_validator
 
 from edge.mixers.base import Frozen, MixerConfig, Positive, Shapes, refuse_all
 
-# Matrices that have all experts' weights; graphs join the first two.
+# Matrices that stack all experts' weights; graphs join the first two.
 STACKED = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
-MAX_EXPERTS = 4096  # of a layer; checkpoints have tensors of their own for each
+MAX_EXPERTS = 4096  # per layer; checkpoints have separate tensors for each
 
 
 class RouterConfig(Frozen):
-    """How a token's experts are chosen, and what each is worth (`Route` of `edge.plugins.experts`).
+    """How a token's experts are chosen and weighted (`Route` of `edge.plugins.experts`).
 
     Attributes:
-        top_k: experts a token.
-        score: of each expert, from the router's logits.
-        normalise: what the chosen ones are worth sums to one, but for `scale`. With a softmax this
-            is also the softmax of the chosen logits alone.
-        correction: a bias is added to scores for the choice alone.
-        groups, top_groups: experts fall into groups, and a token chooses from the best few.
+        top_k: number of experts per token.
+        score: function from the router's logits to scores.
+        normalise: whether the chosen experts' weights sum to one before `scale`. With softmax this
+            equals the softmax of the chosen logits alone.
+        correction: whether a bias is added to scores, for the choice only.
+        groups, top_groups: number of groups of experts, and of the best ones a token chooses from.
     """
 
     top_k: Positive
@@ -35,14 +35,16 @@ class RouterConfig(Frozen):
 
 
 class ExpertsConfig(MixerConfig):
-    """Σ of the chosen experts' MLPs, each as `form` of `edge.mixers.mlp` says; the weights of all
-    experts are stacked. What all tokens share is an MLP of its own, `parallel` to this layer; or,
-    where a gate says how much of it a token gets, a layer of one expert, which every token chooses.
+    """The weighted sum of the chosen experts' MLPs; the weights of all experts are stacked.
+
+    A shared expert is an MLP layer `parallel` to this one. If a gate scales it for each token, the
+    shared expert is a layer of one expert, which every token chooses.
 
     Attributes:
-        d_latent: how many values experts read and write, projected from and to d_model; None are
-            d_model itself.
-        parallel: it reads the stream as the layer before it did, not what that made of it.
+        form: form of the MLPs (`edge.mixers.mlp`).
+        d_latent: number of values that experts read and write, projected from and to d_model. None
+            means d_model itself.
+        parallel: whether it reads the same residual stream as the layer before it.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"parallel"})
@@ -64,7 +66,7 @@ class ExpertsConfig(MixerConfig):
             (
                 f"top_k {router.top_k} exceeds {count} experts" if router.top_k > count else None,
                 f"{count} experts do not divide into {router.groups} groups" if over else None,
-                f"{router.top_groups} of {router.groups} groups"
+                f"top_groups {router.top_groups} exceeds {router.groups} groups"
                 if router.top_groups > router.groups
                 else f"top_k {router.top_k} exceeds {router.top_groups} groups of {members}"
                 if router.top_k > router.top_groups * members

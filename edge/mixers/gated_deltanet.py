@@ -1,4 +1,4 @@
-"""Gated DeltaNet: linear attention whose state forgets, and writes what it does not know yet."""
+"""Gated DeltaNet: linear attention whose state decays and is corrected by the delta rule."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from edge.mixers.base import MixerConfig, Positive, Shapes, linear_shapes, refus
 
 
 class GatedDeltaNetConfig(MixerConfig):
-    """Gated Delta Networks (arXiv 2412.06464), with norms of unit length for keys and queries.
+    """Gated Delta Networks (arXiv 2412.06464), with keys and queries normalized to unit length.
 
     q, k [G·N] and v [H·P] are convolved together, with SiLU and without a bias; the heads of a
-    group share a key and a query. a and b make a head's decay and how strongly it writes, z gates
-    what was read and normed.
+    group share a key and a query. a and b yield a head's decay and write strength, z gates the
+    normed output.
 
     conv_state [B, K-1, 2·G·N + H·P]; ssm_state [B, H, P, N].
 
     Attributes:
-        beta_max: the most that is written of what a key does not give yet: 1, or 2 where the
-            state's eigenvalues may be negative.
-        norm_eps: what its norm adds to a mean square. None is what the model's norms add.
+        beta_max: maximum write strength: 1, or 2 where the state's eigenvalues may be negative.
+        norm_eps: epsilon of the gated norm. None means the epsilon of the model's norms.
     """
 
     recurrent: ClassVar[bool] = True
@@ -45,12 +44,12 @@ class GatedDeltaNetConfig(MixerConfig):
 
     @property
     def group_states(self) -> int:
-        """Values of q, and of k: G·N."""
+        """Number of values of q, and of k: G·N."""
         return self.n_groups * self.d_state
 
     @property
     def d_inner(self) -> int:
-        """Values of v, and of z: H·P."""
+        """Number of values of v, and of z: H·P."""
         return self.n_heads * self.head_dim
 
     @property
@@ -59,7 +58,7 @@ class GatedDeltaNetConfig(MixerConfig):
 
     @property
     def in_proj_rows(self) -> dict[str, int]:
-        """The projections of what it reads, in the order in which a graph joins them → rows."""
+        """The input projections, in the order in which a graph joins them → number of rows."""
         return {
             "q_proj": self.group_states,
             "k_proj": self.group_states,
@@ -90,5 +89,5 @@ class GatedDeltaNetConfig(MixerConfig):
         return super().log_widths() | scanned
 
     def workspace(self, tokens: int, capacity: int) -> int:
-        # ONNX Runtime has the key and query of every head
+        # ONNX Runtime expands keys and queries to every head
         return 4 * sum(self.in_proj_rows.values()) + 4 * self.n_heads * self.d_state

@@ -10,14 +10,14 @@ from edge.mixers.base import Grown, MixerConfig, Positive, Shapes, linear_shapes
 
 
 class Mamba1Config(MixerConfig, Grown):
-    """conv_state [B, K-1, E]; ssm_state [B, N, E].
+    """A Mamba-1 mixer: conv_state [B, K-1, E]; ssm_state [B, N, E].
 
     Attributes:
-        inner_eps: what the RMSNorms of dt (before `dt_proj`), B and C add to the mean square; None
-            without these norms.
-        B_groups, C_groups: how many groups of equal size the channels form, each with a B or a C of
-            its own; x_proj rows are [dt R | B B_groups·N | C C_groups·N].
-        reads_input: x_proj reads what in_proj reads, not what the convolution gives.
+        inner_eps: epsilon of the RMSNorms of dt (before `dt_proj`), B and C; None without these
+            norms.
+        B_groups, C_groups: number of equal groups of channels, each with its own B or C; x_proj
+            rows are [dt R | B B_groups·N | C C_groups·N].
+        reads_input: whether x_proj reads the input of in_proj, not the convolution's output.
     """
 
     recurrent: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class Mamba1Config(MixerConfig, Grown):
                 f"{self.d_inner} channels do not divide into {self.C_groups} groups"
                 if self.d_inner % self.C_groups
                 else None,
-                "B and C of groups have no norms"
+                "B and C of several groups cannot have norms"
                 if self.inner_eps is not None and self.C_groups > 1
                 else None,
             )
@@ -57,7 +57,7 @@ class Mamba1Config(MixerConfig, Grown):
 
     @property
     def x_proj_parts(self) -> tuple[int, int, int]:
-        """Values of dt of low rank, of B, and of C."""
+        """Number of values of low-rank dt, of B, and of C."""
         return self.dt_rank, self.B_groups * self.d_state, self.C_groups * self.d_state
 
     @property

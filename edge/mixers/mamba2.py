@@ -11,20 +11,20 @@ from edge.mixers.base import Grown, MixerConfig, Positive, Shapes, linear_shapes
 
 
 def _infinity(bound: object) -> object:
-    """JSON has no infinity: a text stands for it, and for nothing else."""
+    """Turn "inf" and "-inf", which stand for infinities in JSON, into numbers."""
     return float(bound) if bound in ("inf", "-inf") else bound
 
 
-# `infinite` is for the C library, which takes these texts where it is said
+# `infinite` tells the C library to accept these strings
 _Bound = Annotated[float, BeforeValidator(_infinity), Field(json_schema_extra={"infinite": True})]
 
 
 class Mamba2Config(MixerConfig, Grown):
-    """in_proj rows are [z0 d_mlp | x0 d_mlp | z d_ssm | x d_ssm | B G·N | C G·N | dt H] with
+    """A Mamba-2 mixer: conv_state [B, K-1, d_ssm + 2·G·N]; ssm_state [B, H, P, N].
+
+    in_proj rows are [z0 d_mlp | x0 d_mlp | z d_ssm | x d_ssm | B G·N | C G·N | dt H] with
     d_mlp = d_inner - d_ssm (usually 0). The gated norm is norm(y·silu(z)) over groups of d_ssm/G;
     `norm_before_gate` makes it norm(y)·silu(z).
-
-    conv_state [B, K-1, d_ssm + 2·G·N]; ssm_state [B, H, P, N].
     """
 
     recurrent: ClassVar[bool] = True
@@ -76,7 +76,7 @@ class Mamba2Config(MixerConfig, Grown):
 
     @property
     def group_states(self) -> int:
-        """Values of B, and of C: G·N."""
+        """Number of values of B, and of C: G·N."""
         return self.n_groups * self.d_state
 
     @property

@@ -1,4 +1,4 @@
-"""A feed-forward layer, which has no state."""
+"""A feed-forward layer, without state."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from edge.mixers.base import MixerConfig, Positive, Shapes, linear_shapes
 
 
 class MlpConfig(MixerConfig):
-    """`swiglu` is down(silu(gate(x)) · up(x)), `geglu` down(gelu(gate(x)) · up(x)), `gelu`
-    down(gelu(up(x))), and `geglu_tanh` and `gelu_tanh` the same with the tanh approximation of
-    GELU; `squared_relu` is down(max(up(x), 0)²).
+    """An MLP of one of several forms.
+
+    `swiglu` is down(silu(gate(x)) · up(x)), `geglu` is down(gelu(gate(x)) · up(x)), `gelu` is
+    down(gelu(up(x))), and `squared_relu` is down(max(up(x), 0)²). `geglu_tanh` and `gelu_tanh` use
+    the tanh approximation of GELU.
 
     Attributes:
-        parallel: it reads the stream as the layer before it did, not what that made of it:
+        parallel: whether it reads the same residual stream as the layer before it:
             x + before(norm(x)) + mlp(norm'(x)).
-        aside: it reads what the layer before it gave aside of the stream, and gives so itself.
+        aside: whether it reads the output of the layer before it instead of the residual stream,
+            and its output goes to the next layer and not to the stream.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"form", "parallel", "aside"})

@@ -1,4 +1,4 @@
-"""A gated short convolution: C · conv(B · x), where one product of the input makes B, C and x."""
+"""A gated short convolution: C · conv(B · x), with B, C and x from one projection of the input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ShortConvConfig(MixerConfig):
     """in_proj rows are [B D | C D | x D]. conv_state [B, K-1, D], of B · x; there is no ssm_state.
 
     Attributes:
-        bias: of in_proj, of the convolution and of out_proj.
+        bias: whether in_proj, the convolution and out_proj have a bias.
     """
 
     first_matrix: ClassVar[str] = "in_proj"

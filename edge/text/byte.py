@@ -1,4 +1,4 @@
-"""Bytes as tokens, as MambaByte reads them: ids 0–255 are the UTF-8 bytes themselves."""
+"""Bytes as tokens, as in MambaByte: ids 0–255 are the UTF-8 bytes themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edge.text.tokenizer import Tokenizer
 
 
 class ByteTokenizer(Tokenizer):
-    """Every byte is a token. There are no special tokens; `eos` may name a byte that ends."""
+    """A tokenizer whose tokens are bytes. None is special; `eos` may be a byte that ends texts."""
 
     kind = "bytes"
     vocab_size = 256

@@ -1,12 +1,12 @@
 """`tokenizer.json`, the format of Hugging Face's `tokenizers` library.
 
-Two families are read: byte-level BPE (GPT-NeoX, Llama 3, and most Mamba models) and pieces that
-write a space as `▁`, with or without byte fallback (Llama 2, Mistral). Others are refused at load.
+Two families are supported: byte-level BPE (GPT-NeoX, Llama 3, and most Mamba models) and pieces
+that write a space as `▁`, with or without byte fallback (Llama 2, Mistral). Loading refuses others.
 
 Typed text and special tokens: the library can leave special tokens unmatched
 (`encode_special_tokens`), but a unigram model, or a BPE model with `ignore_merges`, may still find
-their spelling in its vocabulary. Where that happens the tokenizer is rebuilt with those entries
-renamed to strings that nobody can type.
+their spelling in its vocabulary. In that case the tokenizer is rebuilt with those entries renamed
+to strings that nobody can type.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ REMEDY = "export the model again from an intact checkpoint"
 
 
 class HfTokenizer(Tokenizer):
-    """A `tokenizer.json`.
+    """A tokenizer from a `tokenizer.json`.
 
-    Special are the added tokens flagged so, `bos`, `eos`, `pad`, and every other added token that
-    is written like a control token, `<…>` or `[…]`. An answer shows only those last ones.
+    Special tokens are the added tokens flagged as special, `bos`, `eos`, `pad`, and all other added
+    tokens spelled like control tokens, `<…>` or `[…]`. Answers show only the last kind.
     """
 
     kind = "tokenizer.json"
@@ -58,7 +58,7 @@ class HfTokenizer(Tokenizer):
         pad: int | None = None,
         add_bos: bool = False,
     ) -> None:
-        """Raises TokenizerError: malformed, too large, or with a decoder that is not a join."""
+        """Raises TokenizerError when `data` is malformed, too large, or its decoder is no join."""
         if len(data) > MAX_FILE:
             raise TokenizerError(f"has {len(data)} bytes, at most {MAX_FILE} allowed", file=file)
         self._file = file
@@ -66,9 +66,7 @@ class HfTokenizer(Tokenizer):
         try:
             self._growth = growth(self._json)
         except ValueError as problem:
-            raise TokenizerError(
-                f"asks for what is not run: {problem}", file=file, remedy=OTHER
-            ) from None
+            raise TokenizerError(f"is not supported: {problem}", file=file, remedy=OTHER) from None
         self._fast = _build(data.decode("utf-8"), file)
         self.bos, self.eos, self.pad, self.add_bos = bos, eos, pad, add_bos
         self.fingerprint = hashlib.sha256(b"tokenizer.json\0" + data).hexdigest()
@@ -90,7 +88,7 @@ class HfTokenizer(Tokenizer):
         to_bytes, self.strips_space = _decoder(self._json.get("decoder"), file)
         self._bytes = [
             b"" if piece is None or i in flagged
-            # an added token is its own text, whatever the decoder would make of it
+            # an added token is its own text, whatever the decoder would turn it into
             else piece.encode() if i in added
             else to_bytes(piece)
             for i, piece in enumerate(self._pieces)
@@ -99,13 +97,13 @@ class HfTokenizer(Tokenizer):
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Flag every special token as one and hide its spelling from the model's vocabulary."""
+        """Flag every special token as special and hide its spelling from the vocabulary."""
         data = copy.deepcopy(self._json)
         spelled = {special.text: special.id for special in self.specials}
         kept = [t for t in data.get("added_tokens") or [] if t.get("id") not in spelled.values()]
         hidden = {text: f"{secrets.token_hex(32)}-{i}" for text, i in spelled.items()}
         data["added_tokens"] = kept
-        data["post_processor"] = None  # names special tokens; nothing here uses it
+        data["post_processor"] = None  # it names special tokens, and is not used here
         model = data["model"]
         vocabulary = model["vocab"]
         if isinstance(vocabulary, dict):
@@ -137,8 +135,8 @@ class HfTokenizer(Tokenizer):
     def _run(self, text: str, first: bool) -> list[int]:
         if len(text) * self._growth > MAX_GROWN:
             raise InputError(
-                f"has {len(text)} characters, which the tokenizer can make {self._growth} times as "
-                f"many; at most {MAX_GROWN} are allowed",
+                f"has {len(text)} characters, which the tokenizer can expand {self._growth} times; "
+                f"at most {MAX_GROWN} are allowed",
                 field="prompt",
                 remedy="send a shorter text",
             )
@@ -147,7 +145,7 @@ class HfTokenizer(Tokenizer):
             ids: list[int] = fast.encode(text, add_special_tokens=False).ids
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as problem:  # a panic in its Rust is not an Exception
+        except BaseException as problem:  # a panic in its Rust code is not an Exception
             raise TokenizerError(
                 f"cannot encode a text: {problem}"[:500], file=self._file, remedy=OTHER
             ) from None
@@ -155,7 +153,7 @@ class HfTokenizer(Tokenizer):
 
     @cached_property
     def _inner(self) -> Any:
-        """The tokenizer for text that follows other text, where only a first word gets a space."""
+        """The tokenizer for text that follows other text, if only a first word gets a space."""
         step = self._json.get("pre_tokenizer") or {}
         if _kind(step) != "Metaspace" or step.get("prepend_scheme") != "first":
             return self._fast
@@ -163,7 +161,7 @@ class HfTokenizer(Tokenizer):
         return _build(json.dumps(data, ensure_ascii=False), self._file)
 
     def token_bytes(self, token: int) -> bytes:
-        # asked for every token of an answer: one in range is not checked by a call of its own
+        # called for every token of an answer: an id in range does not pay for another call
         return self._bytes[token if 0 <= token < self.vocab_size else self.check_id(token)]
 
     def id_to_piece(self, token: int) -> str:
@@ -190,7 +188,7 @@ def _parse(data: bytes, file: str) -> dict[str, Any]:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
-    if len(found) != len(pairs):  # the library may take another one than is checked here
+    if len(found) != len(pairs):  # the library may read another value than is checked here
         raise ValueError("a key appears twice")
     return found
 
@@ -202,7 +200,7 @@ def _build(text: str, file: str) -> Any:
         fast = Fast.from_str(text)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as problem:  # a panic in its Rust is not an Exception
+    except BaseException as problem:  # a panic in its Rust code is not an Exception
         raise TokenizerError(f"is not a tokenizer: {problem}", file=file, remedy=REMEDY) from None
     fast.no_truncation()
     fast.no_padding()
@@ -211,7 +209,7 @@ def _build(text: str, file: str) -> Any:
 
 
 def _by_id(vocabulary: dict[str, int], file: str) -> list[str | None]:
-    """Pieces by id. A hostile file must not make us allocate for ids it does not fill."""
+    """List pieces by id. A hostile file must not cause allocations for ids it does not fill."""
     size = max(vocabulary.values(), default=-1) + 1
     if not vocabulary or size > len(vocabulary) + MAX_HOLES:
         raise TokenizerError(
@@ -229,7 +227,7 @@ def _by_id(vocabulary: dict[str, int], file: str) -> list[str | None]:
                 field="model.vocab",
                 remedy=REMEDY,
             )
-        if pieces[token] is not None:  # text would not come back as it went in
+        if pieces[token] is not None:  # decoding would not restore the text
             raise TokenizerError(
                 f"token {token} is {pieces[token]!r:.40} and {piece!r:.40}",
                 file=file,
@@ -241,7 +239,7 @@ def _by_id(vocabulary: dict[str, int], file: str) -> list[str | None]:
 
 
 def _decoder(config: Any, file: str) -> tuple[Callable[[str], bytes], bool]:
-    """The function from a piece to its bytes, and whether a text loses one leading space."""
+    """Return the function from a piece to its bytes, and whether decoding drops a first space."""
     steps = config.get("decoders", []) if _kind(config) == "Sequence" else [config]
     kinds = [_kind(step) for step in steps]
     if kinds == ["ByteLevel"]:
@@ -282,7 +280,7 @@ def _kind(step: Any) -> str:
 
 
 def _space_spelling(steps: list[Any]) -> str | None:
-    """The string that stands for a space in pieces, when that is all the decoder replaces."""
+    """Return the string that stands for a space in pieces, if the decoder replaces nothing else."""
     found = None
     for step in steps:
         if _kind(step) == "Metaspace":
@@ -295,7 +293,7 @@ def _space_spelling(steps: list[Any]) -> str | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes (openai/gpt-2, encoder.py)."""
+    """Return GPT-2's printable stand-ins for the 256 bytes (openai/gpt-2, encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     stand_ins = {chr(value): value for value in printable}
     others = [value for value in range(256) if value not in set(printable)]

@@ -1,8 +1,8 @@
-"""What a `tokenizer.json` may ask of Hugging Face's library, checked before it reads the file.
+"""Checks of a `tokenizer.json`'s steps, before Hugging Face's library reads the file.
 
-The library runs whatever a file says: chains of replacements that double a text, patterns that take
-time without end, tables whose stated length is allocated. Steps are known here by name, and each
-says how much longer it can make a text. Such files need not be hostile.
+The library runs whatever a file says: chains of replacements that double a text, patterns that
+search without end, tables allocated by their stated length. Only steps known here by name are
+allowed, and each states how much longer it can make a text. Such files need not be hostile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from edge.text.hf_patterns import check_pattern
 
 MAX_STEPS = 32  # normalizers and pre-tokenizers together
-MAX_GROWTH = 1 << 10  # of a text, by all steps
+MAX_GROWTH = 1 << 10  # factor of a text's length, over all steps
 MAX_STRING = 256  # characters of a string in a step
 MODELS = ("BPE", "Unigram", "WordLevel")
 
@@ -23,9 +23,9 @@ Step = Mapping[str, Any]
 
 
 def growth(config: Step) -> int:
-    """How many times longer the steps of a tokenizer can make a text, at most.
+    """Return the maximum factor by which a tokenizer's steps lengthen a text.
 
-    Raises ValueError naming the step that is unknown or asks for too much.
+    Raises ValueError naming the step that is unknown or exceeds a limit.
     """
     model = config["model"]
     if (kind := model.get("type", "BPE")) not in MODELS:
@@ -53,7 +53,7 @@ def growth(config: Step) -> int:
 
 
 def _flat(step: Any, where: str, inner: str) -> list[tuple[str, Step]]:
-    """The steps of nested sequences, in order, with whether they normalize or split."""
+    """Return (`where`, step) for each step of nested sequences, in order."""
     found: list[tuple[str, Step]] = []
     waiting = [step]
     while waiting and len(found) <= MAX_STEPS:
@@ -74,7 +74,7 @@ def _flat(step: Any, where: str, inner: str) -> list[tuple[str, Step]]:
 
 def _string(value: Any, name: str, least: int = 0) -> str:
     if not isinstance(value, str) or not least <= len(value) <= MAX_STRING:
-        raise ValueError(f"{name}: is not a text of {least} to {MAX_STRING} characters")
+        raise ValueError(f"{name}: is not a string of {least} to {MAX_STRING} characters")
     return value
 
 
@@ -83,15 +83,15 @@ def _constant(factor: int) -> Callable[[Step], int]:
 
 
 def _pattern(step: Step) -> int:
-    """Characters that a match has at least. Raises ValueError for what must not be searched."""
+    """Return the minimum length of a match. Raises ValueError for a pattern that is not allowed."""
     pattern = step.get("pattern")
     if not isinstance(pattern, Mapping) or len(pattern) != 1:
-        raise ValueError("pattern: is neither a text nor a regular expression")
+        raise ValueError("pattern: is neither a string nor a regular expression")
     ((kind, text),) = pattern.items()
     if kind == "String":
         return len(_string(text, "pattern", 1))
     if kind != "Regex" or not isinstance(text, str):
-        raise ValueError("pattern: is neither a text nor a regular expression")
+        raise ValueError("pattern: is neither a string nor a regular expression")
     check_pattern(text)
     return 1
 
@@ -107,7 +107,7 @@ def _replace(step: Step) -> int:
 
 
 def _prepend(step: Step) -> int:
-    # a text of one character is the one that grows most
+    # a text of one character grows most
     return 1 + len(_string(step.get("prepend"), "prepend"))
 
 
@@ -117,7 +117,7 @@ def _metaspace(step: Step) -> int:
 
 
 def _precompiled(step: Step) -> int:
-    """A trie with its size in bytes before it, then what is put in place, each ended by a zero."""
+    """Check the data: the size of a trie in bytes, the trie, and zero-terminated replacements."""
     try:
         data = base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
     except (binascii.Error, TypeError, ValueError):
@@ -127,7 +127,7 @@ def _precompiled(step: Step) -> int:
     size = int.from_bytes(data[:4], "little")
     if len(data) < 4 or size % 4 or not 1024 <= size <= len(data) - 4:
         raise ValueError(
-            f"precompiled_charsmap: states {size} bytes of trie, there are {len(data)} in all"
+            f"precompiled_charsmap: states a trie of {size} bytes, in {len(data)} bytes of data"
         )
     longest = max(map(len, data[4 + size :].split(b"\0")))
     if longest > MAX_STRING:
@@ -135,8 +135,8 @@ def _precompiled(step: Step) -> int:
     return max(1, longest)
 
 
-# What normalizing can do to one character: NFKD makes 18 of U+FDFA (Unicode Standard Annex 15),
-# a lower case has up to three. ByteLevel makes one or two bytes of each byte.
+# Growth of one character: NFKD turns U+FDFA into 18 characters (Unicode Standard Annex 15), and
+# lower case has up to 3. ByteLevel turns each byte into one or two.
 _STEPS: dict[tuple[str, Any], Callable[[Step], int]] = {
     **{("normalizer", kind): _constant(1) for kind in ("Strip", "StripAccents", "Nmt")},
     **{("normalizer", kind): _constant(3) for kind in ("NFC", "Lowercase")},

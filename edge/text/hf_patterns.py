@@ -1,12 +1,12 @@
 """Checks of a `tokenizer.json`'s regular expressions, before Hugging Face's library runs them.
 
-The library searches with Oniguruma, which backtracks. Patterns of tokenizers are alternatives of
-characters, classes and their repeats, and groups are not repeated. That form alone is accepted, so
-that no pattern takes exponential time.
+The library searches with Oniguruma, which backtracks. Tokenizer patterns are alternatives of
+characters, classes and their repeats, without repeated groups. Only that form is accepted, so that
+no pattern takes exponential time.
 
-Repeats one after the other that can share a text still multiply: `a*a*b` tries every place where
-the first may end. `MAX_WAYS` bounds in how many ways what comes before a mandatory part can match.
-One repeat without a bound is then allowed there, and the time of a search grows at most with the
+Consecutive repeats that can match the same text still multiply: `a*a*b` tries every place where
+the first may end. `MAX_WAYS` bounds the number of ways in which the part before a mandatory item
+can match. It admits one unbounded repeat there, so the time of a search grows at most with the
 square of the text.
 """
 
@@ -19,10 +19,10 @@ from math import prod
 from typing import NamedTuple
 
 MAX_PATTERN = 4096  # characters
-MAX_REPEAT = 64  # of one character, where a pattern says how often
-MAX_DEPTH = 16  # of groups in groups
-MAX_ITEMS = 256  # of one alternative
-ENDLESS = 1 << 12  # ways of a repeat without a bound
+MAX_REPEAT = 64  # largest bound of a repeat
+MAX_DEPTH = 16  # of nested groups
+MAX_ITEMS = 256  # per alternative
+ENDLESS = 1 << 12  # ways that an unbounded repeat counts as
 MAX_WAYS = ENDLESS << 4
 
 _GROUP = re.compile(r"\((?:\?(?:[im]*(?:-[im]+)?[:)]|=|!))?")
@@ -39,10 +39,10 @@ class Item(NamedTuple):
     """A character, class or group of an alternative, with its repeat.
 
     Attributes:
-        chars: representative characters that it can match.
-        empty: whether it can match none.
-        fails: whether there are texts that it does not match.
-        ways: in how many ways it can match one text, at most.
+        chars: sample characters that it can match.
+        empty: whether it can match the empty string.
+        fails: whether it can fail to match.
+        ways: maximum number of ways in which it can match one text.
     """
 
     chars: frozenset[str]
@@ -55,8 +55,9 @@ Alternatives = list[list[Item]]
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise ValueError unless a regular expression has the form of a tokenizer's, and searches in
-    time that grows at most with the square of a text.
+    """Raise ValueError unless a regular expression has a tokenizer's form and bounded cost.
+
+    The time of a search may grow at most with the square of the text.
     """
     if not 1 <= len(pattern) <= MAX_PATTERN:
         raise ValueError(f"pattern: is not an expression of 1 to {MAX_PATTERN} characters")
@@ -65,9 +66,9 @@ def check_pattern(pattern: str) -> None:
 
 
 def _check_ways(items: list[Item]) -> None:
-    """Raise ValueError where what precedes the last mandatory item can match in too many ways."""
+    """Raise ValueError if the items up to the last mandatory one can match in too many ways."""
     last = max((at for at, item in enumerate(items) if item.fails), default=0)
-    most: list[int] = []  # ways of the items that end here and can share a text
+    most: list[int] = []  # ways of the items up to here that can match the same text
     for at, item in enumerate(items[: last + 1]):
         before, shared = 1, item.chars
         for other in reversed(range(at)):
@@ -101,9 +102,9 @@ class _Reader:
         return found
 
     def _alternatives(self, depth: int) -> Alternatives:
-        """Up to the end of the pattern, or the bracket that closes the group."""
+        """Read up to the end of the pattern, or the bracket that closes the group."""
         if depth > MAX_DEPTH:
-            raise ValueError(f"pattern: more than {MAX_DEPTH} groups in one another")
+            raise ValueError(f"pattern: more than {MAX_DEPTH} nested groups")
         found: Alternatives = [[]]
         while self._at < len(self._pattern) and self._pattern[self._at] != ")":
             if self._pattern[self._at] == "|":
@@ -116,7 +117,7 @@ class _Reader:
         return found
 
     def _items(self, depth: int) -> Iterator[Item]:
-        """The next character, class or group, and its repeat as an item of its own."""
+        """Yield the next character, class or group, and its repeat as a separate item."""
         at = self._at
         if _REPEAT.match(self._pattern, at):
             raise ValueError(f"pattern: repeats nothing, or a repeat, at {at}")
@@ -149,7 +150,7 @@ class _Reader:
             return Item(frozenset(), True, False, 1)
         inner = self._alternatives(depth + 1)
         if self._at == len(self._pattern):
-            raise ValueError("pattern: a group without an end")
+            raise ValueError("pattern: an unterminated group")
         self._at += 1
         for items in inner:
             _check_ways(items)
@@ -172,27 +173,27 @@ class _Reader:
 
 
 def _matched(one: str, samples: str) -> frozenset[str]:
-    """The samples that a character or class matches by any flags; all where it matches none."""
+    """Return the samples that a character or class matches under any flags, or all if none."""
     from tokenizers import Regex, normalizers
 
     try:
         rest = normalizers.Replace(Regex(f"(?im:{one})"), "").normalize_str(samples)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as problem:  # a panic in its Rust is not an Exception
-        raise ValueError(f"pattern: {one!r:.40} is not read: {problem!s:.80}") from None
+    except BaseException as problem:  # a panic in its Rust code is not an Exception
+        raise ValueError(f"pattern: {one!r:.40} is not accepted: {problem!s:.80}") from None
     return frozenset(samples).difference(rest) or frozenset(samples)
 
 
 @cache
 def _samples() -> str:
-    """Characters of all kinds, Latin ones first."""
+    """Return characters of all kinds, Latin ones first."""
     planes = (*range(0x100), *range(0x100, 0xD800, 61), *range(0xE000, 0x30000, 251))
     return "".join(map(chr, planes))
 
 
 def _bounds(repeat: re.Match[str]) -> tuple[int, int | None]:
-    """How often something is matched (at least, at most); None without a bound."""
+    """Return the (minimum, maximum) count of a repeat; the maximum is None if unbounded."""
     if repeat[1] is None:
         return int(repeat[0][0] == "+"), 1 if repeat[0][0] == "?" else None
     last = repeat[3] if repeat[2] else repeat[1]
@@ -200,7 +201,7 @@ def _bounds(repeat: re.Match[str]) -> tuple[int, int | None]:
 
 
 def _end_of_one(pattern: str, at: int) -> int:
-    """Where the character, escape or class that begins at `at` ends."""
+    """Return where the character, escape or class that begins at `at` ends."""
     if pattern[at] == "\\":
         found = _ESCAPE.match(pattern, at)
         if found is None or found[0][1:2] in "123456789kgKXRG":
@@ -213,7 +214,7 @@ def _end_of_one(pattern: str, at: int) -> int:
         if pattern[at] == "\\":
             at += 1
         elif depth and pattern.startswith("[:", at):
-            # where it is no name, Oniguruma takes the bracket for itself, or for another class
+            # without a name, Oniguruma takes the bracket as a literal or as a nested class
             if not (named := _NAMED_CLASS.match(pattern, at)):
                 raise ValueError(f"pattern: a class of an unknown name at {at}")
             at = named.end() - 1
@@ -221,11 +222,11 @@ def _end_of_one(pattern: str, at: int) -> int:
             depth += 1
             if pattern[at + 1 : at + 2] == "^":
                 at += 1
-            if pattern[at + 1 : at + 2] == "]":  # the first in a class is itself
+            if pattern[at + 1 : at + 2] == "]":  # a first bracket in a class is a literal
                 at += 1
         elif pattern[at] == "]":
             depth -= 1
             if not depth:
                 return at + 1
         at += 1
-    raise ValueError("pattern: a class without an end")
+    raise ValueError("pattern: an unterminated class")

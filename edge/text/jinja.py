@@ -1,10 +1,9 @@
-"""An interpreter of the Jinja that chat templates are written in, for templates of strangers.
+"""An interpreter for the Jinja of chat templates that come from strangers.
 
-Jinja's own parser reads the template. What it means is carried out here, node by node, on plain
-values, and paid for from a budget: nothing of Python can be reached, and time and memory have
-bounds that are the same on every machine. Meaning and messages are those of Jinja
-(jinja.palletsprojects.com, Template Designer Documentation), with the extensions and functions
-that transformers gives to chat templates.
+Jinja's own parser reads the template. Its nodes are evaluated here on plain values, at the expense
+of a budget: a template cannot reach Python, and its time and memory have the same bounds on every
+machine. Semantics and messages are those of Jinja (jinja.palletsprojects.com, Template Designer
+Documentation), with the extensions and functions that transformers adds for chat templates.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from edge.text.jinja_scope import (
     TextOutput,
 )
 
-MAX_NESTED = 100  # of the syntax
-MAX_CALLS = 16  # of macros in macros
+MAX_NESTED = 100  # depth of the syntax
+MAX_CALLS = 16  # depth of calls of macros
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`, which only marks text in training."""
+    """`{% generation %}…{% endgeneration %}`, which only marks text for training."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class's own form
 
@@ -53,7 +52,7 @@ _PARSER = Environment(
 
 
 class Program:
-    """A template that was read. Threads may run it at once."""
+    """A parsed template. Threads may render it at once."""
 
     def __init__(self, source: str) -> None:
         """Raises TemplateError, ValueError, RecursionError."""
@@ -62,7 +61,7 @@ class Program:
         self._body: Sequence[nodes.Node] = tree.body
 
     def render(self, names: Mapping[str, Any]) -> str:
-        """The text for these values of names. Raises TemplateError, and what expressions raise."""
+        """Render with these names. Raises TemplateError, and the errors of expressions."""
         run = _Run()
         out = TextOutput(run.budget)
         run.statements(self._body, NameScope(None, dict(names)), out)
@@ -70,7 +69,7 @@ class Program:
 
 
 def _check(tree: nodes.Node) -> None:
-    """Raise unless everything in the tree is known, without recursion."""
+    """Raise an error unless every node of the tree is supported. Works without recursion."""
     level: list[tuple[nodes.Node, bool]] = [(tree, False)]
     depth = 0
     while level:
@@ -81,7 +80,7 @@ def _check(tree: nodes.Node) -> None:
         for node, looping in level:
             _check_node(node)
             if isinstance(node, (nodes.Break, nodes.Continue)) and not looping:
-                raise TemplateAssertionError("leaves a loop outside of one", node.lineno)
+                raise TemplateAssertionError("break or continue outside a loop", node.lineno)
             inside = isinstance(node, nodes.For) or (looping and not isinstance(node, _WRITING))
             below += [(child, inside) for child in node.iter_child_nodes()]
         level = below
@@ -112,9 +111,9 @@ _BREAK, _CONTINUE = "break", "continue"
 
 
 class _Run(Expressions):
-    """One rendering. Statements return _BREAK or _CONTINUE where a loop is left, else None."""
+    """One rendering. Statements return _BREAK or _CONTINUE to leave a loop, else None."""
 
-    _calls = 0  # of macros in macros
+    _calls = 0  # depth of calls of macros
 
     def statements(
         self, body: Sequence[nodes.Node], scope: NameScope, out: TextOutput
@@ -127,7 +126,7 @@ class _Run(Expressions):
         return None
 
     def _written(self, body: Sequence[nodes.Node], scope: NameScope) -> tuple[str, str | None]:
-        """What statements write, in a scope of their own, and whether they left a loop."""
+        """Return what statements write, in a scope of their own, and whether they left a loop."""
         out = TextOutput(self.budget)
         left = self.statements(body, NameScope(scope), out)
         return out.text(), left
@@ -226,7 +225,7 @@ class _Run(Expressions):
     def _made(
         self, node: nodes.Macro | nodes.CallBlock, name: str, scope: NameScope
     ) -> TemplateFunction:
-        """A macro: its names are those around where it is written, when it is called."""
+        """Return a macro. A call sees the current names of the scope the macro is written in."""
         self.budget.spend(len(node.args))
         names = [argument.name for argument in node.args]
         defaults = dict(zip(names[len(names) - len(node.defaults) :], node.defaults, strict=True))
@@ -271,7 +270,7 @@ _STATEMENTS: dict[type[nodes.Node], Callable[..., str | None]] = {
     nodes.Break: lambda run, node, scope, out: _BREAK,
     nodes.Continue: lambda run, node, scope, out: _CONTINUE,
 }
-# what no loop around it is left from
+# nodes inside which `break` cannot leave a loop around them
 _WRITING = (nodes.Macro, nodes.CallBlock, nodes.Block)
-# nodes of others
+# parts of other nodes
 _PARTS = {nodes.Template, nodes.Operand, nodes.Pair, nodes.Keyword, nodes.Slice, nodes.NSRef}

@@ -1,4 +1,4 @@
-"""The expressions of templates: their values, paid for from the rendering's budget."""
+"""The expressions of templates, evaluated at the expense of the rendering's budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edge.text.jinja_values import ELEMENT, Budget
 
 
 class Expressions:
-    """What one rendering can compute."""
+    """The expressions that one rendering can evaluate."""
 
     def __init__(self) -> None:
         self.budget = Budget()
@@ -113,7 +113,7 @@ class Expressions:
         sign = node.operator
         for value in (left, right):
             if isinstance(value, Undefined):
-                str(value + 0)  # raises what Jinja says of it
+                str(value + 0)  # raises Jinja's own error
         if _is_number(left) and _is_number(right) and sign in _NUMBERS:
             self.budget.read(left, right)
             return self.budget.made(_NUMBERS[sign](left, right))
@@ -139,7 +139,7 @@ class Expressions:
         )
 
     def filter(self, node: nodes.Filter, scope: NameScope, given: Any = MISSING) -> Any:
-        """`given`: what a block wrote, where the filter has no expression."""
+        """Apply a filter. `given`: text of a filter block, for a filter without an expression."""
         first = given
         if node.node is not None:
             first = (
@@ -208,7 +208,7 @@ class Expressions:
             return found
         if isinstance(key, str):
             return self._attribute(owner, key)
-        # a message would print all of it
+        # an error message would print all of the key
         name = type(key).__name__ if isinstance(key, (Mapping, list, tuple)) else key
         return Undefined(obj=owner, name=name)
 
@@ -223,7 +223,7 @@ class Expressions:
 
 
 def _plain(value: Any) -> Any:
-    """What is measured of a value: functions and namespaces count as one."""
+    """Return the value to measure; None, of the least size, for functions and namespaces."""
     return value if isinstance(value, (str, int, list, tuple, dict)) else None
 
 
@@ -232,7 +232,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _refuse(value: Any, message: str) -> NoReturn:
-    """Raise what Jinja says of an undefined value, or TypeError."""
+    """Raise Jinja's error for an undefined value, otherwise TypeError."""
     if isinstance(value, Undefined):
         value._fail_with_undefined_error()
     raise TypeError(message)

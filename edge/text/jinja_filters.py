@@ -1,4 +1,4 @@
-"""Filters and tests of templates, each of which says what it costs."""
+"""Filters and tests of templates, with their costs."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _extreme(which: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _map(budget: Budget, values: Any, name: Any = None, *args: Any, **kwargs: Any) -> list[Any]:
-    """`map(attribute=…)`, or `map` with the name of a filter."""
+    """Apply `map(attribute=…)`, or `map` with the name of a filter."""
     items = items_of(values, budget)
     if name is None and set(kwargs) <= {"attribute", "default"} and "attribute" in kwargs:
         found = [attribute_of(v, kwargs["attribute"], kwargs.get("default")) for v in items]
@@ -203,7 +203,7 @@ def _as_text(budget: Budget, value: Any) -> str:
 
 
 def _number_of(value: Any) -> Any:
-    """A number: of a text or list, a product or remainder would be another, as large as it says."""
+    """Return a number, else raise TypeError: `%` would format a text, at any width it asks for."""
     if not isinstance(value, (int, float)):
         raise TypeError(f"must be a number, not {type(value).__name__}")
     return value
@@ -217,7 +217,7 @@ def _round(budget: Budget, value: Any, precision: Any = 0, method: str = "common
 
 
 def _to_json(budget: Budget, value: Any, indent: int | None = None, **options: Any) -> str:
-    """JSON as Hugging Face's templates expect it: not ASCII only, nothing escaped for HTML."""
+    """Return JSON as Hugging Face's templates expect it: not ASCII only, no escapes for HTML."""
     kept = {"ensure_ascii": False, "sort_keys": False} | {
         key: options[key] for key in ("ensure_ascii", "separators", "sort_keys") if key in options
     }

@@ -1,4 +1,4 @@
-"""What a rendering holds: its output, names and their scopes, functions and loops."""
+"""The objects of a rendering: its output, names and their scopes, functions and loops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING = object()
 
 
 class TextOutput:
-    """Text that is written part by part."""
+    """Text that is written in parts, up to MAX_SIZE."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -33,7 +33,7 @@ class TextOutput:
 
 
 class NameScope:
-    """Names and values, and those of the scope around it."""
+    """Names with their values, and the scope around them."""
 
     def __init__(self, outer: NameScope | None, names: dict[str, Any] | None = None) -> None:
         self.outer, self.names = outer, {} if names is None else names
@@ -49,21 +49,21 @@ class NameScope:
 
 
 class TemplateNamespace:
-    """`namespace()`: names that a loop can set for what comes after it."""
+    """`namespace()`: names that a loop can set for the statements after it."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.names = names
 
 
 class TemplateFunction:
-    """What a template may call."""
+    """A function that a template may call."""
 
     def __init__(self, name: str, call: Callable[..., Any]) -> None:
         self.name, self.call = name, call
 
 
 class LoopVariable:
-    """`loop`."""
+    """The variable `loop`."""
 
     def __init__(self, items: list[Any], budget: Budget) -> None:
         self.items, self.at = items, -1

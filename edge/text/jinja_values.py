@@ -1,8 +1,7 @@
-"""What templates do with values: methods and functions, each of which says what it costs.
+"""The values of templates: their methods and functions, with their costs.
 
-Values are text, numbers, booleans, None, undefined ones, and lists and dictionaries of them. One
-never has more than MAX_SIZE characters and elements, and nothing is made before it is known how
-large it will be.
+Values are text, numbers, booleans, None, undefined, and lists and dictionaries of values. No value
+is larger than MAX_SIZE, in characters and elements, and its size is bounded before it is built.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.runtime import Undefined
 
 MAX_SIZE = 4 << 20  # of any one value, and characters of the whole output
-ELEMENT = 16  # what one value adds to a size, whatever it is
+ELEMENT = 16  # size of any value besides its characters
 MAX_WORK = 2_000_000  # of one rendering: nodes, elements, and characters / 64
-MAX_MADE = 16 * MAX_SIZE  # of all values that one rendering makes
-MAX_BITS = 1024  # of a number: to print it takes the square of that
+MAX_MADE = 16 * MAX_SIZE  # total size of the values that one rendering builds
+MAX_BITS = 1024  # of a number: the time to print it is quadratic in them
 MAX_NESTED = 64
 MAX_RANGE = 100_000
 MAX_PATH = 256  # characters of a dotted path, which is split for each value
@@ -30,7 +29,7 @@ class TemplateRaised(TemplateError):
 
 
 class Budget:
-    """What is left of the work and memory of one rendering; the same on every machine."""
+    """The work and memory that one rendering has left, counted the same on every machine."""
 
     def __init__(self) -> None:
         self._work, self._made = MAX_WORK, MAX_MADE
@@ -41,13 +40,13 @@ class Budget:
             raise SecurityError(f"takes more than {MAX_WORK} steps")
 
     def read(self, *values: Any) -> int:
-        """Charge for looking at values; their size."""
+        """Charge for reading values. Return their size."""
         size, elements = measure(*values)
         self.spend(elements + (size >> 6))
         return size
 
     def make(self, size: int) -> None:
-        """Charge for a value before it is made."""
+        """Charge for a value before it is built."""
         if size > MAX_SIZE:
             raise too_large()
         self._made -= size
@@ -56,7 +55,7 @@ class Budget:
         self.spend(size >> 6)
 
     def made(self, value: Any) -> Any:
-        """Charge for a value that was made, of a size that was known to be bounded."""
+        """Charge for a value after it is built, if its size was known to be bounded."""
         size, elements = measure(value)
         self.make(size)
         self.spend(elements)
@@ -68,10 +67,10 @@ def too_large() -> SecurityError:
 
 
 def measure(*values: Any) -> tuple[int, int]:
-    """Characters in values with ELEMENT for each value, shared ones each time they are reached,
-    and how many values that are.
+    """Return the size of values, in characters plus ELEMENT per value, and the number of values.
 
-    Raises SecurityError beyond the limits of size and depth.
+    Shared values count each time they are reached. Raises SecurityError beyond the limits of size
+    and depth.
     """
     size = count = 0
     waiting = [(value, 0) for value in values]
@@ -98,14 +97,14 @@ def measure(*values: Any) -> tuple[int, int]:
 
 
 def text_of(value: Any) -> str:
-    """Text of a plain value. Containers are refused: their length is not bounded by their size."""
+    """Return the text of a plain value. Raises SecurityError for containers (see `spelled`)."""
     if isinstance(value, (str, int, float, Undefined)) or value is None:
         return str(value)
     raise SecurityError(f"prints a {type(value).__name__}; use tojson")
 
 
 def spelled(budget: Budget, value: Any) -> str:
-    """Text of a value, of lists and dictionaries as Python shows them."""
+    """Return the text of a value; lists and dictionaries as Python prints them."""
     if not isinstance(value, (dict, list, tuple)):
         return text_of(value)
     budget.read(value)
@@ -114,9 +113,9 @@ def spelled(budget: Budget, value: Any) -> str:
 
 
 def _longest(value: Any) -> int:
-    """Most characters of a value that Python shows."""
+    """Return an upper bound for the length of a value as Python prints it."""
     if isinstance(value, str):
-        return 2 + 10 * len(value)  # of each at most \\U0010ffff
+        return 2 + 10 * len(value)  # at most \\U0010ffff for each
     if isinstance(value, int):
         return 6 + value.bit_length() // 3
     if isinstance(value, dict):
@@ -127,7 +126,7 @@ def _longest(value: Any) -> int:
 
 
 def items_of(value: Any, budget: Budget) -> list[Any]:
-    """The elements that a loop over a value goes through."""
+    """Return the elements that a loop over a value visits."""
     if isinstance(value, Undefined):
         return list(value)
     if not isinstance(value, (str, list, tuple, range, Mapping)):
@@ -137,7 +136,7 @@ def items_of(value: Any, budget: Budget) -> list[Any]:
 
 
 def key_of(value: Any) -> Any:
-    """A dictionary's key: nothing whose hash a template can choose."""
+    """Return a dictionary's key. Raises SecurityError if a template can choose its hash."""
     if isinstance(value, (str, bool)) or value is None:
         return value
     if isinstance(value, int) and abs(value) < 1 << 53:
@@ -146,7 +145,7 @@ def key_of(value: Any) -> Any:
 
 
 def attribute_of(value: Any, path: Any, default: Any = None) -> Any:
-    """An element of mappings and lists by a dotted path, as filters take it."""
+    """Return an element of nested mappings and lists by a dotted path, as filters take it."""
     if isinstance(path, str) and len(path) > MAX_PATH:
         raise SecurityError(f"follows a path of more than {MAX_PATH} characters")
     for part in str(path).split(".") if isinstance(path, str) else [path]:
@@ -178,7 +177,7 @@ _STRIPPING = names("lstrip rstrip strip")
 
 
 def method(budget: Budget, owner: Any, name: str) -> Callable[..., Any] | None:
-    """A method of a value, None where templates may not call it."""
+    """Return a method of a value, or None if templates may not call it."""
     if isinstance(owner, str):
         own = _TEXT.get(name)
         if own is not None:
@@ -287,19 +286,19 @@ _TEXT: dict[str, Callable[..., Any]] = {
 
 
 def raised(message: Any = "") -> str:
-    """`raise_exception`."""
+    """The function `raise_exception`."""
     raise TemplateRaised(text_of(message)[:1000])
 
 
 def now(form: Any) -> str:
-    """`strftime_now`."""
+    """The function `strftime_now`."""
     if not isinstance(form, str) or len(form) > 64 or re.search(r"%[^a-zA-Z%]*[0-9]", form):
         raise SecurityError("formats the time with more than 64 characters, or with a width")
     return datetime.now().strftime(form)
 
 
 def counted(*bounds: Any) -> list[int]:
-    """`range`."""
+    """The function `range`."""
     found = range(*bounds)
     if len(found) > MAX_RANGE:
         raise SecurityError(f"counts over more than {MAX_RANGE} numbers")
@@ -307,6 +306,6 @@ def counted(*bounds: Any) -> list[int]:
 
 
 def paired(values: Iterable[Any] = (), /, **names: Any) -> dict[Any, Any]:
-    """`dict`."""
+    """The function `dict`."""
     pairs = values.items() if isinstance(values, Mapping) else values
     return {key_of(key): value for key, value in pairs} | names

@@ -11,10 +11,10 @@ from edge.text.tokenizer import MAX_FILE, Tokenizer
 
 
 def load_tokenizer(bundle: Bundle) -> Tokenizer:
-    """The bundle's tokenizer, checked against its manifest.
+    """Load the bundle's tokenizer and check it against the manifest.
 
-    Raises TokenizerError: malformed, too large, another vocabulary than the manifest's; BundleError
-    when the file was altered.
+    Raises TokenizerError when the file is malformed or too large, or its vocabulary size is not the
+    manifest's, and BundleError when the file was altered.
     """
     info = bundle.manifest.tokenizer
     data = b"" if info.file is None else _read(bundle, info.file, MAX_FILE)
@@ -22,9 +22,9 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 
 
 def make_tokenizer(info: TokenizerInfo, data: bytes, file: str) -> Tokenizer:
-    """The tokenizer that `info` describes; `data` is its file's, empty for bytes.
+    """Build the tokenizer that `info` describes from its file's `data`, empty for bytes.
 
-    Raises TokenizerError: malformed, or another vocabulary than `info` says.
+    Raises TokenizerError when `data` is malformed or its vocabulary size is not that of `info`.
     """
     ids: dict[str, Any] = {
         "bos": info.bos,
@@ -57,7 +57,7 @@ def make_tokenizer(info: TokenizerInfo, data: bytes, file: str) -> Tokenizer:
 
 
 def load_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The bundle's chat template, or None for a base model. Raises TokenizerError if unusable."""
+    """Load the bundle's chat template; None for a base model. Raises TokenizerError if unusable."""
     path = bundle.manifest.chat_template
     if path is None:
         return None

@@ -1,13 +1,13 @@
 """SentencePiece `.model` files.
 
 Models mark chat roles as user-defined symbols, which the library matches anywhere in a text. Here
-they are turned into control symbols before the model is loaded; control symbols are kept in a table
-that encoding never looks at (model_interface.cc, `reserved_id_map_`), so no typed text yields them.
+they are turned into control symbols before the model is loaded. Control symbols are kept in a table
+that encoding never reads (model_interface.cc, `reserved_id_map_`), so no typed text yields them.
 
 The file is one protocol buffer message, `ModelProto` of sentencepiece_model.proto: field 1 is a
 piece (1 text, 2 score, 3 type), field 2 the trainer's settings, field 3 the normalizer's
-(3 add_dummy_prefix, 4 remove_extra_whitespaces). It is read by hand: the library's own
-`sentencepiece_model_pb2` demands the very release of protobuf that it was generated for.
+(3 add_dummy_prefix, 4 remove_extra_whitespaces). It is parsed here because the library's own
+`sentencepiece_model_pb2` requires the exact release of protobuf that it was generated for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edge.text.tokenizer import (
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"  # how pieces write a space
 BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>")
-# keys on the wire: a piece, and in it text, score and type
+# wire keys of a piece, and of the text, score and type in it
 _PIECE, _TEXT, _SCORE, _KIND = 0x0A, 0x0A, 0x15, 0x18
 REMEDY = "export the model again from an intact checkpoint"
 
@@ -39,9 +39,9 @@ REMEDY = "export the model again from an intact checkpoint"
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model, BPE or unigram.
 
-    Special are control symbols, `bos`, `eos`, `pad`, and every user-defined symbol that
-    has a visible character (white space, which models often define, stays text). Of these, an
-    answer shows only user-defined ones that are not written `<|…|>`.
+    Special tokens are control symbols, `bos`, `eos`, `pad`, and every user-defined symbol with a
+    visible character (white space, which models often define, stays text). Of these, answers show
+    only user-defined symbols that are not spelled `<|…|>`.
     """
 
     kind = "sentencepiece"
@@ -56,7 +56,7 @@ class SentencePieceTokenizer(Tokenizer):
         pad: int | None = None,
         add_bos: bool = False,
     ) -> None:
-        """Raises TokenizerError: malformed, too large, or ids that the model does not have."""
+        """Raises TokenizerError when `data` is malformed or too large."""
         if len(data) > MAX_FILE:
             raise TokenizerError(f"has {len(data)} bytes, at most {MAX_FILE} allowed", file=file)
         try:
@@ -73,7 +73,7 @@ class SentencePieceTokenizer(Tokenizer):
         named = {token for token in (bos, pad, *eos) if token is not None}
         ids = [i for i, piece in enumerate(self._pieces) if i in named or _is_special(piece)]
         self.specials = tuple(SpecialToken(self._pieces[i].text, i) for i in ids)
-        # a model that trims spaces adds its own prefix after trimming; ours would be trimmed away
+        # a model that trims spaces adds its prefix after trimming, which would remove one from here
         self._own_prefix = model.add_dummy_prefix and not model.remove_extra_whitespaces
         self.strips_space = model.add_dummy_prefix
         self._bytes = [
@@ -98,7 +98,7 @@ class SentencePieceTokenizer(Tokenizer):
             text = " " + text
         if SPACE not in text or len(self._byte_ids) < 256:
             return self._encode_run(text)
-        # the library cannot tell this character from a space; its bytes can
+        # the library cannot tell this character from a space, so its bytes are encoded
         literal = [self._byte_ids[value] for value in SPACE.encode()]
         ids: list[int] = []
         for index, part in enumerate(text.split(SPACE)):
@@ -109,12 +109,12 @@ class SentencePieceTokenizer(Tokenizer):
     def _encode_run(self, text: str) -> list[int]:
         ids: list[int] = self._processor.encode(text)
         if not self.special_ids.isdisjoint(ids):
-            # only where the unknown symbol is also the one that begins or ends texts
+            # only if the unknown symbol is also the one that begins or ends texts
             raise unknown_character()
         return ids
 
     def token_bytes(self, token: int) -> bytes:
-        # asked for every token of an answer: one in range is not checked by a call of its own
+        # called for every token of an answer: an id in range does not pay for another call
         return self._bytes[token if 0 <= token < self.vocab_size else self.check_id(token)]
 
     def id_to_piece(self, token: int) -> str:
@@ -159,7 +159,7 @@ def _check_pieces(pieces: tuple[SpmPiece, ...], file: str) -> None:
 
 
 def _load(data: bytes, file: str) -> Any:
-    # imported when needed: a bundle with another tokenizer must not pay for it
+    # imported on demand: a bundle with another tokenizer must not pay for it
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -176,7 +176,7 @@ def _load(data: bytes, file: str) -> Any:
 
 
 class SpmPiece(NamedTuple):
-    """One entry of the vocabulary; its id is its place."""
+    """One entry of the vocabulary; its id is its index."""
 
     text: str
     kind: int
@@ -187,7 +187,7 @@ class SpmModel:
     """The pieces by id, and whether the normalizer adds or removes spaces.
 
     Attributes:
-        starts: where the field of each piece starts in the file.
+        starts: offset of each piece's field in the file.
     """
 
     pieces: tuple[SpmPiece, ...]
@@ -207,11 +207,11 @@ def _piece(data: bytes) -> SpmPiece:
 
 
 def _short_pieces(data: bytes) -> tuple[list[SpmPiece], list[int], int]:
-    """The pieces that the file begins with, where each starts, and where they end.
+    """Read pieces from the beginning of the file. Return them, their offsets and where they end.
 
-    Only those as the library writes them: the text, the score, and the type where it is not
-    `NORMAL`, in less than 128 bytes. There are tens of thousands, of which `fields` would make half
-    of the time to the first token.
+    A fast path for pieces as the library writes them: text, score, and the type if it is not
+    `NORMAL`, in less than 128 bytes. There are tens of thousands; reading them with `fields` would
+    take half of the TTFT.
     """
     pieces, starts, at = [], [], 0
     while at + 2 <= len(data) and data[at] == _PIECE and (size := data[at + 1]) < 0x80:
@@ -252,9 +252,9 @@ def read_model(data: bytes) -> SpmModel:
 def rewrite_model(
     data: bytes, starts: Sequence[int], *, control: frozenset[int], no_dummy_prefix: bool
 ) -> bytes:
-    """The same model with the pieces `control` made control symbols, which text never yields.
+    """Return the model with the pieces `control` as control symbols, which text never yields.
 
-    `starts` are of `read_model`. Of equal fields the last one holds, so what changes is added.
+    `starts` come from `read_model`. The last of repeated fields counts, so changes are appended.
     """
     out, done = bytearray(), 0
     for start in (starts[index] for index in sorted(control)):

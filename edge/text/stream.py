@@ -1,4 +1,4 @@
-"""Streamed text: nothing is shown before it is certain, and what is shown never changes."""
+"""Streamed text: nothing is shown before it is certain, and shown text never changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_STOP = 1024  # characters of one stop string
 
 
 class StreamDecoder:
-    """Ids one at a time to text; all pieces joined are `tokenizer.decode(ids)`.
+    """Decodes ids one at a time; the joined pieces equal `tokenizer.decode(ids)`.
 
     Holds back at most the 3 bytes of an unfinished UTF-8 character.
     """
@@ -26,8 +26,8 @@ class StreamDecoder:
         continued: bool = False,
         spelled: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """`continued`: other text precedes, so that a leading space is kept. `spelled`: control
-        tokens to be shown, as what.
+        """`continued`: other text precedes, so a leading space is kept. `spelled`: control tokens
+        to show → the text for each.
         """
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -35,7 +35,7 @@ class StreamDecoder:
         self._spelled = spelled
 
     def feed(self, token: int) -> str:
-        """The text that is certain after this id, perhaps none. Raises InputError for no token."""
+        """Return the text that this id makes certain, or "". Raises InputError for a wrong id."""
         if token in self._spelled:
             return self._utf8.decode(self._spelled[token].encode())
         data = self._tokenizer.token_bytes(token)
@@ -45,16 +45,16 @@ class StreamDecoder:
         return self._utf8.decode(data)
 
     def finish(self) -> str:
-        """The rest: U+FFFD for a character that stayed unfinished."""
+        """Return the rest: U+FFFD for an unfinished character."""
         return self._utf8.decode(b"", final=True)
 
 
 class StopMatcher:
     """Finds the first of several stop strings in streamed text.
 
-    The first is the one that is complete first; of those that end at the same place, the longest.
-    Text is passed on once no stop string can begin in it, and no part of the found one ever is. How
-    the text was cut into pieces makes no difference.
+    The first is the one completed first; of those that end at the same place, it is the longest.
+    Text is passed on once no stop string can begin in it, and no part of the found one ever is. The
+    result does not depend on how the text is cut into pieces.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -65,7 +65,7 @@ class StopMatcher:
         self._longest = max(map(len, self.stops), default=0)
 
     def feed(self, text: str) -> str:
-        """The text that is certain now. After `stopped`, nothing more comes."""
+        """Return the text that is now certain; "" once `stopped` is set."""
         if self.stopped or not self.stops:
             return "" if self.stopped else text
         self._held += text
@@ -76,7 +76,7 @@ class StopMatcher:
         return self._take(self._undecided())
 
     def finish(self) -> str:
-        """The rest, when the text ends without a stop string."""
+        """Return the rest, when the text ends without a stop string."""
         return "" if self.stopped else self._take(len(self._held))
 
     def _take(self, count: int) -> str:
@@ -84,7 +84,7 @@ class StopMatcher:
         return out
 
     def _undecided(self) -> int:
-        """Where the longest end of the held text begins that a stop string begins with."""
+        """Return the start of the held text's longest suffix that is a prefix of a stop string."""
         held = self._held
         for at in range(max(0, len(held) - self._longest + 1), len(held)):
             if any(stop.startswith(held[at:]) for stop in self.stops):
@@ -93,7 +93,7 @@ class StopMatcher:
 
 
 def check_stops(stops: Iterable[str]) -> tuple[str, ...]:
-    """The stop strings as a tuple without repeats, or InputError naming `stop`."""
+    """Return the distinct stop strings. Raises InputError naming `stop`."""
     if isinstance(stops, str):
         stops = (stops,)
     try:

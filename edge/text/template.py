@@ -1,14 +1,14 @@
-"""Chat templates: messages to a prompt in which typed text cannot forge a special token.
+"""Chat templates: they turn messages into a prompt in which typed text cannot forge special tokens.
 
-A template is rendered with every message's text between two private marks, which say afterwards
-what came from the template (trusted: its special tokens count) and what was typed (plain). An
-answer whose tokens are known stands in the prompt as those tokens, so that a conversation's state
+A template is rendered with every message's text between two private marks. They tell afterwards
+which text came from the template (trusted: its special tokens count) and which was typed (plain).
+An answer whose tokens are known enters the prompt as those tokens, so that a conversation's state
 is reused exactly.
 
-A template that rewrites message text would lose the marks. Then text is trimmed beforehand, which
-is what most such templates do; if that does not explain the difference either, special tokens that
-were typed are broken up with a mark before rendering, and the special tokens of the outcome must be
-those of a rendering of harmless text. Otherwise the conversation is refused.
+A template that rewrites message text loses the marks. Then text is trimmed beforehand, as most such
+templates do. If that does not explain the difference either, typed special tokens are broken up
+with a mark before rendering, and the result must have the special tokens of a rendering of harmless
+text. Otherwise the conversation is refused.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Message:
     """One turn.
 
     Attributes:
-        tokens: the ids an answer was generated as, when they are known.
-        tool_calls: the calls an answer made.
-        tool_call_id: of the call that a `tool` message tells the result of.
+        tokens: ids that an answer was generated as, if known.
+        tool_calls: calls that an answer made.
+        tool_call_id: id of the call whose result a `tool` message holds.
     """
 
     role: str
@@ -54,10 +54,10 @@ class Message:
 
 
 class ChatTemplate:
-    """A template that was read. Threads may share it."""
+    """A parsed chat template. Threads may share it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer, *, file: str = "chat template") -> None:
-        """Raises TokenizerError: too large, a syntax error, or something templates may not use."""
+        """Raises TokenizerError when `source` is too large, malformed or unsupported."""
         self.file = file
         self._tokenizer = tokenizer
         if len(source.encode("utf-8", errors="replace")) > MAX_TEMPLATE:
@@ -74,7 +74,7 @@ class ChatTemplate:
 
     @cached_property
     def tools(self) -> ToolSupport:
-        """What the template knows of tools."""
+        """The template's support for tools."""
         return support(
             lambda said, tools: self._run(said, False, tools), self._source, xml_calls.found
         )
@@ -86,7 +86,7 @@ class ChatTemplate:
         tools: Sequence[Declared] = (),
         add_generation_prompt: bool = True,
     ) -> str:
-        """The plain rendering, as transformers' `apply_chat_template(tokenize=False)` gives it."""
+        """Return the plain text, as transformers' `apply_chat_template(tokenize=False)` does."""
         return self._render(self._told(messages, tools), str, add_generation_prompt, tools)
 
     def render(
@@ -96,11 +96,11 @@ class ChatTemplate:
         tools: Sequence[Declared] = (),
         add_generation_prompt: bool = True,
     ) -> list[Segment]:
-        """The prompt in segments, for `Tokenizer.encode_segments`. `tools`: as the OpenAI API
-        declares them.
+        """Return the prompt in segments, for `Tokenizer.encode_segments`.
 
-        Raises InputError: roles or text that are refused, by us or by the template itself;
-        TokenizerError: the template fails, exceeds its limits, or rewrites text beyond recognition.
+        `tools` are declared as in the OpenAI API. Raises InputError when edge or the template
+        refuses a role or text, and TokenizerError when the template fails, exceeds its limits, or
+        rewrites text beyond recognition.
         """
         check_messages(messages)
         self._check_spelling(messages)
@@ -127,7 +127,7 @@ class ChatTemplate:
         tools: Sequence[Declared] = (),
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Ids of the prompt. A `bos` of the tokenizer comes first unless the template wrote it."""
+        """Return the ids of the prompt. If the tokenizer adds `bos`, it comes first, and once."""
         segments = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         ids = self._tokenizer.encode_segments(segments)
         bos = self._tokenizer.bos
@@ -137,23 +137,25 @@ class ChatTemplate:
 
     @cached_property
     def gap(self) -> str:
-        """White space that earlier answers are written after and a new one is not.
+        """White space that the template writes before earlier answers but not before a new one.
 
-        `Assistant: yes` follows a prompt that ends in `Assistant:` because the model writes the
-        space itself: it is the first of the tokens that the answer is known as.
+        `Assistant: yes` follows a prompt that ends in `Assistant:` because the model generates the
+        space itself: it belongs to the known tokens of the answer.
         """
         question, answer = Message("user", "x"), Message("assistant", "y")
         try:
             prompt = self._render([question], str, True)
             earlier = self._render([question, answer], str, False)
         except (InputError, TokenizerError):
-            return ""  # the template wants another kind of conversation
+            return ""  # the template requires another kind of conversation
         between = earlier.removeprefix(prompt).partition("y")[0]
         return between if earlier.startswith(prompt) and between.isspace() else ""
 
     def _told(self, messages: Sequence[Message], tools: Sequence[Declared]) -> list[Message]:
-        """The messages as the template can write them: calls whose tokens are known are text that
-        these tokens stand for, and what the template does not know of tools is text.
+        """Return the messages in the form that the template supports.
+
+        Calls whose tokens are known become text, as does everything about tools that the template
+        does not support.
         """
         out = []
         if tools and not self.tools.declares:
@@ -174,8 +176,10 @@ class ChatTemplate:
         return out
 
     def _check_spelling(self, messages: Sequence[Message]) -> None:
-        """Refuse a role that is a usual one misspelt. A template may know roles of its own: those
-        that it names pass, and so does what resembles none, for it to judge.
+        """Raise InputError for misspelt usual roles.
+
+        Roles that the template names pass, and so do roles that resemble none of the usual ones:
+        the template judges them.
         """
         own = (
             (index, message.role)
@@ -191,16 +195,14 @@ class ChatTemplate:
         faults.refuse(InputError)
 
     def _broken(self, text: str, mark: str) -> str:
-        """Text in which no special token can be found."""
+        """Return the text with its special tokens broken up by marks."""
         for special in self._tokenizer.specials:
             if len(special.text) > 1:
                 text = text.replace(special.text, special.text[0] + mark + special.text[1:])
         return text
 
     def _resolved(self, segment: Segment, mark: str) -> Iterable[Segment]:
-        """A segment without the marks, which have done their work: they only kept typed special
-        tokens from being found.
-        """
+        """Yield a segment without the marks that kept typed special tokens from being found."""
         if not segment.trusted or mark not in segment.text:
             yield segment
             return
@@ -237,7 +239,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], text: Callable[[str], str],
         add_generation_prompt: bool, tools: Sequence[Declared] = (),
     ) -> str:  # fmt: skip
-        """`text`: what becomes of texts in calls and in declarations of tools."""
+        """Render. `text` is applied to all strings in calls and in declarations of tools."""
         said = []
         for message in messages:
             one: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -270,7 +272,7 @@ class ChatTemplate:
             raise InputError(f"the chat template refuses: {refusal}", field="messages") from None
         except (KeyboardInterrupt, SystemExit):
             raise
-        except Exception as problem:  # whatever a stranger's template does is its fault
+        except Exception as problem:  # a template of a stranger may fail in any way
             raise TokenizerError(
                 f"failed: {type(problem).__name__}: {problem}"[:500], file=self.file, remedy=REMEDY
             ) from None
@@ -295,18 +297,18 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def _spelt(role: str) -> str | None:
-    """A question for who misspelt a role."""
+    """Return the question whether a similar role was meant, or None if none is similar."""
     near = get_close_matches(role.strip().lower(), ROLES, 1, 0.75)
     return f"did you mean {near[0]!r}?" if near else None
 
 
-# A mark is one of 32 characters of a private-use block that no message contains: 16 digits, an
-# opening, a middle and a closing. Private-use characters are unchanged by case, trim and escapes.
+# Marks are characters of a 32-character private-use block that no message contains: 16 digits, then
+# these four. Private-use characters are unchanged by case, trim and escapes.
 _OPEN, _MIDDLE, _CLOSE, _BREAK = 16, 17, 18, 19
 
 
 def _mapped(value: Any, text: Callable[[str], str]) -> Any:
-    """A JSON value with all its texts, keys too, put through a function."""
+    """Return a JSON value with `text` applied to all its strings, keys included."""
     if isinstance(value, str):
         return text(value)
     if isinstance(value, Mapping):
@@ -326,7 +328,7 @@ def _free_marks(texts: Iterable[str]) -> str:
 
 def _mark(marks: str, index: int, content: str, trim: bool) -> str:
     content = content.strip() if trim else content
-    if not content:  # templates ask whether there is text at all
+    if not content:  # templates test whether there is text at all
         return content
     digits = "".join(marks[int(digit, 16)] for digit in f"{index:x}")
     return f"{marks[_OPEN]}{digits}{marks[_MIDDLE]}{content}{marks[_CLOSE]}"
@@ -345,7 +347,7 @@ def _without(marks: str, text: str) -> str:
 def _split_marked(
     marks: str, text: str, messages: Sequence[Message], gap: str
 ) -> list[Segment] | None:
-    """Segments of a marked rendering; None when a mark was lost or altered.
+    """Return the segments of a marked rendering, or None if a mark was lost or altered.
 
     `gap` is left out before answers whose tokens are known: see `ChatTemplate.gap`.
     """

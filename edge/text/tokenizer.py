@@ -1,11 +1,11 @@
-"""The tokenizers' common part, and the rule that keeps typed text from becoming control tokens.
+"""The base class of tokenizers, and the rule that keeps typed text from becoming control tokens.
 
-Two kinds of text meet in a prompt. *Trusted* text comes from the chat template: special tokens
-written there become their ids. Everything else is *plain*: whatever a person types, `encode` never
-yields a special id, and `decode(encode(text)) == text` where the tokenizer can say every character.
+A prompt has two kinds of text. *Trusted* text comes from the chat template: special tokens written
+there become their ids. Everything else is *plain*: whatever a person types, `encode` never yields a
+special id, and `decode(encode(text)) == text` if the tokenizer can represent every character.
 
-Decoding is a join of bytes: every id stands for fixed bytes, the whole is read as UTF-8, and
-undecodable bytes become U+FFFD. `StreamDecoder` relies on that.
+Decoding joins bytes: every id stands for fixed bytes, the whole is read as UTF-8, and undecodable
+bytes become U+FFFD. `StreamDecoder` relies on that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_HOLES = 1 << 16  # ids without a piece, below the largest
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a prompt: trusted template text, plain text, or tokens that are already known."""
+    """A part of a prompt: trusted template text, plain text, or known tokens."""
 
     text: str
     trusted: bool = False
@@ -35,7 +35,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """A special token as templates spell it; `strips`: it swallows white space (left, right)."""
+    """A special token as templates spell it. `strips`: whether it swallows space (left, right)."""
 
     text: str
     id: int
@@ -47,13 +47,15 @@ class Tokenizer(ABC):
 
     Attributes:
         kind: `tokenizer.json`, `sentencepiece` or `bytes`.
-        vocab_size: ids are below this; the model may have more rows, which are never sampled.
-        bos: the id that begins a text, or None. eos: ids that end an answer. pad: or None.
-        add_bos: prompts begin with `bos`.
-        fingerprint: SHA-256 over the kind and the file.
-        specials: the special tokens that trusted text may contain.
-        unassigned: ids below vocab_size that stand for nothing.
-        strips_space: `decode` drops one space that `encode` put before the text.
+        vocab_size: number of ids; the model may have more rows, which are never sampled.
+        bos: id that begins a text, or None.
+        eos: ids that end an answer.
+        pad: id of the padding token, or None.
+        add_bos: whether prompts begin with `bos`.
+        fingerprint: SHA-256 of the kind and the file.
+        specials: special tokens that trusted text may contain.
+        unassigned: ids below vocab_size without a piece.
+        strips_space: whether `decode` drops one space that `encode` put before the text.
     """
 
     kind: str
@@ -69,20 +71,20 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _encode_plain(self, text: str, *, first: bool) -> list[int]:
-        """Ids of non-empty plain text; `first`: nothing comes before it. Never a special id."""
+        """Encode non-empty plain text, never as a special id. `first`: nothing comes before it."""
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
-        """The bytes an id stands for in a text; none for control tokens. InputError out of range"""
+        """Return an id's bytes, b"" for control tokens. Raises InputError if it is out of range."""
 
     @abstractmethod
     def id_to_piece(self, token: int) -> str:
-        """The vocabulary's own spelling of an id, control tokens included, for people to read."""
+        """Return the vocabulary's spelling of an id, for people to read; control tokens too."""
 
     @property
     @abstractmethod
     def longest_piece(self) -> int:
-        """Most bytes of text that one id can stand for."""
+        """Maximum number of bytes that one id stands for."""
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -102,17 +104,17 @@ class Tokenizer(ABC):
         return re.compile("|".join(parts)) if parts else None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of a text, without `bos`. `special`: trust it, special tokens in it become ids.
+        """Encode a text, without `bos`. `special`: trust it, so special tokens in it become ids.
 
-        Raises InputError: not a string, lone surrogates, or beyond MAX_TEXT characters.
+        Raises InputError when it is not a string, has lone surrogates, or exceeds MAX_TEXT.
         """
         return self.encode_segments([Segment(text, trusted=special)])
 
     def encode_segments(self, segments: Iterable[Segment]) -> list[int]:
-        """Ids of a prompt in segments, without `bos`.
+        """Encode a prompt in segments, without `bos`.
 
-        Plain and trusted text between two special tokens is encoded as one stretch, as it was in
-        training; only special tokens that lie whole in one trusted segment become ids.
+        Plain and trusted text between two special tokens is encoded as one stretch, as in training.
+        Only special tokens that lie entirely in one trusted segment become ids.
         """
         ids: list[int] = []
         run: list[str] = []
@@ -138,7 +140,7 @@ class Tokenizer(ABC):
         return ids
 
     def split(self, segment: Segment) -> Iterable[str | int]:
-        """The text of a segment with its special tokens, if it is trusted, as ids."""
+        """Yield the text of a segment, and its special tokens as ids if it is trusted."""
         pattern = self._special_pattern
         if not segment.trusted or pattern is None:
             yield segment.text
@@ -152,12 +154,12 @@ class Tokenizer(ABC):
         yield segment.text[at:]
 
     def find_specials(self, text: str) -> list[int]:
-        """The special tokens written in a text, in order."""
+        """Return the ids of the special tokens written in a text, in order."""
         parts = self.split(Segment(text, trusted=True))
         return [part for part in parts if isinstance(part, int)]
 
     def decode(self, ids: Sequence[int], *, continued: bool = False) -> str:
-        """Text of ids. `continued`: other text precedes, so that a leading space is kept.
+        """Decode ids. `continued`: other text precedes, so a leading space is kept.
 
         Raises InputError for an id out of range.
         """
@@ -167,7 +169,7 @@ class Tokenizer(ABC):
         return data.decode("utf-8", errors="replace")
 
     def check_id(self, token: int) -> int:
-        """The id itself, or InputError unless 0 ≤ id < vocab_size."""
+        """Return the id. Raises InputError unless 0 ≤ id < vocab_size."""
         if not 0 <= token < self.vocab_size:
             raise InputError(
                 f"token {token} is not between 0 and {self.vocab_size - 1}", field="tokens"
@@ -176,7 +178,7 @@ class Tokenizer(ABC):
 
 
 def check_text(text: str) -> None:
-    """Raise InputError unless `text` is a Unicode string of a size that can be encoded."""
+    """Raise InputError unless `text` is a valid Unicode string of at most MAX_TEXT characters."""
     if not isinstance(text, str):
         raise InputError(f"must be a string, not {type(text).__name__}", field="prompt")
     if len(text) > MAX_TEXT:
@@ -196,7 +198,7 @@ def check_text(text: str) -> None:
 
 
 def unknown_character() -> InputError:
-    """Refusal of text that a tokenizer could only encode as a special token."""
+    """Return the error for text that a tokenizer could only encode as a special token."""
     return InputError(
         "contains a character that the model's tokenizer cannot encode",
         field="prompt",

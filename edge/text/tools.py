@@ -1,10 +1,10 @@
-"""How a chat template writes calls of tools, and calls read from an answer while it is made.
+"""Tool calls: how a chat template writes them, and how they are read from a streamed answer.
 
-A template is asked: it renders a conversation with one call and one with two, and what stands
-around names and arguments is its form. So all templates are read that write a name and then
-arguments as JSON, one by one or in a list, or an element for each (`xml_calls`). A template that
-declares tools but writes no calls is known by its marker. For all others the system message
-declares tools and asks for calls as Hermes writes them.
+A template is probed: it renders a conversation with one call and one with two, and the text around
+names and arguments is its form. This works for all templates that write a name and then arguments
+as JSON, one by one or in a list, or as one element per argument (`xml_calls`). A template that
+declares tools but writes no calls is recognised by its marker. For all others the system message
+declares tools and asks for calls in the form of Hermes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 from edge.errors import InputError, TokenizerError
 
 Declared = Mapping[str, Any]  # a tool as the OpenAI API declares it
-_LIST = re.compile(r'(\[\s*)?\{\s*"\w+":\s*"$')  # where the JSON begins before a name
+_LIST = re.compile(r'(\[\s*)?\{\s*"\w+":\s*"$')  # the JSON before a name
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that an answer makes.
+    """A tool call of an answer.
 
     Attributes:
-        source: the arguments as the model wrote them, JSON of an object.
+        source: arguments as the model wrote them, a JSON object.
     """
 
     id: str
@@ -36,19 +36,19 @@ class ToolCall:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments by their names."""
+        """The arguments by name."""
         found: dict[str, Any] = json.loads(self.source)
         return found
 
     def declared(self) -> dict[str, Any]:
-        """As templates take it."""
+        """Return the call as templates take it."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True)
 class CallDelta:
-    """What joins a call while it is written: its beginning, with id and name, or more of `text`."""
+    """A streamed piece of a call: its beginning, with id and name, or more of its arguments."""
 
     index: int
     text: str = ""
@@ -58,8 +58,13 @@ class CallDelta:
 
 @dataclass(frozen=True)
 class CallForm:
-    """The text before the first name, between name and arguments, between calls, at the end.
-    There is one call at most where `joint` is "".
+    """How calls are written: the text around their names and arguments.
+
+    Attributes:
+        head: text before the first name.
+        middle: text between a name and its arguments.
+        joint: text between calls; "" means that there is at most one call.
+        tail: text at the end.
     """
 
     head: str
@@ -69,17 +74,17 @@ class CallForm:
 
     @property
     def trigger(self) -> str:
-        """Text that begins a call wherever it occurs; "": only an answer's first text does."""
+        """Text that begins a call anywhere; "" means that only an answer's first text can."""
         begins = _LIST.search(self.head)
         return (self.head[: begins.start()] if begins else self.head).rstrip()
 
     def write(self, calls: Sequence[ToolCall]) -> str:
-        """Calls as an answer writes them."""
+        """Write calls as an answer does."""
         written = [f"{call.name}{self.middle}{call.source}" for call in calls]
         return self.head + self.joint.join(written) + self.tail
 
     def reader(self, tools: Sequence[Declared]) -> CallReader:
-        """What finds calls of these tools in one answer."""
+        """Return a reader that finds calls of these tools in one answer."""
         return CallReader(self)
 
 
@@ -97,16 +102,18 @@ _BY_MARKER = {
     "[TOOL_CALLS]": _form("[TOOL_CALLS]", "", listed=True),
     "<tool_call>": HERMES,
 }
-_NO_JSON = ("<function=", "<arg_key>")  # in what is between `<tool_call>` and its end
+_NO_JSON = ("<function=", "<arg_key>")  # in templates whose `<tool_call>` holds no JSON
 
 
 @dataclass(frozen=True)
 class ToolSupport:
-    """What a template knows of tools.
+    """A template's support for tools.
 
     Attributes:
-        form: of calls. declares: it writes what tools there are. writes: it writes earlier calls.
-        answers: it writes what tools returned.
+        form: form of calls.
+        declares: whether it writes the available tools.
+        writes: whether it writes earlier calls.
+        answers: whether it writes the results of tools.
     """
 
     form: CallForm
@@ -118,21 +125,25 @@ class ToolSupport:
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Declared] | None], str]
 _NAMES, _KEY, _ID = ("probe_one", "probe_two"), {"probe_key": "probe_value"}, "probe0000"
 _ARGUMENTS = re.compile(r'\{\s*"probe_key":\s*"probe_value"\s*\}')
-MAX_NAME = 1000  # characters of a call's name: what is longer is no call
-MAX_SPACE = 1000  # characters of white space that are held back, since a call may follow
+MAX_NAME = 1000  # characters of a call's name; longer text is not a call
+MAX_SPACE = 1000  # characters of white space held back because a call may follow
 MAX_FORM = 1000  # characters of each part; answers are searched for it piece by piece
 
 
-# of a number of calls, all with these arguments: what a template writes
+# (number of calls, arguments of each) → the text that a template writes
 Written = Callable[[int, Mapping[str, Any]], str]
 
 
 def support(
     render: Render, source: str, other: Callable[[Written, Sequence[str]], CallForm | None]
 ) -> ToolSupport:
-    """Ask a template. `render(messages, tools)`: the plain rendering, without a prompt for an
-    answer; may raise InputError and TokenizerError. `source`: of the template. `other`: finds forms
-    whose arguments are no JSON, of calls with these names.
+    """Probe a template for its support of tools.
+
+    Args:
+        render: plain rendering of (messages, tools), without a generation prompt; may raise
+            InputError and TokenizerError.
+        source: text of the template.
+        other: finds a form whose arguments are not JSON, from calls with the given names.
     """
 
     def rendered(said: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -177,13 +188,15 @@ def support(
     known = None
     if not any(part in source for part in _NO_JSON):
         known = next((form for marker, form in _BY_MARKER.items() if marker in source), None)
-    # where the form is not known, tools are declared in our words
+    # if the form is unknown, edge declares the tools itself
     return ToolSupport(known or HERMES, declares and known is not None, False, answers)
 
 
 def _around(text: str) -> tuple[str, str, str]:
-    """What a template wrote before the first name, before its arguments, and after them. By hand,
-    for a template may write a name 100,000 times and an expression would try each.
+    """Return the text before the first name, from it to its arguments, and after them.
+
+    Not by one regular expression: it would try each of the 100,000 times that a template may write
+    a name.
     """
     head, _, rest = text.partition(_NAMES[0])
     found = _ARGUMENTS.search(rest)
@@ -191,24 +204,24 @@ def _around(text: str) -> tuple[str, str, str]:
 
 
 def _before_last(text: str) -> str:
-    """The text before the last name that arguments come after; "" without one."""
+    """Return the text before the last name that is followed by arguments; "" without one."""
     places = [found.start() for found in _ARGUMENTS.finditer(text)]
     return text[: max(0, text.rfind(_NAMES[1], 0, places[-1]))] if places else ""
 
 
 def described(tools: Sequence[Declared], form: CallForm) -> str:
-    """A system message's words about tools, for templates that have none."""
+    """Return a system message that declares tools, for templates that do not."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
     example = form.head + 'NAME", "arguments": {…}' + form.tail
     return "\n".join(["You can call these functions:", *lines, "To call one, write:", example])
 
 
 class CallReader:
-    """Separates calls from the text around them, while both are streamed.
+    """Separates calls from the text around them while both are streamed.
 
     Attributes:
-        calls: those that are complete.
-        deltas: what has joined calls; whoever tells of it takes it away.
+        calls: complete calls.
+        deltas: new pieces of calls; the consumer removes them.
     """
 
     def __init__(self, form: CallForm) -> None:
@@ -216,13 +229,13 @@ class CallReader:
         self.deltas: list[CallDelta] = []
         self._form = form
         self._held, self._looked = "", 0
-        self._lead = form.head  # what stood before the name that is read
+        self._lead = form.head  # text before the current name
         self._step = self._text if form.trigger else self._beginning
         self._id = self._name = self._source = ""
         self._depth, self._quoted, self._escaped = 0, False, False
 
     def feed(self, text: str) -> str:
-        """The text that is certain not to be a call's."""
+        """Return the text that is certain not to be part of a call."""
         self._held += text
         shown = ""
         while True:
@@ -232,7 +245,7 @@ class CallReader:
                 return shown
 
     def finish(self) -> str:
-        """The rest, when the answer ends."""
+        """Return the rest, when the answer ends."""
         return self._take(len(self._held)) if self._step in (self._text, self._beginning) else ""
 
     def _take(self, count: int) -> str:
@@ -240,21 +253,21 @@ class CallReader:
         self._looked = 0
         return out
 
-    # An answer comes in many pieces: each is searched once, however much is held before it.
+    # An answer comes in many pieces. Each is searched once, however much text is held back.
 
     def _find(self, text: str) -> int:
-        """Where a text begins in what is held, -1 where it does not."""
+        """Return where `text` begins in the held text, or -1."""
         at = self._held.find(text, max(0, self._looked - len(text) + 1))
         self._looked = len(self._held)
         return at
 
     def _begun(self, text: str) -> int:
-        """Where what is held may end with a text's beginning; its length where it does not."""
+        """Return where the held text ends with a prefix of `text`, or its length if it does not."""
         size = len(self._held)
         ends = range(max(0, size - len(text) + 1), size)
         return next((i for i in ends if text.startswith(self._held[i:])), size)
 
-    # -- steps: what stands next -----------------------------------------------------------------
+    # -- steps, named after what comes next ------------------------------------------------------
 
     def _text(self) -> str:
         trigger = self._form.trigger
@@ -265,12 +278,12 @@ class CallReader:
             self._step = self._head
             before = self._take(at)
             return before.rstrip()
-        # white space before a call is no text
+        # white space before a call is not text
         begun = self._begun(trigger)
         return self._take(max(len(self._held[:begun].rstrip()), begun - MAX_SPACE))
 
     def _beginning(self) -> str:
-        """Look for a call in a form that nothing marks: only an answer's first text can be one."""
+        """Look for a call in a form without a marker: only an answer's first text can be one."""
         self._take(len(self._held) - len(self._held.lstrip()))
         if self._held.startswith(self._form.head):
             self._step = self._head
@@ -308,7 +321,7 @@ class CallReader:
         return ""
 
     def _closes(self, character: str) -> bool:
-        """Whether a character of JSON closes its outermost object."""
+        """Return whether a character of JSON closes the outermost object."""
         if self._escaped:
             self._escaped = False
         elif self._quoted and character == "\\":

@@ -1,4 +1,4 @@
-"""Calls of tools as some templates write them: an element for each argument, text as it stands.
+"""Tool calls in XML, as some templates write them: one element per argument, strings unquoted.
 
     <tool_call>
     <function=go>
@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-So Qwen3-Coder, Qwen3.5 and Nemotron 3; the words differ from template to template, and are found by
-asking it. A text is written as it is, all else as JSON, and what was meant follows from the schema.
+Qwen3-Coder, Qwen3.5 and Nemotron 3 do so. The words differ between templates and are found by
+probing. Strings are written as they are, all other values as JSON; the schema tells which it is.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from edge.errors import InputError
 from edge.text.tools import CallDelta, CallForm, CallReader, Declared, ToolCall, Written
 
 TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
-# as templates spell them that print what Python has, and as JSON does
+# as JSON spells them, and as templates do that print Python's values
 SPELLED: Mapping[str, Mapping[str, str]] = {
     "boolean": {"true": "true", "True": "true", "false": "false", "False": "false"},
     "null": {"null": "null", "None": "null"},
 }
 _KEYS, _TEXTS = ("probe_key", "probe_other"), ("probe_value", "probe_more")
-MAX_BRANCHES = 1000  # of one value
+MAX_BRANCHES = 1000  # alternative schemas of one value
 _EITHER = ("anyOf", "oneOf")
-ARGUMENTS = dict(zip(_KEYS, _TEXTS, strict=True))  # that a template is asked to write
+ARGUMENTS = dict(zip(_KEYS, _TEXTS, strict=True))  # that a probed template writes
 
 
 @dataclass(frozen=True)
 class XmlForm(CallForm):
-    """Around each argument stand `opens`, its name, `named`, its value and `closes`."""
+    """A form that writes each argument as `opens`, its name, `named`, its value and `closes`."""
 
     opens: str
     named: str
@@ -62,12 +62,12 @@ class XmlForm(CallForm):
 
 
 def spelled(value: Any) -> str:
-    """A value as it stands in an element."""
+    """Return a value as it is written in an element."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def found(written: Written, names: Sequence[str]) -> XmlForm | None:
-    """The form of a template that writes calls of these names, None where it is another."""
+    """Return the form of a template that writes calls of these names, or None if it has another."""
     text, none, pair = written(1, ARGUMENTS), written(1, {}), written(2, {})
     head, _, rest = text.partition(names[0])
     first, _, rest = rest.partition(_KEYS[0])
@@ -89,7 +89,7 @@ def found(written: Written, names: Sequence[str]) -> XmlForm | None:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema, or what it refers to within `root`."""
+    """Return a schema, with its reference within `root` resolved."""
     for _ in range(8):
         if not isinstance(schema, Mapping):
             return {}
@@ -105,9 +105,9 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def branches(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The schemas that a value may be in one of: each of one type, or of listed values.
+    """Return the alternative schemas of a value: each has one type, or lists values.
 
-    Raises InputError: there are more than MAX_BRANCHES, or without an end.
+    Raises InputError when there are more than MAX_BRANCHES, or infinitely many.
     """
     found: list[Mapping[str, Any]] = []
     waiting = [schema]
@@ -131,7 +131,7 @@ def branches(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _types(schema: Any, root: Mapping[str, Any]) -> set[str]:
-    """The types that a value may have."""
+    """Return the types that a value may have."""
     out = set()
     for branch in branches(schema, root):
         out |= set(map(_type, branch["enum"])) if "enum" in branch else {branch["type"]}
@@ -139,13 +139,13 @@ def _types(schema: Any, root: Mapping[str, Any]) -> set[str]:
 
 
 def _type(value: Any) -> str:
-    """The type of a value, as JSON Schema calls it."""
+    """Return the type of a value as JSON Schema names it."""
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
     return "null" if value is None else kinds.get(type(value), "object")
 
 
 class XmlReader(CallReader):
-    """Makes JSON of arguments while they are streamed."""
+    """Turns arguments into JSON while they are streamed."""
 
     def __init__(self, form: XmlForm, tools: Sequence[Declared]) -> None:
         super().__init__(form)
@@ -181,7 +181,7 @@ class XmlReader(CallReader):
     def _value(self) -> str:
         closes = self._xml.closes
         at = self._find(closes)
-        if self._allowed == {"string"}:  # told as it comes
+        if self._allowed == {"string"}:  # passed on as it arrives
             self._quote(self._take(self._begun(closes) if at < 0 else at), ended=at >= 0)
         elif at >= 0:
             self._join(self._meant(self._take(at)))
@@ -191,13 +191,13 @@ class XmlReader(CallReader):
         return ""
 
     def _quote(self, text: str, *, ended: bool) -> None:
-        """More of a text, or the last of it."""
+        """Write more of a string, or its last part."""
         begun, self._quoting = self._quoting, True
         escaped = json.dumps(text, ensure_ascii=False)[1:-1]
         self._join(("" if begun else '"') + escaped + ('"' if ended else ""))
 
     def _meant(self, text: str) -> str:
-        """JSON of a value that its schema does not allow to be text alone."""
+        """Return the JSON of a value whose schema allows more than strings."""
         for kind, words in SPELLED.items():
             if kind in self._allowed and text in words:
                 return words[text]

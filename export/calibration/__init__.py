@@ -1,1 +1,1 @@
-"""Running text over the fp32 graph, and the plan that what was seen makes."""
+"""Run text through the fp32 graph and make a plan from the statistics."""

@@ -1,4 +1,4 @@
-"""One pass of text over the fp32 graph, and what was seen of the values that are to be rounded."""
+"""Run text through the fp32 graph once and collect statistics of the values to be rounded."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ Observer = Statistics | Hessian | ExpertHessians | Routes
 _T = TypeVar("_T")
 Tokens = NDArray[np.int64]
 
-# Tokens of a run that emits the state after each: 64 states of a layer are in memory at once.
+# Tokens per run that emits the state after each token: 64 states per layer are in memory at once.
 _STATE_RUN = 64
 _CHUNK = 32
 
 
 def calibration_graph(folder: str | Path) -> ReferenceGraph:
-    """The fp32 graph in `folder`, with the parallel form of Mamba-2's scan, which is faster."""
+    """Open the fp32 graph in `folder`, with the parallel form of Mamba-2's scan for speed."""
     ops = {"SelectiveScanHeads": partial(selective_scan_heads_node, scan=_scan_heads)}
     return ReferenceGraph((Path(folder) / GRAPH_FILE).read_bytes(), folder, ops=ops)
 
@@ -63,18 +63,18 @@ def calibrate(
     rotated: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Calibration:
-    """Statistics of the values `wanted`, and of the rotations of `rotated`, over all tokens.
+    """Return statistics of the values `wanted`, and of the rotations of `rotated`, over all tokens.
 
-    Values are named as in the graph (`layers.0.conv`). `ssm_states` are seen after every token,
-    with a maximum a state (Mamba-1: [N]) or a head and state (Mamba-2: [H, N]). `progress(done,
-    total)` counts sequences.
+    Values are named as in the graph (`layers.0.conv`). `ssm_states` are observed after every token,
+    with a maximum per state (Mamba-1: [N]) or per head and state (Mamba-2: [H, N]).
+    `progress(done, total)` counts sequences.
 
-    Every sequence is run on its own, from an empty state: the rounding of a product depends on how
-    many rows it has, so only this makes what is seen of a sequence the same whatever its
-    neighbours. The result depends neither on their order nor on how they are grouped.
+    Every sequence runs alone, from an empty state. The rounding of a product depends on its number
+    of rows, so a sequence run together with others would give different statistics. The result does
+    not depend on the order or the grouping of sequences.
 
-    Raises ExportError for a value that no node yields, and naming the first layer and value that
-    is NaN or infinite.
+    Raises ExportError for a value that no node yields, and for a NaN or infinity, naming the first
+    layer and value that has one.
     """
 
     def nothing() -> tuple[dict[str, Statistics], dict[str, Statistics]]:
@@ -105,11 +105,11 @@ def hessians(
     routed: Mapping[str, tuple[str, Routes]] = MappingProxyType({}),
     progress: Progress | None = None,
 ) -> tuple[dict[str, Hessian | ExpertHessians], dict[str, Hessian]]:
-    """Xᵀ·X of the values `wanted`, and of the rotations of `rotated`, by name; and of the values
-    `routed` expert by expert, as the value beside each says.
+    """Return Xᵀ·X of the values `wanted` and of the rotations of `rotated`, by name.
 
-    Each is K² numbers of 8 bytes: ask for a few layers at a time. Sequences are taken in the order
-    of their tokens, so that the sums, which are floating, do not depend on the order given.
+    `routed` maps a value to the value that routes its slots, and Routes: its Xᵀ·X is per expert.
+    Each matrix is K² numbers of 8 bytes, so request a few layers at a time. Sequences are sorted by
+    their tokens, so that the floating-point sums do not depend on the given order.
 
     Raises ExportError as `calibrate` does.
     """
@@ -124,7 +124,7 @@ def hessians(
 
 
 def _axes(config: ModelConfig, name: str) -> tuple[int, ...]:
-    """Axes with a maximum of their own: channels, or those of a state that may have scales."""
+    """Return the axes that keep separate maxima: channels, or a state's axes with scales."""
     if not name.endswith(".ssm_states"):
         return (-1,)
     return mixer_of(config.layers[int(name.split(".")[1])]).state_axes
@@ -142,7 +142,7 @@ def _watch(
     values: Mapping[str, Observer],
     turned: Mapping[str, Observer],
 ) -> None:
-    """One sequence [L] through the part of the graph that is watched."""
+    """Run one sequence [L] through the part of the graph that the watched values need."""
 
     def look(name: str, x: Tensor) -> None:
         if name in values:
@@ -155,7 +155,7 @@ def _watch(
     try:
         _sequence(graph, config, row[None], watched, look)
     except ExportError:
-        # Not every value is watched: say where it began.
+        # Not every value is watched: run again and report where the NaN or infinity began.
         _sequence(graph, config, row[None], watched, _require_finite)
         raise
 
@@ -184,9 +184,9 @@ def _require_finite(name: str, x: Tensor) -> None:
 
 @contextmanager
 def _in_parallel(work: Callable[[Tokens], _T], rows: Tokens) -> Iterator[Iterator[_T]]:
-    """`work` on each row, by as many threads as there are cores; results come in order.
+    """Run `work` on each row with one thread per core; results come in order.
 
-    Leaving the context drops what has not begun.
+    Leaving the context drops rows whose work has not begun.
     """
     with _one_thread():
         pool = ThreadPoolExecutor(os.cpu_count() or 1)
@@ -198,8 +198,8 @@ def _in_parallel(work: Callable[[Tokens], _T], rows: Tokens) -> Iterator[Iterato
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One thread an op: how many there are changes sums, and where other programs run, two that
-    wait for each other at every op take ten times as long as one."""
+    """Use one thread per op: the number of threads changes sums. When other programs run, two
+    threads that wait for each other at every op take ten times as long as one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""XᵀX of the inputs of 4-bit matrices, for GPTQ, as many at a time as memory allows."""
+"""Compute XᵀX of the inputs of 4-bit matrices, for GPTQ, in batches that fit in memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from edge.export.quantize.observers import ExpertHessians, Hessian, Routes
 from edge.export.quantize.plan import ModelPlan
 
 F64 = NDArray[np.float64]
-# Bytes of matrices held at once. Each batch runs the text through the model again.
+# Maximum bytes of matrices held at once. Each batch runs the text through the model again.
 LIMIT = 2 << 30
 
 
 class _Wanted(NamedTuple):
-    """What a weight multiplies: a value, rotated or not, and where its slots go."""
+    """The input of a weight: a value, rotated or not, and the value that routes its slots."""
 
     value: str
     rotated: bool
@@ -30,9 +30,9 @@ class _Wanted(NamedTuple):
 
 
 class HessianSource:
-    """Hessians by the weight that reads the value, asked for in the graph's order.
+    """Source of Hessians by weight, which must be requested in the graph's order.
 
-    `folder` is where the fp32 graph is.
+    `folder` contains the fp32 graph.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class HessianSource:
         self.folder, self.config, self.text = folder, config, text
         self._batches: list[dict[str, _Wanted]] = []
         self._held: dict[str, Hessian | ExpertHessians] = {}
-        # matrix of experts → tokens that each of them read, and how many it needs
+        # matrix of experts → tokens that each expert read, and the number it needs
         self._read: dict[str, tuple[Routes, int]] = {}
         size = LIMIT
         for index, (layer, how) in enumerate(zip(config.layers, plan.layers, strict=True)):
@@ -67,21 +67,22 @@ class HessianSource:
                 )
 
     def __call__(self, weight: str) -> F64 | None:
-        """XᵀX of a matrix's input, as the product rounds it: rotated, where it is. None for a
-        matrix that is not kept in 4 bits."""
+        """Return XᵀX of a matrix's input, rotated if the product rotates it, or None for a matrix
+        that is not stored in 4 bits."""
         if weight not in self._held and any(weight in batch for batch in self._batches):
             self._next()
         found = self._held.pop(weight, None)
         return None if found is None else found.total
 
     def prefetch(self, progress: Progress | None = None) -> None:
-        """Run the text for the first matrices asked for: of all but large models, for all."""
+        """Run the text for the first batch of matrices, which holds all but large models."""
         if self._batches:
             self._next(progress)
 
     def thin(self) -> dict[str, list[int]]:
-        """Matrix → experts that read fewer tokens than their matrix has columns: too few to tell
-        columns apart. What was asked for until now counts.
+        """Return matrix → experts that read fewer tokens than their matrix has columns.
+
+        So few cannot distinguish the columns. Covers only the batches computed so far.
         """
         read = {name: np.flatnonzero(r.tokens < least) for name, (r, least) in self._read.items()}
         return {name: few.tolist() for name, few in read.items() if few.size}

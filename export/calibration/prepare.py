@@ -1,4 +1,4 @@
-"""From a checkpoint and a user's choices to a plan: builds the fp32 graph and runs text over it."""
+"""Make a plan from a checkpoint and a user's choices: build the fp32 graph and run text over it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from edge.export.recipes import Mixture, plan_model
 Tokens = NDArray[np.int64]
 # Called with a stage and the share of the whole export that is done.
 Progress = Callable[[str, float], None]
-# Tokens that calibration leaves for judging, where it has at least four times as many.
+# Tokens held out from calibration for judging, if the text has at least four times as many.
 HELD_OUT = 1024
 
 
 @dataclass(frozen=True)
 class TextChoice:
-    """What to calibrate on: None is the greetings of the demonstration models."""
+    """Text to calibrate on; `path` None is the greetings of the demonstration models."""
 
     path: Path | None = None
     sequences: int = SEQUENCES
@@ -46,11 +46,12 @@ class TextChoice:
 
 @dataclass(frozen=True)
 class PreparedPlan:
-    """A plan, and what it was made with.
+    """A plan and the calibration behind it.
 
     Attributes:
-        text: what was calibrated on. held_out: i64 [S, L], tokens of the same file that were not.
-        hessian: for GPTQ, while the fp32 graph is there.
+        text: text calibrated on.
+        held_out: i64 [S, L], tokens of the same file that were held out.
+        hessian: source of Hessians for GPTQ, valid while the fp32 graph exists.
     """
 
     plan: ModelPlan
@@ -68,17 +69,17 @@ def prepare(
     room: Path,
     report: Progress,
 ) -> Iterator[PreparedPlan]:
-    """The plan, calibrated if the recipe needs it, valid inside the context.
+    """Make the plan, calibrated if the recipe needs it. It is valid inside the context.
 
-    `room`: the fp32 graph is built in a temporary folder in this one, of which a killed export
-    leaves nothing.
+    The fp32 graph is built in a temporary folder inside `room`, so that a killed export leaves
+    nothing behind.
     """
     config, seen = source.config, mixed.observations()
     gptq = mixed.four_bits and (given is not None or bool(seen))
     if not seen and not gptq:
         if given is not None:
             raise ExportError(
-                f"recipe {mixed.name} finds no scales on text",
+                f"recipe {mixed.name} does not calibrate",
                 field="calibrate",
                 remedy="leave the calibration options out",
             )
@@ -112,7 +113,7 @@ def _fetch(source: Checkpoint) -> Callable[[str], NDArray[np.float32]]:
 def _texts(
     source: Checkpoint, given: TextChoice, tokenizer: Path | None
 ) -> tuple[CalibrationText, Tokens | None]:
-    """What to calibrate on, and what to leave for judging: the last of the sequences."""
+    """Return the text to calibrate on, and the last sequences, held out for judging."""
     config = source.config
     length = min(given.length, config.max_context or given.length)
     wanted = -(-HELD_OUT // length)

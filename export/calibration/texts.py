@@ -1,8 +1,8 @@
-"""Calibration text: from any file to a fixed number of token sequences of a fixed length.
+"""Calibration text: read a file as a fixed number of token sequences of a fixed length.
 
-The file is read through one descriptor, a block at a time. One small enough to be tokenized whole
-is, end to end; of a larger one every sequence is read at its own place, evenly spread. Where there
-are more sequences than were asked for, those taken are evenly spread too. Nothing is random.
+The file is read through one descriptor, a block at a time. A small file is tokenized whole, end to
+end. In a larger file, sequences are read at evenly spaced places. If there are more sequences than
+requested, the ones used are evenly spaced too. Nothing is random.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _FIELD = "calibrate"
 _BLOCK = 1 << 18
 _STRETCH = 1 << 14
 _LINE = 1 << 24
-# No tokenizer's tokens average more bytes of text; a larger file need not be tokenized whole.
+# Upper bound of a tokenizer's average bytes per token: a larger file need not be tokenized whole.
 _BYTES_PER_TOKEN = 16
 
 
 @dataclass(frozen=True)
 class TextReader:
-    """How a model reads text; without a template a conversation is its turns, one a paragraph."""
+    """A model's tokenizer and template; without one, each turn of a conversation is a paragraph."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None = None
 
     def document(self, text: str) -> list[int]:
-        """A whole text, with what begins one."""
+        """Tokenize a whole text, including the tokens that begin one."""
         bos = self.tokenizer.bos
         start = [bos] if self.tokenizer.add_bos and bos is not None else []
         return start + self.tokenizer.encode(text)
@@ -59,7 +59,7 @@ class TextReader:
 def checkpoint_reader(
     checkpoint: Checkpoint, config: ModelConfig, tokenizer: Path | None = None
 ) -> TextReader:
-    """A checkpoint's tokenizer and template, as its bundle will have them."""
+    """Return a checkpoint's tokenizer and template, as its bundle will have them."""
     info, files = text_files.tokenizer_info(checkpoint, config, tokenizer)
     data = b"" if info.file is None else files[0][0].read_bytes()
     made = make_tokenizer(info, data, str(files[0][0]) if files else "")
@@ -69,12 +69,13 @@ def checkpoint_reader(
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """What is fed to the model.
+    """Token sequences to run through the model.
 
     Attributes:
-        sequences: i64 [S, L], each from an empty state.
-        asked: how many were asked for; a short file has fewer.
-        file: its name. sha256: of its bytes.
+        sequences: i64 [S, L]; each starts from an empty state.
+        asked: requested number of sequences; a short file has fewer.
+        file: name of the file.
+        sha256: SHA-256 of the file.
     """
 
     sequences: NDArray[np.int64]
@@ -83,7 +84,7 @@ class CalibrationText:
     sha256: str
 
     def record(self) -> dict[str, Any]:
-        """For the manifest."""
+        """Describe the text, for the manifest."""
         count, length = self.sequences.shape
         return {
             "text": self.file,
@@ -97,17 +98,17 @@ class CalibrationText:
 def read_text(
     path: Path | None, reader: TextReader, count: int = SEQUENCES, length: int = LENGTH
 ) -> CalibrationText:
-    """At most `count` sequences of `length` tokens, evenly spread over the file.
+    """Read at most `count` sequences of `length` tokens, evenly spaced over the file.
 
-    A `.jsonl` file has an object a line, with "messages" (role and content) or "text"; any other
-    is plain text. None reads the conversations the demonstration models greet people with.
+    A `.jsonl` file has an object per line, with "messages" (role and content) or "text"; any other
+    file is plain text. `path` None reads the greetings of the demonstration models.
 
-    Raises ExportError, field `calibrate`: unreadable, empty, not UTF-8 (at which byte), a line that
-    is neither, or fewer tokens than one sequence.
+    Raises ExportError, field `calibrate`, when the file is unreadable, empty, not UTF-8 (naming the
+    byte), has a line of another form, or has fewer tokens than one sequence.
     """
     path = path or GREETINGS
     if count < 1 or length < 1:
-        raise ExportError(f"{count} sequences of {length} tokens are none", field=_FIELD)
+        raise ExportError(f"{count} sequences of {length} tokens are no text", field=_FIELD)
     try:
         with path.open("rb") as file:
             size, digest = _scan(file, path)
@@ -128,7 +129,7 @@ def _refused(path: Path, message: str, remedy: str) -> ExportError:
 
 
 def _scan(file: BinaryIO, path: Path) -> tuple[int, str]:
-    """The file's size and SHA-256, once all of it is known to be UTF-8."""
+    """Return the file's size and SHA-256, after checking that all of it is UTF-8."""
     digest, decoder = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
     size = 0
     while True:
@@ -147,7 +148,7 @@ def _scan(file: BinaryIO, path: Path) -> tuple[int, str]:
 
 
 class _Source:
-    """Pieces of an open file as token ids, from any byte on."""
+    """Pieces of an open file as token ids, from any byte."""
 
     def __init__(self, file: BinaryIO, path: Path, reader: TextReader) -> None:
         self.path = path
@@ -155,11 +156,11 @@ class _Source:
         self._lines = path.suffix == ".jsonl"
 
     def pieces(self, start: int) -> Iterator[list[int]]:
-        """Ids of what begins at or after byte `start`: lines, or stretches of plain text."""
+        """Yield the ids of pieces that begin at or after byte `start`: lines, or blocks of text."""
         self._file.seek(max(0, start - 1))
         if start:
-            # To the next line: the byte before says whether `start` begins one. Plain text without
-            # line breaks goes on where it is.
+            # Skip to the next line, unless the byte before `start` ends one. Plain text without
+            # line breaks is read from `start` itself.
             before = self._file.readline(_LINE if self._lines else _STRETCH)
             if not before.endswith(b"\n") and not self._lines:
                 self._file.seek(start)
@@ -178,7 +179,7 @@ class _Source:
             yield self._encode(rest, first)
 
     def _encode(self, data: bytes, first: bool) -> list[int]:
-        # Where a text has no line breaks, a place in it may be within a character: left out.
+        # Without line breaks a piece may begin inside a character, whose bytes are dropped.
         text = data.decode("utf-8", errors="ignore")
         return self._reader.document(text) if first else self._reader.tokenizer.encode(text)
 
@@ -215,7 +216,7 @@ class _Source:
 
 
 def _last_character(text: bytes) -> int:
-    """Where the last character begins, whole or not."""
+    """Return where the last character begins, complete or not."""
     at = len(text) - 1
     while at > 0 and text[at] & 0xC0 == 0x80:
         at -= 1
@@ -223,7 +224,7 @@ def _last_character(text: bytes) -> int:
 
 
 def _whole(source: _Source, count: int, length: int) -> list[list[int]]:
-    """The file's tokens end to end, cut into sequences, of which `count` are taken."""
+    """Return `count` sequences, evenly spaced, of the file's tokens joined end to end."""
     ids = [token for piece in source.pieces(0) for token in piece]
     there = len(ids) // length
     if not ids:
@@ -239,7 +240,7 @@ def _whole(source: _Source, count: int, length: int) -> list[list[int]]:
 
 
 def _spread(source: _Source, size: int, count: int, length: int) -> list[list[int]]:
-    """A sequence from each of `count` places; none where what follows is too short."""
+    """Return a sequence from each of `count` places, except where the rest is too short."""
     rows = []
     for i in range(count):
         ids: list[int] = []

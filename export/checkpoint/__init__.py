@@ -1,10 +1,10 @@
-"""Checkpoints as they are published, read as one `ModelConfig` and canonical tensors.
+"""Read published checkpoints as a `ModelConfig` and canonical tensors.
 
     checkpoint = open_checkpoint("mamba-130m")
     for name, tensor in checkpoint.tensors(): ...
 
-Nothing in a checkpoint is run, and nothing of it is read before it is asked for but the headers.
-A bundle with floating weights stands for the checkpoint it was made from, and so does a GGUF file.
+No code in a checkpoint is run. Opening it reads only headers; tensors are read on demand. A bundle
+with floating weights, or a GGUF file, can take the place of the checkpoint it was made from.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ _LISTED = "docs/use/models.md lists the families, under Families"
 def open_checkpoint(
     path: str | PathLike[str], families: Sequence[Family] = FAMILIES, *, strict: bool = False
 ) -> Checkpoint:
-    """Open a checkpoint directory, GGUF file or bundle; config and all tensor headers are checked.
+    """Open a checkpoint directory, GGUF file or bundle, and check the config and tensor headers.
 
-    Unknown fields of config.json are listed in `unknown_fields`; `strict` refuses
-    them.
+    Unknown fields of config.json are listed in `unknown_fields`, or refused with `strict`.
 
     Raises CheckpointError when the directory is not a checkpoint of a known family, when a file is
-    damaged or would run code, and when tensors are missing, unused, of another shape or dtype:
-    all of those at once. Of a bundle, when its weights are not floating; BundleError when it is
-    damaged.
+    damaged or would run code, and when tensors are missing, unused, or of the wrong shape or dtype,
+    listing all of them. For a bundle, raises CheckpointError when its weights are not floating, and
+    BundleError when it is damaged.
     """
     directory = Path(path)
     if (file := find_gguf(directory)) is not None:
@@ -54,7 +53,7 @@ def open_checkpoint(
         return GgufCheckpoint(model, family, layout)
     remedy = "give the directory with config.json in it, or a .gguf file"
     if not directory.is_dir():
-        what = "is not a directory" if os.path.lexists(directory) else "is not there"
+        what = "is not a directory" if os.path.lexists(directory) else "does not exist"
         raise CheckpointError(what, file=directory, remedy=remedy)
     if is_bundle(directory):
         return BundleCheckpoint(directory)
@@ -66,7 +65,7 @@ def open_checkpoint(
     if strict and unknown:
         raise CheckpointError(
             unknown_line(unknown), file=file, field=unknown[0],
-            remedy="remove those that do not change the model, or leave --strict out",
+            remedy="remove those that do not change the model, or omit --strict",
         )  # fmt: skip
     checkpoint = Checkpoint(directory, family, fields.values, layout, open_weights(directory))
     checkpoint.unknown_fields = unknown
@@ -74,8 +73,10 @@ def open_checkpoint(
 
 
 def read_layout(path: Path) -> tuple[Layout, list[str]]:
-    """The model that a config, a checkpoint folder or a GGUF file describes, and the fields that
-    nobody knows. No weights need be there. Raises CheckpointError.
+    """Return the layout that a config, a checkpoint folder or a GGUF file describes, and the
+    unknown fields.
+
+    Weights need not be present. Raises CheckpointError when the description is invalid.
     """
     if (file := find_gguf(path)) is not None:
         return find_layout(GgufModel(GgufFile(file)).fields)[1], []
@@ -89,15 +90,15 @@ def _read_config(file: Path, families: Sequence[Family]) -> tuple[Fields, str, L
 
 
 def unknown_line(names: Sequence[str]) -> str:
-    """A sentence on unknown fields."""
+    """Return a sentence that lists unknown fields."""
     plural = "s" if names[1:] else ""
     return f"config.json has {len(names)} unknown field{plural}: {', '.join(names)}"
 
 
 def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[str, Layout]:
-    """The family that understands a config.json, and where it keeps the model's tensors.
+    """Return the family that a config.json belongs to, and the layout of the model's tensors.
 
-    Raises CheckpointError: no family does, or a field is bad.
+    Raises CheckpointError when no family reads it, or when a field is bad.
     """
     family = next((f for f in families if f.claims(fields)), None)
     if family is None:
@@ -108,7 +109,7 @@ def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[
 
 
 def _unclaimed(fields: Fields, families: Sequence[Family]) -> NoReturn:
-    """Raise what no family can read: by its family's name, or with those that are spelt alike."""
+    """Raise CheckpointError for a config of no family, naming it or families spelt alike."""
     named = fields.values.get("model_type")
     if named is None:
         classes = fields.values.get("architectures")
@@ -120,5 +121,5 @@ def _unclaimed(fields: Fields, families: Sequence[Family]) -> NoReturn:
     accepted = {family.name: family.accepts for family in families}
     spelt = re.sub(r"\W", "_", str(named)[:80].lower())
     near = [accepted[name] for name in get_close_matches(spelt, accepted, 3, 0.7)]
-    remedy = f"near it: {'; '.join(near)}. {_LISTED}" if near else _LISTED
+    remedy = f"similar: {'; '.join(near)}. {_LISTED}" if near else _LISTED
     fields.stop("model_type", f"is {show(named)}, of no known family", remedy)

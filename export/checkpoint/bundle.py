@@ -1,7 +1,7 @@
-"""A bundle that keeps its weights in fp32 or fp16, read as the checkpoint it was made from.
+"""Read a bundle with fp32 or fp16 weights as the checkpoint it was made from.
 
-A graph keeps weights as the runtime wants them: transposed, joined, padded, A in place of A_log.
-Here that is undone (`edge.export.mixers`). Only A_log may differ from the checkpoint's, by the
+A graph stores weights as the runtime needs them: transposed, joined, padded, A in place of A_log.
+This is undone here (`edge.export.mixers`). Only A_log may differ from the checkpoint's, by the
 rounding of exp and log.
 """
 
@@ -36,26 +36,26 @@ _TYPES: dict[int, tuple[torch.dtype, np.dtype[Any]]] = {
     TensorProto.FLOAT: (torch.float32, np.dtype("<f4")),
     TensorProto.FLOAT16: (torch.float16, np.dtype("<f2")),
 }
-_REMEDY = "start from the checkpoint, or from a bundle made of it with --quant fp32 or fp16"
+_REMEDY = "start from the checkpoint, or from a bundle exported with --quant fp32 or fp16"
 
 
 def is_bundle(directory: Path) -> bool:
-    """Whether a directory is a bundle rather than a checkpoint."""
+    """Return whether a directory is a bundle rather than a checkpoint."""
     return (directory / "manifest.json").is_file() and not (directory / "config.json").exists()
 
 
 class BundleCheckpoint(Checkpoint):
-    """A bundle's weights under canonical names, with what it knows of text.
+    """A bundle's weights under canonical names, with its tokenizer and text settings.
 
     Attributes:
-        manifest: the bundle's.
+        manifest: the bundle's manifest.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Opens the bundle and checks every file of it.
+        """Open the bundle and check all its files.
 
-        Raises BundleError: damaged or altered; CheckpointError: its weights are not floating, or
-        not those of its model.
+        Raises BundleError when it is damaged or altered; CheckpointError when its weights are not
+        floating, or do not fit its model.
         """
         with open_bundle(directory) as bundle:
             manifest = bundle.manifest
@@ -86,7 +86,8 @@ class BundleCheckpoint(Checkpoint):
             self._fingerprint = bundle.fingerprint
 
     def fingerprint(self) -> str:
-        """The bundle's, which pins all its bytes; the checkpoint's is in `manifest.provenance`."""
+        """Return the bundle's fingerprint, which pins all its bytes; the checkpoint's is in
+        `manifest.provenance`."""
         return self._fingerprint
 
 
@@ -99,7 +100,7 @@ def _tokenizer_files(bundle: Bundle) -> list[Path]:
 
 
 def _special(info: TokenizerInfo) -> dict[str, Any]:
-    """As `Checkpoint.generation` says it."""
+    """Return the special tokens in the form of `Checkpoint.generation`."""
     found: dict[str, Any] = {"bos_token_id": info.bos, "pad_token_id": info.pad}
     if info.eos:
         found["eos_token_ids"] = list(info.eos)
@@ -107,7 +108,7 @@ def _special(info: TokenizerInfo) -> dict[str, Any]:
 
 
 class StoredWeights(WeightFile):
-    """The weight file of a bundle, by canonical names; one tensor is restored when asked for."""
+    """The weight file of a bundle by canonical names; tensors are restored one at a time."""
 
     def __init__(self, bundle: Bundle) -> None:
         manifest = bundle.manifest
@@ -146,25 +147,25 @@ class StoredWeights(WeightFile):
     def _array(self, kept: TensorProto) -> Array:
         _, dtype = _TYPES[kept.data_type]
         if _location(self._graph, kept) != self._location:
-            raise CheckpointError("lies in another file", file=self._graph, field=kept.name)
+            raise CheckpointError("is stored in another file", file=self._graph, field=kept.name)
         where = {entry.key: entry.value for entry in kept.external_data}
         count, length = prod(kept.dims), where.get("length", "")
         offset = where.get("offset", "0")
         fits = offset.isdecimal() and length == str(count * dtype.itemsize)
         if not fits or int(offset) + int(length) > len(self._data):
             raise CheckpointError(
-                f"{offset}+{length} is not a place in {self.path.name} for {count} values of "
-                f"{dtype.itemsize} bytes", file=self._graph, field=kept.name,
+                f"{offset}+{length} is not a range of {self.path.name} that holds {count} values "
+                f"of {dtype.itemsize} bytes", file=self._graph, field=kept.name,
             )  # fmt: skip
         flat = np.frombuffer(self._data, dtype, count, int(offset))
-        # a copy: what is mapped may not be written to, and torch wants to be able to
+        # copy, because the mapping is read-only and torch requires writable memory
         return flat.reshape(tuple(kept.dims)).copy()
 
 
 def _parse(file: Path, graph: bytes) -> onnx.ModelProto:
     try:
         model = onnx.load_from_string(graph)
-    except Exception as problem:  # protobuf's own kinds differ from version to version
+    except Exception as problem:  # protobuf's exception types vary by version
         raise CheckpointError(f"not an ONNX graph: {problem}", file=file) from None
     if "embedding.weight" not in {tensor.name for tensor in model.graph.initializer}:
         raise CheckpointError("lacks this weight", file=file, field="embedding.weight")
@@ -179,7 +180,7 @@ def _location(file: Path, kept: TensorProto) -> str:
 
 
 def stored_as(config: ModelConfig) -> dict[str, Stored]:
-    """Canonical name → how a floating graph keeps it."""
+    """Return canonical name → how a floating graph stores the tensor."""
     found = {}
     for name, shape in tensor_shapes(config).items():
         parts = name.split(".", 2)

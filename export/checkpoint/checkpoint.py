@@ -1,4 +1,4 @@
-"""An opened checkpoint: its config, and its tensors one at a time under canonical names."""
+"""An opened checkpoint: its config, and its tensors, one at a time, by canonical name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edge.export.checkpoint.layout import Layout, TensorPlace, elements
 from edge.export.checkpoint.weights import CheckpointWeights
 from edge.tensors import tensor_shapes
 
-SCAN = 1 << 24  # numbers looked at together: bounds what the scan for NaN allocates
+SCAN = 1 << 24  # elements scanned for NaN at a time: bounds what the scan allocates
 READ = 1 << 22
 MODEL_CARD = "README.md"
 TOKENIZER_MODEL = "tokenizer.model"
@@ -41,20 +41,20 @@ INTEGER_BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bf
 
 
 class Checkpoint:
-    """A checkpoint directory whose headers fit its config. Tensors are read when asked for.
+    """A checkpoint directory whose headers fit its config. Tensors are read on demand.
 
     Attributes:
         path: the directory.
-        family: the reader that understood it (`mamba`, `llama`, …: `Family.name`).
-        config: the model.
-        source_config: config.json as it stands.
-        tokenizer_files: the tokenizer, chat template and generation files that are there.
-        generation: `eos_token_ids` (a list), `bos_token_id`, `pad_token_id`, each only when the
-            checkpoint states it; generation_config.json goes before config.json.
-        manifest: of the bundle that stands for the checkpoint, None where there is a checkpoint.
-        stated_licence: where the weights' own file states it.
-        no_tokenizer: why what the checkpoint says of its tokenizer is of no use, or None.
-        unknown_fields: of config.json, that no reader has heard of.
+        family: name of the reader that accepted it (`mamba`, `llama`, …: `Family.name`).
+        config: the model's config.
+        source_config: config.json, unchanged.
+        tokenizer_files: tokenizer, chat template and generation files that exist.
+        generation: `eos_token_ids` (a list), `bos_token_id`, `pad_token_id`, each only if the
+            checkpoint states it; generation_config.json takes precedence over config.json.
+        manifest: manifest of a bundle in place of the checkpoint, or None.
+        stated_licence: licence stated in the weights' file, or None.
+        no_tokenizer: error that explains why its tokenizer is unusable, or None.
+        unknown_fields: fields of config.json that no reader knows.
     """
 
     manifest: Manifest | None = None
@@ -84,7 +84,7 @@ class Checkpoint:
         self.generation = _generation(path, source_config, self.config.vocab_size)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(canonical name, tensor) in canonical order, one at a time; see `tensor`.
+        """Yield (canonical name, tensor) in canonical order, one at a time; see `tensor`.
 
         Raises CheckpointError at the first tensor that holds NaN or infinity.
         """
@@ -92,10 +92,10 @@ class Checkpoint:
             yield name, self.tensor(name)
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor by canonical name: contiguous, on the CPU, in the stored dtype, or in fp32
-        where the model multiplies it.
+        """Return a tensor by canonical name: contiguous, on the CPU, in the stored dtype, or in
+        fp32 if its values are computed.
 
-        It may be mapped from the file: copy it before changing it. Raises CheckpointError when it
+        It may be mapped from the file, so copy it before changing it. Raises CheckpointError if it
         holds NaN or infinity, and KeyError for a name that the config does not have.
         """
         if name in self._layout.constants:
@@ -142,7 +142,7 @@ class Checkpoint:
         return self.tensor(name)
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype of a tensor, by canonical name, without reading it."""
+        """Return the dtype of a tensor, by canonical name, without reading it."""
         if name in self._layout.constants or self._layout.pieces[name].computed:
             return torch.float32
         dtype = self._weights.entries[self._stored[self._layout.pieces[name].source]].dtype
@@ -151,17 +151,17 @@ class Checkpoint:
 
     @property
     def card(self) -> Path | None:
-        """The model card, if there is one."""
+        """The model card, or None."""
         card = self.path / MODEL_CARD
         return card if card.is_file() and not leads_out(card) else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the checkpoint's files, without those in folders."""
+        """Bytes of the checkpoint's files, excluding subfolders."""
         return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
 
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of config.json and every weight file: names, sizes and bytes."""
+        """Return the SHA-256, in hex, of config.json and all weight files: names, sizes, bytes."""
         total = hashlib.sha256()
         for path in [config_file(self.path), *self._weights.files]:
             content = hashlib.sha256()
@@ -186,14 +186,14 @@ class Checkpoint:
 
 
 def taken(whole: Tensor, piece: TensorPlace) -> Tensor:
-    """What of a source tensor is a canonical tensor's, in the source's shape; a view of it unless
-    rows are shared.
+    """Return the part of a source tensor that belongs to a canonical tensor, with the source's
+    axes. It is a view unless rows are shared.
     """
     if piece.rows:
         return whole[list(piece.rows)]
     if piece.stack:
         return whole
-    if piece.block and len(piece.shape) == 3:  # rows are those of a stack's matrices
+    if piece.block and len(piece.shape) == 3:  # rows of each matrix of a stack
         whole = whole.flatten(0, 1)
     rows = piece.block or elements(piece.shape) // elements(piece.source_shape[1:])
     period = piece.period or whole.shape[0]
@@ -201,7 +201,7 @@ def taken(whole: Tensor, piece: TensorPlace) -> Tensor:
 
 
 def as_stored(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Canonical tensors → source tensors, as a checkpoint of this layout holds them."""
+    """Convert canonical tensors to source tensors, as a checkpoint of this layout stores them."""
     found: dict[str, Tensor] = {}
     for name, piece in layout.pieces.items():
         tensor = tensors[name]
@@ -230,19 +230,19 @@ def as_stored(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def config_file(directory: Path) -> Path:
-    """config.json, or the params.json of mistral-inference where that is all there is."""
+    """Return the path of config.json, or of mistral-inference's params.json if only that exists."""
     file, other = directory / "config.json", directory / "params.json"
     return other if other.is_file() and not file.exists() else file
 
 
 def _stored_names(layout: Layout, weights: CheckpointWeights) -> dict[str, str]:
-    """Name as the layout spells it → name as stored, leftovers removed."""
+    """Return the layout's name → stored name, without leftovers."""
     stored: dict[str, str] = {}
     for name in weights.entries:
         if layout.ignored(name):
             continue
         spelled = layout.rename(name)
-        # Of two spellings of one tensor neither is better: the second is listed as unused.
+        # If a tensor is stored under two spellings, the second is reported as unused.
         stored[f"{spelled} again" if spelled in stored else spelled] = name
     return stored
 
@@ -250,7 +250,7 @@ def _stored_names(layout: Layout, weights: CheckpointWeights) -> dict[str, str]:
 def _check_headers(
     path: Path, layout: Layout, weights: CheckpointWeights, stored: dict[str, str]
 ) -> None:
-    """Refuse the checkpoint with everything that is wrong with its tensors, not only the first."""
+    """Refuse the checkpoint with all faults of its tensors, not only the first."""
     expected = {n: shape for p in layout.pieces.values() for n, shape in p.shapes.items()}
     embedding = layout.pieces["embedding.weight"].source_shape
     expected_here = expected | {h: embedding for h in layout.tied_heads if h in stored}
@@ -285,8 +285,8 @@ def _check_headers(
 
 
 def _count_not_finite(tensor: Tensor) -> int:
-    # NaN and infinity survive into the extremes, which are found 7 times faster than by isfinite
-    # and without allocating.
+    # NaN and infinity show in the extremes, which are 7 times faster to compute than isfinite and
+    # need no memory
     low, high = torch.aminmax(tensor)
     if torch.isfinite(low) and torch.isfinite(high):
         return 0
@@ -295,7 +295,7 @@ def _count_not_finite(tensor: Tensor) -> int:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether the tensors are one, or equal bit for bit (so that NaN equals itself)."""
+    """Return whether the tensors share memory, or are equal bit for bit (so NaN equals itself)."""
     if a.dtype != b.dtype:
         return False
     if a.data_ptr() == b.data_ptr() and a.stride() == b.stride():
@@ -336,7 +336,7 @@ def _generation(path: Path, config: dict[str, Any], vocab_size: int) -> dict[str
             found.setdefault("eos_token_ids", list(dict.fromkeys(ids)))
         if "bos_token_id" in values:
             found.setdefault("bos_token_id", values["bos_token_id"])
-        # Published files use -1 or vocab_size for "none"; nothing here pads, so drop those.
+        # Published files use -1 or vocab_size for "none". Nothing here pads, so these are dropped.
         pad = fields.values.get("pad_token_id")
         if _is_token(pad, vocab_size):
             found.setdefault("pad_token_id", pad)

@@ -1,6 +1,4 @@
-"""What a family's reader is, and what configs have in common: how they name themselves, and what
-transformers' Transformer models say of sizes and RoPE.
-"""
+"""The reader of a family, and helpers for fields that configs share: model types, sizes, RoPE."""
 
 from __future__ import annotations
 
@@ -24,10 +22,10 @@ from edge.export.checkpoint.layout import Layout
 from edge.mixers.base import MixerConfig
 
 MAX_MAGNITUDE = 1000.0
-WINDOW = 4096  # of attention that slides, by default
+WINDOW = 4096  # default window of sliding attention
 SLIDING = "sliding_attention"
 
-# What every Transformer says of itself.
+# fields of every Transformer's config
 _SIZES = frozenset(
     {
         "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings",
@@ -51,14 +49,14 @@ _WITH_LENGTH = ("dynamic", "longrope", "su")
 
 @dataclass(frozen=True)
 class Family:
-    """A reader.
+    """A reader of configs.
 
     Attributes:
-        name: goes into `ModelConfig.family`.
-        accepts: what a config must look like, in words, for the message to those that do not.
-        claims: whether this reader is the one for a config.
+        name: name for `ModelConfig.family`.
+        accepts: description of the configs it reads, for error messages.
+        claims: predicate that says whether this reader is the one for a config.
         read: config fields → layout; raises CheckpointError for bad or unsupported fields.
-        first: it is asked before the others, some of which would claim what is its own.
+        first: whether to try it before other readers, which might claim its configs.
     """
 
     name: str
@@ -71,9 +69,10 @@ class Family:
     def of_transformers(
         cls, name: str, architecture: str, read: Callable[[Fields], Layout], form: str = ""
     ) -> Family:
-        """A family of transformers, whose `model_type` is its name; `form`: what else it has to be.
+        """Return a family of transformers whose `model_type` is `name`.
 
-        `architecture` is the class that a config without a type names.
+        `architecture` is the class that a config without a type names. `form` describes further
+        requirements.
         """
 
         def claims(fields: Fields) -> bool:
@@ -83,7 +82,7 @@ class Family:
 
 
 def is_transformers(fields: Fields, model_type: str, architecture: str) -> bool:
-    """A `-hf` checkpoint. These often keep state-spaces' own keys too, beside `hidden_size`."""
+    """Return whether a checkpoint is in `-hf` form, which may have state-spaces' keys as well."""
     if is_state_spaces(fields):
         return False
     named = fields.values.get("architectures")
@@ -93,16 +92,16 @@ def is_transformers(fields: Fields, model_type: str, architecture: str) -> bool:
 
 
 def is_state_spaces(fields: Fields) -> bool:
-    """An original state-spaces checkpoint: `MambaLMHeadModel`'s config, which names no type."""
+    """Return whether a checkpoint has `MambaLMHeadModel`'s config, which names no type."""
     named = fields.values.get("model_type") in (None, "mamba", "mamba2", "mambabyte")
     return named and "d_model" in fields and "n_layer" in fields and "hidden_size" not in fields
 
 
 def known_only(fields: Fields, own: Iterable[str]) -> None:
-    """Refuse the fields that change a model and are not among `own`; note unknown ones."""
+    """Refuse fields that change a model and are not among `own`; note unknown ones."""
     if "quantization_config" in fields:
         fields.refuse(
-            "quantization_config", "says that the weights are quantized already",
+            "quantization_config", "says that the weights are already quantized",
             "start from the checkpoint before it was quantized, and choose a recipe with --quant",
         )  # fmt: skip
     for name in sorted(set(fields.values) - BOOKKEEPING - _SIZES - {*own, "quantization_config"}):
@@ -127,10 +126,10 @@ def whole(
     context: int | None = None,
     logits_softcap: float | None = None,
 ) -> ModelConfig:
-    """The model of these layers, whose RMSNorms add the field `norm`; `eps` and `tied` are what
-    it and `tie_word_embeddings` are where nothing is said. A context is for layers that attend.
+    """Build the model of these layers, whose RMSNorms take their epsilon from the field `norm`.
 
-    Raises CheckpointError with everything that is wrong with the file.
+    `eps` and `tied` are the defaults of `norm` and `tie_word_embeddings`. `context` only applies to
+    layers that attend. Raises CheckpointError with all faults of the file.
     """
     return fields.model(
         family=family,
@@ -152,9 +151,9 @@ def attention(
     bias: bool = False,
     **values: Any,
 ) -> AttentionConfig:
-    """Attention by the fields that configs share; `values` are set beside them.
+    """Read attention from the fields that configs share; `values` are further arguments.
 
-    `kv_heads` is the default, where None are as many as heads. A `size` of None is
+    `kv_heads` is the default number of KV heads; None is one per head. `size` None is
     `hidden_size / num_attention_heads`.
     """
     heads = fields.integer("num_attention_heads", 32)
@@ -168,7 +167,7 @@ def attention(
 
 
 def layer_types(fields: Fields, count: int, kinds: Mapping[str, str], default: str) -> list[str]:
-    """`layer_types`, or `layers_block_type`, in our words (`kinds`); absent, all are `default`."""
+    """Read `layer_types`, or `layers_block_type`, mapped by `kinds`; absent, all are `default`."""
     name = "layer_types" if "layer_types" in fields else "layers_block_type"
     given = fields.values.get(name)
     if given is None:
@@ -185,7 +184,7 @@ def layer_types(fields: Fields, count: int, kinds: Mapping[str, str], default: s
 
 
 def sliding_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
-    """`layer_types` of a model some of whose blocks look back a window only; absent, by number."""
+    """Read `layer_types` of a model in which some blocks slide; if absent, `slides` decides."""
     blocks = fields.blocks()
     if fields.values.get("layer_types") is not None:
         kinds = {kind: kind for kind in ("full_attention", SLIDING)}
@@ -196,8 +195,9 @@ def sliding_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
 def windows(
     fields: Fields, kinds: Sequence[str], context: int, default: int = WINDOW
 ) -> list[int | None]:
-    """How many tokens each block looks back on: `sliding_window` where it slides, which null is
-    none of. A window that holds the whole `context` does nothing.
+    """Return each block's window in tokens: `sliding_window` where the block slides, else None.
+
+    A null `sliding_window` is no window, and neither is one that covers the whole `context`.
     """
     if SLIDING not in kinds or fields.values.get("sliding_window", 0) is None:
         return []
@@ -206,7 +206,7 @@ def windows(
 
 
 def same_windows(fields: Fields, context: int) -> list[int | None]:
-    """`windows` of a model all of whose blocks slide where `sliding_window` is said."""
+    """Return `windows` of a model in which all blocks slide if `sliding_window` is present."""
     blocks = fields.blocks()
     return windows(fields, [SLIDING] * blocks, context) if "sliding_window" in fields else []
 
@@ -214,8 +214,10 @@ def same_windows(fields: Fields, context: int) -> list[int | None]:
 def used_windows(
     fields: Fields, context: int, slides: Callable[[int, int], bool] | None = None
 ) -> list[int | None]:
-    """`windows` of a model that has them where `use_sliding_window` is true. Which blocks have one
-    is by their number and `max_window_layers`: by default those from there on.
+    """Return `windows` of a model that uses them if `use_sliding_window` is true.
+
+    `slides` of a block's number and `max_window_layers` says which blocks have a window; by default
+    those from `max_window_layers` on.
     """
     first = fields.integer("max_window_layers", 28, low=0)
     if not fields.boolean("use_sliding_window", False):
@@ -226,14 +228,14 @@ def used_windows(
 
 
 def head_size(fields: Fields) -> int:
-    """`head_dim`, or `hidden_size / num_attention_heads`."""
+    """Return `head_dim`, or `hidden_size / num_attention_heads`."""
     if "head_dim" in fields:
         return fields.integer("head_dim")
     return head_dim(fields, fields.integer("num_attention_heads", 32))
 
 
 def head_dim(fields: Fields, heads: int) -> int:
-    """`hidden_size / num_attention_heads`, which has to be whole."""
+    """Return `hidden_size / num_attention_heads`, which must be whole."""
     width = fields.integer("hidden_size")
     if width % heads:
         fields.inconsistent("num_attention_heads", f"does not divide hidden_size {width}")
@@ -249,11 +251,11 @@ def rope(
     share: float = 1.0,
     kinds: tuple[str, ...] = ROPES,
 ) -> RopeConfig:
-    """The rotation of heads of `size` values; `share` of each, where nothing else is said.
+    """Read the RoPE of heads of `size` values; by default it rotates `share` of each.
 
-    As transformers 5 reads it: `rope_scaling` (before) goes before `rope_parameters`, what either
-    says before the config's own field `base`, and `theta` where neither says anything. `kinds` are
-    those that the family has.
+    As in transformers 5, the older `rope_scaling` takes precedence over `rope_parameters`, either
+    over the config's field `base`, and `theta` is the default. `kinds` are the kinds of scaling
+    that the family supports.
     """
     given, kind = _scaling_section(fields)
     if kind in kinds:
@@ -267,24 +269,24 @@ def rope(
     rotated = given.number("partial_rotary_factor", share)
     dim = int(size * rotated) if 0 < rotated <= 1 else 0
     if dim < 2 or dim % 2:
-        message = f"is {rotated}, which makes no whole pairs of a head of {size}"
+        message = f"is {rotated}, which does not rotate whole pairs in a head of {size}"
         given.inconsistent("partial_rotary_factor", message)
     scaling = _scaling(fields, given, kind, dim // 2) if kind in kinds else None
     return given.build(RopeConfig, theta=theta, dim=dim, scaling=scaling)
 
 
 def _scaling_section(fields: Fields) -> tuple[Fields, object]:
-    """What says how RoPE is scaled, and the kind of scaling."""
+    """Return the section that describes RoPE scaling, and the kind of scaling."""
     name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
     given = fields.section(name)
     return given, given.values.get("rope_type", given.values.get("type")) or "default"
 
 
 def for_kind(fields: Fields, kind: str, base: str = "rope_theta", theta: float = 1e4) -> Fields:
-    """The config as layers of one kind of attention read it, of models whose kinds turn by RoPE of
-    their own; `base` and `theta` as in `rope`.
+    """Return the fields for layers of one kind of attention, in models with a RoPE per kind.
 
-    Newer files have a section for each kind; in older ones scaling is for `full_attention` alone.
+    `base` and `theta` are as in `rope`. Newer files have a section for each kind; in older files
+    scaling applies only to `full_attention`.
     """
     given, values = fields.values.get("rope_parameters"), dict(fields.values)
     own = given.get(kind) if isinstance(given, dict) else None
@@ -297,7 +299,7 @@ def for_kind(fields: Fields, kind: str, base: str = "rope_theta", theta: float =
 
 
 def rope_magnitude(fields: Fields) -> float:
-    """What rotated queries and keys are multiplied by, each: YaRN's, LongRoPE's, or 1."""
+    """Return the factor on rotated queries and on rotated keys: YaRN's, LongRoPE's, or 1."""
     given, kind = _scaling_section(fields)
     if kind not in ("yarn", "longrope"):
         return 1.0
@@ -318,8 +320,8 @@ def rope_magnitude(fields: Fields) -> float:
 
 
 def positions(fields: Fields, default: int) -> int:
-    """The positions that were trained, or that YaRN stretches them to; of LongRoPE those that its
-    short factors are for.
+    """Return the number of positions: those trained, those that YaRN extends them to, or those
+    that LongRoPE's short factors cover.
     """
     trained = fields.integer("max_position_embeddings", default)
     given, kind = _scaling_section(fields)
@@ -332,7 +334,7 @@ def positions(fields: Fields, default: int) -> int:
 
 
 def _original(fields: Fields, given: Fields) -> int:
-    """The context before LongRoPE stretched it, which is said in either place."""
+    """Return the context before LongRoPE extended it, from either of two places."""
     name = "original_max_position_embeddings"
     trained = fields.integer("max_position_embeddings", MAX_DIM)
     return given.integer(name, fields.integer(name, trained))
@@ -360,7 +362,7 @@ def _scaling(fields: Fields, given: Fields, kind: object, pairs: int) -> RopeSca
     return given.build(RopeScaling, kind=kind, original_context=context, **turns)
 
 
-# how many a token goes to
+# field with the number of experts per token
 PER_TOKEN = "num_experts_per_tok"
 
 
@@ -374,7 +376,8 @@ def experts(
     d_latent: int | None = None,
     **router: Any,
 ) -> ExpertsConfig:
-    """`count` experts of `width`; `per_token` by default. `router` are fields of `RouterConfig`."""
+    """Read `count` experts of `width`; `per_token` is a default, `router` has `RouterConfig`'s
+    fields."""
     top_k = fields.integer(PER_TOKEN, per_token)
     reachable = count // router.get("groups", 1) * router.get("top_groups", 1)
     if top_k > min(count, reachable):

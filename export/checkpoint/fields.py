@@ -1,4 +1,4 @@
-"""Reading a checkpoint's own JSON: every wrong value is refused by file and field, all at once."""
+"""Read a checkpoint's JSON, and refuse all wrong values at once, each by file and field."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from edge.export.checkpoint.files import read_file
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_DIM = 1 << 31
-_LEAST, _MOST = 1.17549436e-38, 3.4028234e38  # of fp32, without what is less than normal
+_LEAST, _MOST = 1.17549436e-38, 3.4028234e38  # smallest normal and largest fp32
 MAX_BLOCKS = 2048
 RESAVE = "save the checkpoint again, or correct the file by hand"
 UNSUPPORTED = "this variant cannot be exported"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; infinities may be bare, or spelled as transformers 5 does.
+    """Return the object in a JSON file; infinities may be bare, or spelled as in transformers 5.
 
-    Raises CheckpointError when the file is absent, too large, not JSON, nested too deeply to
-    parse, or holds something other than an object.
+    Raises CheckpointError when the file is absent, too large, not JSON, nested too deeply, or holds
+    something other than an object.
     """
     try:
         value = json.loads(read_file(path), object_hook=_infinity)
@@ -44,7 +44,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _infinity(value: dict[str, Any]) -> Any:
-    """transformers 5 writes `{"__float__": "Infinity"}` where earlier versions wrote Infinity."""
+    """Decode transformers 5's `{"__float__": "Infinity"}`; earlier versions wrote Infinity."""
     if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
         return float(value["__float__"])
     return value
@@ -58,9 +58,9 @@ def _kind(value: object) -> str:
 class Fields:
     """Typed access to one JSON object. A `null` counts as absent, as it does upstream.
 
-    A value that is absent without a default, of another type, or out of range is noted, and a
-    plausible one takes its place, so that a config is refused with all of its faults at once:
-    `model` raises them. `unknown` are the fields that no family knows.
+    A value that is absent without a default, of the wrong type, or out of range is noted, and
+    replaced with a plausible one. `model` then refuses the config with all of its faults at once.
+    `unknown` are the fields that no family knows.
     """
 
     def __init__(
@@ -79,25 +79,25 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    # -- what is wrong ----------------------------------------------------------------------------
+    # -- faults -----------------------------------------------------------------------------------
 
     def refuse(self, name: str, message: str, remedy: str = RESAVE) -> None:
-        """Note one fault; reading continues."""
+        """Note a fault and continue reading."""
         self.refused.add(f"{self.prefix}{name}".rstrip("."), message, remedy)
 
     def inconsistent(self, name: str, message: str, remedy: str = RESAVE) -> None:
-        """Note a field that does not go with others, unless it is these that are wrong."""
+        """Note that a field contradicts others, unless faults have already been noted."""
         if not self.refused:
             self.refuse(name, message, remedy)
 
     def stop(self, name: str, message: str, remedy: str = RESAVE) -> NoReturn:
-        """Raise for one field and all noted before: what it says decides how the rest is read."""
+        """Raise for a field that decides how the rest is read, and for all faults noted so far."""
         self.refuse(name, message, remedy)
         self.check()
         raise AssertionError("what was noted is raised")
 
     def check(self) -> None:
-        """Raise CheckpointError with everything that was noted; `field` is the first."""
+        """Raise CheckpointError with all noted faults; its `field` is the first."""
         self.refused.refuse(CheckpointError, file=self.file)
 
     # -- values -----------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Fields:
     def integer(
         self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_DIM
     ) -> int:
-        """A whole number in [low, high]."""
+        """Read a whole number in [low, high]."""
         value = self._get(name, default)
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return value
@@ -122,7 +122,7 @@ class Fields:
         return low if default is None else default
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number that fp32 holds: one too small would be 0 there, and divided by."""
+        """Read a finite number that fp32 holds; a smaller one would become 0 and a divisor."""
         value = self._get(name, default)
         if isinstance(value, int | float) and not isinstance(value, bool):
             try:
@@ -138,7 +138,7 @@ class Fields:
         return 1.0 if default is None else default
 
     def epsilon(self, name: str, default: float = 1e-5) -> float:
-        """A number in (0, 1), as norms add to a variance."""
+        """Read a number in (0, 1), which a norm adds to the variance."""
         value = self.number(name, default)
         if 0 < value < 1:
             return value
@@ -146,11 +146,11 @@ class Fields:
         return default
 
     def blocks(self, default: int | None = None) -> int:
-        """How many blocks a Transformer or a hybrid has."""
+        """Read the number of blocks of a Transformer or a hybrid."""
         return self.integer("num_hidden_layers", default, high=MAX_BLOCKS)
 
     def taps(self, name: str) -> int:
-        """The width of a short convolution: 2 to 16, absent means 4."""
+        """Read the width of a short convolution: 2 to 16; absent means 4."""
         return self.integer(name, 4, low=2, high=16)
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -161,7 +161,7 @@ class Fields:
         return default
 
     def section(self, name: str) -> Fields:
-        """A nested object; absent means empty."""
+        """Read a nested object; absent means empty."""
         value = self._get(name, {})
         if not isinstance(value, dict):
             self.refuse(name, f"is {show(value)}, not an object")
@@ -169,7 +169,7 @@ class Fields:
         return Fields(self.file, value, f"{self.prefix}{name}.", self.refused)
 
     def indices(self, name: str, count: int) -> tuple[int, ...]:
-        """Distinct indices below `count`, sorted; absent means none."""
+        """Read distinct indices below `count`, sorted; absent means none."""
         value = self._get(name, ())
         if not isinstance(value, list | tuple):
             self.refuse(name, f"is {show(value)}, not a list of layer indices")
@@ -181,7 +181,7 @@ class Fields:
         return tuple(sorted(set(value)))
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """`count` numbers above 0."""
+        """Read `count` numbers above 0."""
         value = self._get(name, None)
         listed = value if isinstance(value, list | tuple) else ()
         good = [v for v in listed if type(v) in (int, float) and 0 < v < math.inf]
@@ -192,7 +192,7 @@ class Fields:
         return (1.0,) * count
 
     def limits(self, name: str) -> tuple[float, float]:
-        """A pair low ≤ high of numbers, possibly infinite; absent means (0, ∞)."""
+        """Read a pair low ≤ high of numbers, possibly infinite; absent means (0, ∞)."""
         value = self._get(name, (0.0, math.inf))
         numbers = isinstance(value, list | tuple) and all(
             isinstance(v, int | float) and not isinstance(v, bool) for v in value
@@ -204,7 +204,7 @@ class Fields:
         return 0.0, math.inf
 
     def scaled(self, name: str, factor: int, default: float) -> int:
-        """int(number · factor), as upstream computes widths from `expand`, within MAX_DIM."""
+        """Return int(number · factor), at most MAX_DIM, as upstream computes widths."""
         product = int(self.number(name, default) * factor)
         if 1 <= product <= MAX_DIM:
             return product
@@ -212,7 +212,7 @@ class Fields:
         return factor
 
     def demand(self, name: str, expected: object) -> None:
-        """Refuse any value but `expected`; absent passes."""
+        """Refuse any value except `expected`; absent is accepted."""
         value = self.values.get(name)
         if value is not None and (type(value) is not type(expected) or value != expected):
             said = f"is {show(value)}; only {show(expected)} is supported"
@@ -224,7 +224,7 @@ class Fields:
             self.refuse(name, "is not a known field", "remove it if it does not change the model")
 
     def build(self, kind: type[Model], /, **values: Any) -> Model:
-        """A config object; what it says of its values is noted where they are the file's own."""
+        """Build a config object; faults that it finds in the file's values are noted."""
         try:
             return kind(**values)
         except ValidationError as error:
@@ -235,14 +235,14 @@ class Fields:
             return kind.model_construct(**values)
 
     def model(self, **values: Any) -> ModelConfig:
-        """The whole config. Raises CheckpointError with everything that is wrong with the file."""
+        """Build the whole config. Raises CheckpointError with all faults of the file."""
         made = self.build(ModelConfig, **values)
         self.check()
         return made
 
 
 def show(value: object) -> str:
-    """A value of a config, for a message."""
+    """Format a value of a config for a message."""
     try:
         text = json.dumps(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a deep list

@@ -1,8 +1,8 @@
-"""Files of a checkpoint, which a stranger may have made: regular ones, of bounded size, of its own.
+"""Read files of an untrusted checkpoint: only regular files, of bounded size, inside it.
 
-A pipe would be waited for, a device read without end, and a link may name a file of this machine,
-which would be copied into the bundle. Links within the checkpoint are followed, and those of
-Hugging Face's cache, from `snapshots/REVISION` to the `blobs` beside.
+A pipe would block, a device would never end, and a link could name a file of this machine, which
+would be copied into the bundle. Links within the checkpoint are followed, and so are those of
+Hugging Face's cache, from `snapshots/REVISION` to `blobs` next to it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge.errors import CheckpointError
 
-MAX_TEXT_BYTES = 64 << 20  # of a tokenizer; an index of a large sharded model has 100 kB
+MAX_TEXT_BYTES = 64 << 20  # for large tokenizers; the index of a large sharded model has 100 kB
 MAX_TEMPLATE_BYTES = 1 << 20
 _OWN = "copy the file itself into the checkpoint; cp -L does"
 
@@ -24,7 +24,7 @@ def check_file(path: Path, limit: int = MAX_TEXT_BYTES) -> None:
 
 
 def read_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """Its content. Raises CheckpointError as `check_file` does."""
+    """Return the content of a file. Raises CheckpointError as `check_file` does."""
     with open(_opened(path, limit), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -33,7 +33,7 @@ def read_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def read_utf8(path: Path, limit: int = MAX_TEXT_BYTES) -> str:
-    """Its text. Raises CheckpointError: also where it is not UTF-8."""
+    """Return the text of a file. Raises CheckpointError as `read_file`, and if it is not UTF-8."""
     try:
         return read_file(path, limit).decode("utf-8")
     except UnicodeDecodeError as problem:
@@ -41,7 +41,7 @@ def read_utf8(path: Path, limit: int = MAX_TEXT_BYTES) -> str:
 
 
 def leads_out(path: Path) -> bool:
-    """Whether it is a link to something that is not of the checkpoint."""
+    """Return whether a path is a link to something outside the checkpoint."""
     if not path.is_symlink():
         return False
     folder, target = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
@@ -50,9 +50,9 @@ def leads_out(path: Path) -> bool:
 
 
 def _opened(path: Path, limit: int) -> int:
-    """A descriptor, which the caller closes."""
+    """Open a file of the checkpoint and return its descriptor, which the caller closes."""
     if leads_out(path):
-        raise CheckpointError("is a link to a file elsewhere", file=path, remedy=_OWN)
+        raise CheckpointError("is a link to a file outside", file=path, remedy=_OWN)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as problem:

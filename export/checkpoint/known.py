@@ -1,12 +1,12 @@
-"""Names that config files use: what changes no logits, what changes them, and families by name.
+"""Names in config files: fields that do not change logits, fields that do, and families.
 
 Taken from transformers 5.23's config classes and from published config.json files.
 """
 
 from __future__ import annotations
 
-# Who made a config and how it is run or trained; the defaults of generation that older versions
-# kept here; how weights were initialised. Nothing of it changes the logits.
+# Fields that do not change the logits: who made the config, how to run or train the model, how it
+# was initialised, and generation defaults that older versions put here.
 BOOKKEEPING = frozenset(
     {
         "add_cross_attention", "architectures", "attention_dropout", "attn_implementation",
@@ -36,8 +36,8 @@ BOOKKEEPING = frozenset(
     }
 )  # fmt: skip
 
-# Fields that change what a model computes, and the values beside null that do not. A family that
-# reads one names it as its own; any other refuses it.
+# Fields that change what a model computes → values other than null that do not. A family lists
+# those it reads as its own and refuses the others.
 CHANGING: dict[str, tuple[object, ...]] = {
     "activation": (),
     "alibi": (False,),
@@ -95,7 +95,7 @@ CHANGING: dict[str, tuple[object, ...]] = {
     "use_sliding_window": (False,),
 }
 
-# Families that people run, by their model_type, which no reader here understands.
+# model_type → name, for families in use that no reader here supports.
 UNREAD: dict[str, str] = {
     "afmoe": "AFMoE",
     "apertus": "Apertus",

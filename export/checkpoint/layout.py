@@ -1,4 +1,4 @@
-"""Where each canonical tensor lies in a checkpoint: the one thing a family has to say."""
+"""Where each canonical tensor is in a checkpoint, which each family must define."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A source tensor that has a part in others: its name, and the shape it must have."""
+    """Name and required shape of a source tensor that other tensors are made from."""
 
     name: str
     shape: Shape
@@ -33,7 +33,7 @@ class Block:
     at: tuple[int, int]
 
     def within(self, matrix: Tensor) -> Tensor:
-        """Where it lies in the matrix that it is a part of."""
+        """Return the view of the whole matrix that this block fills."""
         row, column = self.at
         return matrix[row : row + len(self.rows), column : column + self.source.shape[-1]]
 
@@ -44,19 +44,19 @@ class TensorPlace:
 
     Attributes:
         source: name in the checkpoint.
-        source_shape: the shape that tensor must have there.
-        shape: the canonical shape (a convolution's [C, 1, K] becomes [C, K]).
-        start: the first row, for a tensor that the source stores fused with others.
-        block, period: `block` rows out of every `period` are the tensor's, for one that the source
-            interleaves with others; 0 when its rows lie together.
-        rows: the stored row of each of its own, for one whose heads share rows; () when none do.
-        factors: (first row, behind the last, factor), of rows that the model multiplies.
-        plus: what the model adds to each value, before it multiplies.
-        stack: the tensors that it is a stack of, such as experts' own; `source` is the first, and
+        source_shape: shape that the source tensor must have.
+        shape: canonical shape (a convolution's [C, 1, K] becomes [C, K]).
+        start: first row, for a tensor that the source fuses with others.
+        block, period: `block` rows of every `period` belong to the tensor, where the source
+            interleaves it with others; 0 if its rows are contiguous.
+        rows: stored row of each row, for a tensor whose heads share rows; () otherwise.
+        factors: (first row, row after the last, factor) for rows that the model multiplies.
+        plus: value that the model adds to each element before it multiplies.
+        stack: source tensors that are stacked, such as those of experts; `source` is the first, and
             all have its shape. () is `source` alone.
-        blocks: the parts of a matrix that is zeros elsewhere; `source` is the first one's.
-        adapter: (up, down) of a low-rank adapter: the tensor's own rows of up · down are added.
-        behind: a matrix that multiplies what the tensor gives, and so the tensor from the left.
+        blocks: parts of a matrix that is zero elsewhere; `source` is the first one's.
+        adapter: (up, down) of a low-rank adapter; the tensor's rows of up · down are added.
+        behind: matrix applied to the tensor's output, so it multiplies the tensor from the left.
     """
 
     source: str
@@ -79,14 +79,14 @@ class TensorPlace:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The tensors that it is made of, and the shapes they must have."""
+        """Source tensor → shape that it must have, for all that the tensor is made from."""
         others = [*(self.adapter or ()), *([self.behind] if self.behind else [])]
         others += [block.source for block in self.blocks]
         return dict.fromkeys(self.sources, self.source_shape) | {n.name: n.shape for n in others}
 
     @property
     def computed(self) -> bool:
-        """Whether its values are others than the source's."""
+        """Whether its values differ from the source's."""
         return bool(self.factors or self.adapter or self.behind or self.plus)
 
 
@@ -95,13 +95,13 @@ class Layout:
     """A model's config and the place of each of its tensors.
 
     Attributes:
-        config: the model.
+        config: the model's config.
         pieces: canonical name → place, filled by the family.
-        constants: canonical name → the value that the family's class has everywhere in it.
-        tied_heads: source names that, when there, must equal the embedding.
-        ignored: says of a source name that it is a known leftover (buffers that are recomputed).
+        constants: canonical name → value of all elements, for tensors that the source lacks.
+        tied_heads: source names that must equal the embedding if present.
+        ignored: predicate for source names that are known leftovers (recomputed buffers).
         rename: maps a stored name to the name used in `pieces`, for families with two spellings.
-        otherwise: canonical name → its place in another published form, where that is there.
+        otherwise: canonical name → place in an alternative published form.
     """
 
     config: ModelConfig
@@ -120,17 +120,17 @@ class Layout:
                 self._by_layer.setdefault(int(name.split(".")[1]), []).append(name)
 
     def kinds(self, module: str) -> list[str]:
-        """`weight`, and `bias` where the module has one."""
+        """Return `weight`, and `bias` where the module has one."""
         return [kind for kind in ("weight", "bias") if f"{module}.{kind}" in self._shapes]
 
     def place(self, name: str, source: str) -> None:
-        """The canonical tensor is the whole source tensor."""
+        """Place a canonical tensor that is a whole source tensor."""
         shape = self._shapes[name]
         stored = (shape[0], 1, shape[1]) if name.endswith(".conv1d.weight") else shape
         self.pieces[name] = TensorPlace(source, stored, shape)
 
     def place_rows(self, names: tuple[str, ...], source: str) -> None:
-        """The canonical tensors, in this order, are stacked in the source tensor."""
+        """Place canonical tensors that the source tensor stacks in this order."""
         shapes = [self._shapes[name] for name in names]
         total = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         start = 0
@@ -139,11 +139,11 @@ class Layout:
             start += shape[0]
 
     def place_heads(self, names: tuple[str, ...], source: str, head_dim: int) -> None:
-        """The canonical tensors, of one shape, take turns in the source: `head_dim` rows each."""
+        """Place canonical tensors of one shape that the source interleaves by `head_dim` rows."""
         self.place_turns(names, source, [head_dim] * len(names))
 
     def place_turns(self, names: Sequence[str], source: str, rows: Sequence[int]) -> None:
-        """The canonical tensors take turns in the source: so many rows of each."""
+        """Place canonical tensors that the source interleaves, `rows[i]` of tensor i at a time."""
         total = sum(self._shapes[name][0] for name in names)
         start = 0
         for name, each in zip(names, rows, strict=True):
@@ -153,14 +153,15 @@ class Layout:
             start += each
 
     def find(self, stored: Container[str]) -> None:
-        """Take the places in another form of those tensors that are `stored` so."""
+        """Switch tensors to their place in `otherwise` if its source is `stored`."""
         for name, place in self.otherwise.items():
             if place.source in stored:
                 self.pieces[name] = place
 
     def place_stacked(self, names: tuple[str, ...], source: str, otherwise: bool = False) -> None:
-        """Stacks of matrices, which the source has as one stack of each joined below another;
-        `otherwise`: or may have, instead of what is placed.
+        """Place stacks of matrices that the source joins by rows into one stack.
+
+        With `otherwise`, as an alternative to the current places.
         """
         shapes = [self._shapes[name] for name in names]
         total = (shapes[0][0], sum(shape[1] for shape in shapes), shapes[0][2])
@@ -171,12 +172,12 @@ class Layout:
             start += shape[1]
 
     def place_each(self, name: str, sources: Sequence[str]) -> None:
-        """The canonical tensor is a stack of these; of one alone, it is that."""
+        """Place a canonical tensor that stacks these source tensors, or is the only one."""
         shape, stack = self._shapes[name], tuple(sources) if sources[1:] else ()
         self.pieces[name] = TensorPlace(sources[0], shape[1:], shape, stack=stack)
 
     def place_blocks(self, name: str, blocks: Sequence[Block]) -> None:
-        """The canonical matrix has these parts, and zeros elsewhere."""
+        """Place a canonical matrix with these parts and zeros elsewhere."""
         first, shape = blocks[0].source, self._shapes[name]
         self.pieces[name] = TensorPlace(first.name, first.shape, shape, blocks=tuple(blocks))
 
@@ -187,10 +188,10 @@ class Layout:
         rows: slice = slice(None),
         kinds: Sequence[str] = ("weight", "bias"),
     ) -> None:
-        """A factor that the model applies to what a module gives, moved into its weights.
+        """Move a factor that the model applies to a module's output into the module's weights.
 
-        That changes no logits but by the rounding of each product in fp32, and none at all for a
-        power of two. Recipes round the products, as they would the weights.
+        This changes logits only by the fp32 rounding of each product, and not at all for a power of
+        two. Recipes quantize the products as they would the weights.
         """
         for kind in (kind for kind in self.kinds(module) if kind in kinds and factor != 1):
             name = f"{module}.{kind}"
@@ -202,22 +203,22 @@ class Layout:
             self.pieces[name] = replace(piece, factors=factors)
 
     def add_to_norms(self, value: float, but: str = "-") -> None:
-        """What the model adds to the weight of every norm, `but` those whose names end so."""
+        """Add `value` to the weights of norms, as the model does, except names ending in `but`."""
         for name, piece in self.pieces.items():
             if name.endswith(("norm.weight", "norm_f.weight")) and not name.endswith(but):
                 self.pieces[name] = replace(piece, plus=value)
 
     def multiply_ends(self, embedding: float, logits: float) -> None:
-        """Factors of the embedded tokens and of the logits, which a tied head has both of.
+        """Move the factor of embedded tokens into the embedding, that of logits into the last norm.
 
-        The logits' factor is moved into the last norm.
+        A tied head has the embedding's factor, by which the logits' is divided.
         """
         self.multiply("embedding", embedding)
         tied = self.config.tie_embeddings
         self.multiply("norm_f", logits / embedding if tied else logits)
 
     def place_norm(self, name: str, source: str) -> None:
-        """The weight, and the bias of a LayerNorm."""
+        """Place a norm's weight, and the bias of a LayerNorm."""
         self.place(f"{name}.weight", f"{source}.weight")
         if self.config.norm.kind == "layernorm":
             self.place(f"{name}.bias", f"{source}.bias")
@@ -232,11 +233,12 @@ class Layout:
         rename: dict[str, str] | None = None,
         joined: dict[str, tuple[str, ...]] | None = None,
     ) -> None:
-        """A layer whose mixer's tensors are called as here, but for a renamed first word; a gated
-        norm is a `norm` everywhere. `norm` or `post_norm` is "" where the layer has none.
+        """Place a layer whose mixer's tensors have canonical names, except for `rename`.
 
-        `joined`: a module of the source → ours whose rows lie one below another in it. Matrices of
-        experts lie apart, in `experts.0` and so on.
+        `rename` maps the first part of a name; a gated norm is always called `norm` in the source.
+        `norm` or `post_norm` is "" if the layer has none. `joined` maps a module of the source to
+        the canonical modules whose rows it stacks. Matrices of experts are separate, in `experts.0`
+        and so on.
         """
         names = {"gated_norm": "norm", **(rename or {})}
         for ours, theirs in (("norm", norm), ("post_norm", post_norm)):
@@ -263,7 +265,7 @@ class Layout:
     def place_block(
         self, first: int, source: str, *parts: tuple[str, str], rename: dict[str, str] | None = None
     ) -> None:
-        """Neighbouring layers from `first` on: the names in `source` of norm and mixer of each."""
+        """Place consecutive layers from `first` on; `parts` are (norm, mixer) names in `source`."""
         for index, (norm, mixer) in enumerate(parts, first):
             self.place_layer(
                 index, norm=f"{source}.{norm}", mixer=f"{source}.{mixer}", rename=rename
@@ -276,7 +278,7 @@ class Layout:
         embedding: str = "model.embed_tokens.weight",
         lm_head: str = "lm_head.weight",
     ) -> None:
-        """Final norm, embedding and head. A tied head may be stored again."""
+        """Place final norm, embedding and head. A tied head may also be stored."""
         self.place("embedding.weight", embedding)
         self.place_norm("norm_f", norm_f)
         if self.config.tie_embeddings:
@@ -286,5 +288,5 @@ class Layout:
 
 
 def elements(shape: Shape) -> int:
-    """How many numbers a tensor of this shape holds."""
+    """Return the number of elements of a tensor of this shape."""
     return math.prod(shape)

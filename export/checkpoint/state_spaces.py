@@ -1,8 +1,8 @@
-"""The checkpoints of state-spaces/mamba's `MambaLMHeadModel`, shared by Mamba, Mamba-2, MambaByte.
+"""Read checkpoints of state-spaces/mamba's `MambaLMHeadModel`: Mamba, Mamba-2, MambaByte.
 
 Source: mamba_ssm/models/config_mamba.py, mixer_seq_simple.py, modules/{mamba_simple,mamba2,mlp,
-mha,block}.py at e9594ce. A block is mixer, then (when d_intermediate > 0) gated MLP, each behind
-its own norm: two of our layers.
+mha,block}.py at e9594ce. A block is a mixer and, when d_intermediate > 0, a gated MLP. Each follows
+its own norm and is a layer here.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ FIELDS = {
     "attn_cfg", "attn_layer_idx", "d_inner", "d_intermediate", "d_model", "n_layer",
     "pad_vocab_size_multiple", "rms_norm", "ssm_cfg", "tie_embeddings",
 }  # fmt: skip
-# How a model was initialised or run; nothing that its weights do not already say.
+# How a model was initialised or run; without effect on trained weights.
 _INERT = {"layer", "dt_min", "dt_max", "dt_init_floor"}
 _INERT_1 = {"dt_init", "dt_scale", "use_fast_path"}
 _INERT_2 = {"conv_init", "A_init_range", "chunk_size", "use_mem_eff_path", "sequence_parallel"}
 
 
 def ssm_layer(fields: Fields) -> str:
-    """`ssm_cfg.layer`, whose absence means Mamba1."""
+    """Return `ssm_cfg.layer`; absent means Mamba1."""
     ssm = fields.values.get("ssm_cfg")
     layer = ssm.get("layer") if isinstance(ssm, dict) else None
     return "Mamba1" if layer is None else str(layer)
 
 
 def read(fields: Fields, family: str) -> Layout:
-    """Config and tensor places of a `MambaLMHeadModel`; absent fields take its defaults."""
+    """Return the layout of a `MambaLMHeadModel`; absent fields take its defaults."""
     known_only(fields, FIELDS)
     d_model = fields.integer("d_model")
     blocks = fields.integer("n_layer", high=MAX_BLOCKS)
@@ -83,7 +83,7 @@ def _mixer(fields: Fields, d_model: int) -> Mixer:
 
 
 def mamba1(ssm: Fields, d_model: int) -> Mamba1Config:
-    """The arguments of mamba_ssm's `Mamba`."""
+    """Read the arguments of mamba_ssm's `Mamba`."""
     ssm.known_only(
         {"d_state", "d_conv", "expand", "dt_rank", "conv_bias", "bias"} | _INERT | _INERT_1
     )
@@ -91,9 +91,10 @@ def mamba1(ssm: Fields, d_model: int) -> Mamba1Config:
 
 
 def mamba1_of(fields: Fields, width: int, names: str, **values: Any) -> Mamba1Config:
-    """Mamba-1 in a model of `width` by six fields, `names` in this order: the factor of the width,
-    states, taps, rank, and whether convolution and projections have biases; `values` are set
-    instead or beside them.
+    """Read Mamba-1 in a model of `width` from six fields.
+
+    `names` are, in this order, the fields of the expansion factor, states, taps, rank, and whether
+    the convolution and the projections have biases. `values` override or add arguments.
     """
     expand, d_state, d_conv, dt_rank, conv_bias, proj_bias = names.split()
     given: dict[str, Any] = {
@@ -110,9 +111,10 @@ def mamba1_of(fields: Fields, width: int, names: str, **values: Any) -> Mamba1Co
 def mamba2_of(
     fields: Fields, d_inner: int, head_dim: int, names: str, *, groups: int = 1, **values: Any
 ) -> Mamba2Config:
-    """Mamba-2 of `d_inner` channels in heads of `head_dim` by five fields, `names` in this order:
-    states, taps, groups (absent, there are `groups`), and whether convolution and projections have
-    biases; `values` are set instead or beside them.
+    """Read Mamba-2 of `d_inner` channels in heads of `head_dim` from five fields.
+
+    `names` are, in this order, the fields of states, taps, groups (`groups` if absent), and whether
+    the convolution and the projections have biases. `values` override or add arguments.
     """
     d_state, d_conv, n_groups, conv_bias, proj_bias = names.split()
     given: dict[str, Any] = {
@@ -130,20 +132,20 @@ def mamba2_of(
 
 
 def heads_of(fields: Fields, name: str, heads: int, head_dim: int, d_inner: int) -> None:
-    """Refuse `heads`, said by the field `name`, which do not make the channels."""
+    """Refuse `heads`, from the field `name`, if they do not make up the channels."""
     if heads * head_dim != d_inner:
         message = f"{heads} heads of {head_dim} do not make {d_inner} channels"
         fields.inconsistent(name, message)
 
 
 def rank_of(fields: Fields, width: int, name: str) -> int:
-    """The rank of dt: a sixteenth of the width where it is "auto" or absent."""
+    """Return the rank of dt: a sixteenth of the width if the field is "auto" or absent."""
     automatic = fields.values.get(name) in (None, "auto")
     return math.ceil(width / 16) if automatic else fields.integer(name)
 
 
 def _mamba2(ssm: Fields, d_model: int) -> Mamba2Config:
-    """The arguments of mamba_ssm's `Mamba2`."""
+    """Read the arguments of mamba_ssm's `Mamba2`."""
     ssm.known_only(
         {"d_state", "d_conv", "expand", "headdim", "d_ssm", "ngroups", "rmsnorm", "dt_limit"}
         | {"norm_before_gate", "D_has_hdim", "bias", "conv_bias"} | _INERT | _INERT_2
@@ -163,14 +165,14 @@ def _mamba2(ssm: Fields, d_model: int) -> Mamba2Config:
 
 
 def _attention(fields: Fields, d_model: int) -> AttentionConfig:
-    """The arguments of mamba_ssm's `MHA`, whose biases are on unless switched off."""
+    """Read the arguments of mamba_ssm's `MHA`, whose biases default to on."""
     attn = fields.section("attn_cfg")
     attn.known_only(
         {"num_heads", "num_heads_kv", "head_dim", "mlp_dim", "qkv_proj_bias", "out_proj_bias"}
         | {"softmax_scale", "causal", "d_conv", "rotary_emb_dim", "rotary_emb_base"}
         | {"rotary_emb_interleaved"}
     )
-    # Its default is False: a language model that forgot it would look ahead.
+    # MHA's default is False, with which a language model would look ahead.
     if not attn.boolean("causal", False):
         attn.refuse("causal", "is not true", "only causal attention is supported")
     attn.demand("mlp_dim", 0)
@@ -205,7 +207,7 @@ def _place(config: ModelConfig, blocks: int, attention: set[int], has_mlp: bool)
     for block in range(blocks):
         index, source = block * per_block, f"backbone.layers.{block}"
         if block in attention:
-            # rows of query, key and value lie stacked, and are convolved as they are
+            # rows of query, key and value are stacked, and convolved in that order
             layout.place_layer(
                 index,
                 norm=f"{source}.norm",
@@ -229,9 +231,10 @@ def _place(config: ModelConfig, blocks: int, attention: set[int], has_mlp: bool)
 
 
 def place_transformers(config: ModelConfig) -> Layout:
-    """The tensors of `MambaForCausalLM` and `Mamba2ForCausalLM`, which differ in the mixer only.
+    """Place the tensors of `MambaForCausalLM` or `Mamba2ForCausalLM`, which differ only in the
+    mixer.
 
-    Both load `backbone.embedding.weight`, the state-spaces spelling, too.
+    Both also load `backbone.embedding.weight`, the state-spaces spelling.
     """
     layout = Layout(
         config, rename=lambda n: n.replace("backbone.embedding.", "backbone.embeddings.")

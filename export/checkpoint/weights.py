@@ -1,4 +1,4 @@
-"""Weight files, opened without reading their tensors and without running what they contain."""
+"""Open weight files without reading their tensors and without running code in them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from edge.export.checkpoint.fields import Fields, read_json
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DOWNLOAD = "download the file again"
-MAX_PICKLE = 64 << 20  # bytes that name the tensors of one file
+MAX_PICKLE = 64 << 20  # bytes of the pickle that lists a file's tensors
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """A stored tensor's header. `dtype` is None when it is none of fp32, fp16, bf16."""
+    """A stored tensor's header. `dtype` is None unless it is fp32, fp16 or bf16."""
 
     file: Path
     shape: tuple[int, ...]
@@ -35,18 +35,18 @@ class TensorHeader:
 
 
 class WeightFile(ABC):
-    """One file of named tensors: headers in memory, tensors read when asked for."""
+    """One file of named tensors: headers in memory, tensors read on demand."""
 
     path: Path
     entries: dict[str, TensorHeader]
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
-        """The tensor as stored, on the CPU."""
+        """Return the tensor as stored, on the CPU."""
 
 
 class SafetensorsFile(WeightFile):
-    """Raises CheckpointError when the header is malformed or the file is cut short."""
+    """A safetensors file. Raises CheckpointError if its header is malformed or it is cut short."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,7 +101,7 @@ class TorchFile(WeightFile):
     @staticmethod
     def _load(path: Path) -> dict[Any, Any]:
         try:
-            # The format of torch < 1.6 is no zip archive and cannot be mapped.
+            # files of torch < 1.6 are not zip archives and cannot be mapped
             mapped = zipfile.is_zipfile(path)
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         except pickle.UnpicklingError as error:
@@ -112,7 +112,7 @@ class TorchFile(WeightFile):
                 file=path, remedy="use a safetensors file from a source you trust",
             ) from error  # fmt: skip
         except Exception as error:
-            # Damaged bytes reach deep into torch's reader, which raises whatever comes to hand.
+            # damaged bytes make torch's reader raise almost any exception
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointError(
                 f"damaged or cut short: {first[:200]}", file=path, remedy=DOWNLOAD
@@ -130,19 +130,19 @@ class TorchFile(WeightFile):
 
 
 def _check_archive(path: Path) -> None:
-    """Raises CheckpointError for an archive that unpacks to more than it is; torch's do not."""
+    """Raise CheckpointError for an archive that expands when unpacked; torch's do not."""
     try:
         if not zipfile.is_zipfile(path):  # which raises, too
             return
         with zipfile.ZipFile(path) as archive:
             found = archive.infolist()
-    except Exception as error:  # damage: it raises whatever comes to hand
+    except Exception as error:  # damage makes zipfile raise almost any exception
         raise CheckpointError(f"damaged: {error}", file=path, remedy=DOWNLOAD) from error
     packed = any(one.compress_type != zipfile.ZIP_STORED for one in found)
     pickles = sum(one.file_size for one in found if one.filename.endswith(".pkl"))
     if packed or sum(one.file_size for one in found) > path.stat().st_size:
         raise CheckpointError(
-            "holds packed data, which torch does not write", file=path, remedy=DOWNLOAD
+            "holds compressed data, which torch does not write", file=path, remedy=DOWNLOAD
         )
     if pickles > MAX_PICKLE:
         raise CheckpointError(
@@ -154,9 +154,9 @@ class CheckpointWeights:
     """All tensors of a checkpoint, in one file or several.
 
     Attributes:
-        files: what was read, index files included, in name order.
+        files: files opened, index files included, in order of their names.
         entries: stored name → header.
-        missing: names that an index promises and its shard lacks.
+        missing: names that an index lists but its shard lacks.
     """
 
     def __init__(self) -> None:
@@ -176,12 +176,13 @@ class CheckpointWeights:
                 self.missing.append(name)
 
     def read(self, name: str) -> Tensor:
-        """The tensor as stored, on the CPU, perhaps mapped from its file: do not write to it."""
+        """Return the tensor as stored, on the CPU. It may be mapped from its file, so do not write
+        to it."""
         return self._where[name].read(name)
 
 
 def open_weights(directory: Path) -> CheckpointWeights:
-    """The weights of a checkpoint directory; safetensors are preferred to pickles.
+    """Open the weights of a checkpoint directory; safetensors are preferred to pickles.
 
     Raises CheckpointError when there are none, or when a file or an index is damaged.
     """
@@ -220,7 +221,7 @@ def _open_one(path: Path, kind: Callable[[Path], WeightFile]) -> CheckpointWeigh
 
 
 def _check_regular(path: Path, index: Path | None = None) -> None:
-    """A link to a regular file will do: that is how the Hugging Face cache stores weights."""
+    """Check that a path is a regular file or a link to one, as in the Hugging Face cache."""
     if not path.is_file():
         blame = {"file": index, "field": "weight_map"} if index else {"file": path}
         raise CheckpointError(
@@ -230,7 +231,7 @@ def _check_regular(path: Path, index: Path | None = None) -> None:
 
 
 def check_pointer(path: Path) -> None:
-    """Raises CheckpointError for what git leaves in place of a file that git-lfs has not fetched"""
+    """Raise CheckpointError for a git-lfs pointer, which stands in for a file not yet fetched."""
     with path.open("rb") as file:
         begins = file.read(len(_POINTER))
     if begins == _POINTER:
@@ -240,14 +241,14 @@ def check_pointer(path: Path) -> None:
 
 
 def _read_index(path: Path) -> dict[str, list[str]]:
-    """Shard → the tensors that the index says it holds."""
+    """Return shard → names of its tensors, as the index lists them."""
     fields = Fields(path, read_json(path))
     shards: dict[str, list[str]] = {}
     weight_map = fields.section("weight_map")
     for tensor, shard in weight_map.values.items():
         if not isinstance(shard, str):
             weight_map.refuse(tensor, "does not name a file")
-        # Shards lie beside their index; a name that leads elsewhere could read any file.
+        # Shards are in the same directory as their index; other paths could read any file.
         elif not shard or shard != Path(shard).name or "\0" in shard or "\\" in shard:
             weight_map.refuse(tensor, f"leads out of the directory: {shard[:80]!r}")
         else:

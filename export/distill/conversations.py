@@ -1,7 +1,7 @@
-"""Conversations as rows of tokens, in which what is not an answer is known as such.
+"""Read conversations as rows of tokens, with the tokens outside answers marked.
 
-A row holds one conversation, cut or filled up to a length. Of ids that are no answer's, the ids of
-what was asked, of the template's own words and of the filling, the complement ~id is kept.
+A row holds one conversation, truncated or padded to a length. The ids of prompts, of the template's
+own text and of the padding are stored as their complement ~id.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from edge.text.template import ChatTemplate, Message
 
 
 def one_conversation(line: dict[str, Any]) -> Sequence[Any]:
-    """`{"messages": […]}`"""
+    """Return the conversation of a line `{"messages": […]}`."""
     return [line["messages"]]
 
 
 def two_answers(line: dict[str, Any]) -> Sequence[Any]:
-    """`{"prompt": …, "chosen": …, "rejected": …}`; or whole conversations chosen and rejected."""
+    """Return both conversations of a line `{"prompt": …, "chosen": …, "rejected": …}`.
+
+    `chosen` and `rejected` may also be whole conversations, without `prompt`.
+    """
     sides = [line["chosen"], line["rejected"]]
     if all(isinstance(side, list) for side in sides) and "prompt" not in line:
         return sides
@@ -39,7 +42,7 @@ def two_answers(line: dict[str, Any]) -> Sequence[Any]:
     ]
 
 
-# a line's object → the conversations that a row is made of, and how it is written
+# name of a form → function from a line's object to the conversations of a row, and an example
 FORMS: dict[str, tuple[Callable[[dict[str, Any]], Sequence[Any]], str]] = {
     "a conversation": (
         one_conversation,
@@ -52,7 +55,7 @@ FORMS: dict[str, tuple[Callable[[dict[str, Any]], Sequence[Any]], str]] = {
 
 
 def answered(template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
-    """The ids of a conversation, ~id where they are not of what the assistant says."""
+    """Return the ids of a conversation, with ~id outside the assistant's answers."""
     ids = template.encode(messages, add_generation_prompt=False)
     said = np.zeros(len(ids), bool)
     for turn, message in enumerate(messages):
@@ -64,7 +67,7 @@ def answered(template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids both begin with."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -73,15 +76,16 @@ def read_conversations(
     files: Sequence[Path], reader: TextReader, length: int, wanted: int | None,
     valid: Path | None, form: str,
 ) -> TokenRows:  # fmt: skip
-    """Rows [n, length], or [n, 2, length] of preferences, of .jsonl files; `wanted`: about so many
-    tokens, of every file as many, evenly spread; `form`: of FORMS.
+    """Read .jsonl files as rows [n, length], or [n, 2, length] for preferences.
 
-    Conversations without a token to learn in their first `length` are left out. Raises ExportError:
-    no chat template, a file that cannot be read, or a line that is of another `form`.
+    `wanted` limits the rows to about that number of tokens, the same from every file, evenly
+    spread; `form` is a key of FORMS. Conversations without a token to learn in their first `length`
+    are left out. Raises ExportError when there is no chat template, a file cannot be read, or a
+    line has another form.
     """
     if reader.template is None:
         raise ExportError(
-            "has no chat template, so the beginning of answers is unknown", field="teacher",
+            "has no chat template to tell where answers begin", field="teacher",
             remedy="give a checkpoint whose tokenizer_config.json has one",
         )  # fmt: skip
     sides = 2 if form == "a preference" else 1
@@ -108,7 +112,7 @@ def read_conversations(
 
 
 def _array(rows: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.int32]:
-    """[n, sides, T], or [n, T] of one side."""
+    """Return an array [n, sides, T], or [n, T] if there is one side."""
     found = np.array(rows, np.int32)
     return found[:, 0] if found.shape[1] == 1 else found
 
@@ -116,7 +120,7 @@ def _array(rows: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.int32]:
 def _rows(
     file: Path, template: ChatTemplate, length: int, form: str, most: int | None
 ) -> tuple[list[list[list[int]]], dict[str, object]]:
-    """At most `most` rows of a file, evenly spread, and what it is."""
+    """Return at most `most` rows of a file, evenly spread, and a description of the file."""
     try:
         data = file.read_bytes()
         lines = [(n, line) for n, line in enumerate(data.decode().split("\n"), 1) if line.strip()]

@@ -1,4 +1,4 @@
-"""The learning curve as a table that any program reads."""
+"""Write the learning curve as a CSV file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ COLUMNS = ("step", "stage", "name", "tokens", "seconds", "loss", "gradient", "ra
 
 
 def write_curve(file: Path, points: Sequence[Mapping[str, Any]], figures: Sequence[str]) -> None:
-    """A line a point: of training (`loss`, the gradient's norm, the factor on the learning rate) or
-    of measuring (`valid`, with `figures`).
+    """Write one line per point, either of training (`loss`, the gradient's norm, the learning-rate
+    factor) or of a measurement (`valid`, with `figures`).
     """
     with file.open("w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, dict.fromkeys((*COLUMNS, *figures)), lineterminator="\n")

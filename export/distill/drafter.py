@@ -1,9 +1,9 @@
 """A drafter: a small Mamba whose embedding and head are a factor of its target's.
 
 With E [V, D] the target's head, h its last hidden and Q [D, r] the first principal axes of h, the
-target's logits E·h are nearly (E·Q)·(Qᵀh). The drafter's ends are E·Q [V, r], tied: how every id is
-said is there before it learns anything, and it is an ordinary Mamba of width r. (The first axes of
-E itself, its truncated SVD, are those on which h hardly lies, and are of no use.)
+target's logits E·h are nearly (E·Q)·(Qᵀh). The drafter's ends are E·Q [V, r], tied. It thus has
+good outputs for every id before it learns anything, and is an ordinary Mamba of width r. The first
+axes of E itself, its truncated SVD, do not help: h has little variance along them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ STATES = {"mamba": 16, "mamba2": 64}
 
 
 def drafter_shape(teacher: ModelConfig, mixer: str, rank: int, layers: int) -> ModelConfig:
-    """`layers` of `mixer`, mamba or mamba2, of width `rank` over the teacher's vocabulary."""
+    """Return a config with `layers` of `mixer`, mamba or mamba2, of width `rank`, over the
+    teacher's vocabulary."""
     inner = 2 * rank
     one: Mamba1Config | Mamba2Config
     if mixer == "mamba":
@@ -45,8 +46,8 @@ def drafter_shape(teacher: ModelConfig, mixer: str, rank: int, layers: int) -> M
 
 @torch.no_grad()
 def begin(drafter: Network, teacher: Network, hidden: Tensor) -> None:
-    """Give the drafter its first weights: the factor at its ends, found on the teacher's last
-    `hidden` [n, D], and its sizes in the norm; the rest is random.
+    """Initialise the drafter: its ends by the factor found on the teacher's last `hidden` [n, D],
+    its norm by that factor's sizes, the rest at random.
     """
     initialise(drafter)
     hidden = hidden.float()
@@ -58,8 +59,8 @@ def begin(drafter: Network, teacher: Network, hidden: Tensor) -> None:
 def write_drafter(
     drafter: Network, teacher: Checkpoint, folder: Path, figures: Mapping[str, Any]
 ) -> None:
-    """Put the drafter at `folder`, in place of one that was there: a checkpoint of transformers,
-    with the teacher's tokenizer and chat template. `figures` go into the model card.
+    """Write the drafter to `folder`, replacing an older one: a transformers checkpoint with the
+    teacher's tokenizer and chat template. `figures` go into the model card.
     """
     config = drafter.config
     values = (mamba_config if config.family == "mamba" else mamba2_config)(config)
@@ -74,7 +75,7 @@ def _card(config: ModelConfig, teacher: Checkpoint, figures: Mapping[str, Any]) 
     size = parameters(config) / 1e6
     told = (
         f"{len(config.layers)} layers of {config.family}, width {config.d_model}, {size:.1f} M "
-        "parameters, distilled by `edge train draft`. Its embedding, which is its head too, began "
-        "as a factor of its target's. It proposes tokens for that model, and is of no use alone."
+        "parameters, distilled by `edge train draft`. Its embedding, which is also its head, began "
+        "as a factor of its target's. It drafts tokens for that model and is of no use alone."
     )
     return model_card(teacher, f"A drafter for {teacher.path.name}", told, figures)

@@ -1,4 +1,4 @@
-"""The training of a drafter on its target's distribution."""
+"""Train a drafter on its target's distribution."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from edge.export.network import Network
 from edge.tensors import parameters
 
 RATES = Rates(muon=6e-3, adam=2e-3, decay=0.1)
-FIRST_ROWS = 16  # of the text, on which the sizes of the teacher's last hidden are found
+FIRST_ROWS = 16  # rows of text on which the principal axes of the teacher's last hidden are found
 
 
 @dataclass(frozen=True)
 class DrafterSummary(Summary):
-    """A drafter that was made."""
+    """Result of a drafter's training."""
 
     parameters: int
 
@@ -36,7 +36,7 @@ class DrafterSummary(Summary):
 
 
 class DrafterTraining(LongRun[DrafterOptions]):
-    """One run that makes a drafter for a teacher."""
+    """A run that trains a drafter for a teacher."""
 
     def prepare(self) -> None:
         asked = self.options
@@ -71,7 +71,7 @@ class DrafterTraining(LongRun[DrafterOptions]):
         return learn(self.teacher, self.network, ids, taught, shares, bf16, again)
 
     def _taught(self, ids: Tensor) -> Tensor:
-        """What the teacher was about to say; rounded to fp16 where it will be wanted again."""
+        """Return the teacher's last hidden; it is rounded to fp16 if it will be needed again."""
         bf16 = self.options.uses_bf16
         if self.taught is None:
             return taught_hidden(self.teacher, ids, bf16)
@@ -95,15 +95,15 @@ class DrafterTraining(LongRun[DrafterOptions]):
 
 
 class TaughtRows:
-    """The teacher's last hidden of every row, in files: text that is gone through more than once
-    costs the teacher once.
+    """The teacher's last hidden of every row, cached in files: the teacher runs once on text that
+    is read several times.
     """
 
     def __init__(self, folder: Path, shape: tuple[int, int, int]) -> None:
-        """`shape`: rows, tokens of a row but one, width. What an earlier run kept is there.
+        """Open or create the files for `shape`: rows, tokens per row less one, width.
 
-        Raises OSError: no room on the disk, of which all is taken now: of a mapped file without
-        room the process would die.
+        Raises OSError when the disk is too full. All the space is reserved now, because writing to
+        a mapped file on a full disk would kill the process.
         """
         folder.mkdir(exist_ok=True)
         hidden, self._file = folder / "hidden.f16", folder / "known.bool"
@@ -128,7 +128,7 @@ class TaughtRows:
         self._known[places] = True
 
     def keep(self) -> None:
-        """Say on the disk which rows are there, once they are."""
+        """Sync the rows to disk, then the record of which rows are present."""
         self._hidden.flush()
         replace_file(self._file, self._known.tobytes())
 

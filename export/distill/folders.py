@@ -1,4 +1,4 @@
-"""Folders and files that appear whole, and a folder that one process at a time works in."""
+"""Write folders and files atomically, and lock a folder for one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.errors import ExportError
 
 
 def sync(path: Path) -> None:
-    """Bring a file or a folder's list of names to the disk."""
+    """Sync a file, or a folder's list of names, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -22,13 +22,13 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Bring a folder and what is in it to the disk."""
+    """Sync a folder and its contents to disk."""
     for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
         sync(path)
 
 
 def replace_folder(temporary: Path, final: Path) -> None:
-    """Put a finished folder in place of an older one; the older one is gone only afterwards."""
+    """Replace a folder with a finished one; the older one is deleted only afterwards."""
     sync_tree(temporary)
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)
@@ -40,7 +40,7 @@ def replace_folder(temporary: Path, final: Path) -> None:
 
 
 def replace_file(file: Path, data: bytes) -> None:
-    """Write a small file, whole or not at all."""
+    """Write a small file atomically."""
     temporary = file.with_name(f".{file.name}.tmp")
     try:
         with temporary.open("wb") as stream:
@@ -56,7 +56,7 @@ def replace_file(file: Path, data: bytes) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder, which is made. Raises ExportError: one is there."""
+    """Create a folder and lock it. Raises ExportError when another process holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -64,8 +64,8 @@ def alone(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ExportError(
-                "another process continues this run now", file=folder,
-                remedy="wait until it has ended, or choose another -o",
+                "another process is working on this run", file=folder,
+                remedy="wait until it ends, or choose another -o",
             ) from None  # fmt: skip
         except OSError:  # a file system without locks
             pass

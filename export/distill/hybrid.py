@@ -1,5 +1,5 @@
-"""What the hybrid is: which attention layers of a Transformer become selective SSMs, and of what
-sizes. Blocks are counted as people count them: block n holds the n-th attention layer.
+"""Define the hybrid: which attention layers of a Transformer become selective SSMs, and their
+sizes. Block n holds attention layer n, counted from 0.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ CHOICES = ("even", "measured")
 
 
 def mixer_maker(name: str, teacher: ModelConfig) -> Make:
-    """What makes mixers of that name, one of MIXERS, of the teacher's attention."""
+    """Return a function that makes mixers `name`, one of MIXERS, from the teacher's attention."""
     return MIXERS[name](teacher)
 
 
 def _mamba1(teacher: ModelConfig) -> Make:
-    """A head for a head, whose state is as wide as a key; dt of the rank that Mamba has."""
+    """Make one head per attention head, with a state as wide as a key and Mamba's rank of dt."""
     rank = math.ceil(teacher.d_model / 16)
     return lambda attention: mamba1_for(attention, d_state=attention.head_dim, dt_rank=rank)
 
@@ -34,12 +34,12 @@ MIXERS: dict[str, Callable[[ModelConfig], Make]] = {
 
 
 def check_teacher(teacher: ModelConfig, path: Path) -> None:
-    """Raise ExportError, with every reason, for a teacher that is not like a Llama."""
+    """Raise ExportError, with every reason, for a teacher that is not built like Llama."""
     faults = Faults()
     attention, mlps = _attention(teacher), teacher.layers[1::2]
     in_turn = len(mlps) == len(attention) and list(teacher.layers[::2]) == attention
     if not in_turn or not all(isinstance(layer, MlpConfig) for layer in mlps):
-        faults.add("layers", "are not attention and MLP in turn")
+        faults.add("layers", "do not alternate attention and MLP")
     if len({(a.n_heads, a.n_kv_heads, a.head_dim) for a in attention}) > 1:
         faults.add("layers", "do not all have the same heads")
     if any(a.out_bias for a in attention):
@@ -60,9 +60,9 @@ def _attention(teacher: ModelConfig) -> list[AttentionConfig]:
 
 
 def evenly(blocks: Sequence[int], kept: int) -> list[int]:
-    """Those of `blocks` that are left when `kept` are taken out evenly, from the last on.
+    """Return the blocks to replace when `kept` of `blocks`, evenly spaced from the last, are kept.
 
-    Of 32, with 16 kept, it is every other that goes, the first of them first: as the paper does.
+    With 16 of 32 kept, every other block is replaced, beginning with the first, as in the paper.
     """
     count = len(blocks)
     keep = {(turn + 1) * count // kept - 1 for turn in range(kept)}
@@ -70,10 +70,10 @@ def evenly(blocks: Sequence[int], kept: int) -> list[int]:
 
 
 def phases(order: Sequence[int], counts: Sequence[int], even: bool) -> list[list[int]]:
-    """Which blocks are replaced in each phase: each phase has all of the one before.
+    """Return the blocks replaced in each phase; each phase includes those of the one before.
 
-    `order`: those of the last phase, the cheapest first; `counts`: how many, ascending. `even`
-    spreads the earlier phases over the model instead of taking the first.
+    `order` has the blocks of the last phase, the cheapest first; `counts` are the numbers per
+    phase, ascending. `even` spreads the earlier phases over the model instead of taking the first.
     """
     found = [sorted(order)]
     for count in reversed(counts[:-1]):
@@ -84,17 +84,17 @@ def phases(order: Sequence[int], counts: Sequence[int], even: bool) -> list[list
 
 
 def kept_count(share: float, blocks: int) -> int:
-    """How many of `blocks` keep attention; half a block counts as one."""
+    """Return how many of `blocks` keep attention; half a block counts as one."""
     return int(share * blocks + 0.5)
 
 
 def parse_blocks(text: str, blocks: int) -> list[int]:
-    """`0,2,5-9` → block numbers, ascending. Raises InputError with every part that names none."""
+    """Parse `0,2,5-9` to ascending block numbers. Raises InputError listing every invalid part."""
     faults, found = Faults(), set[int]()
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
         if ends is None:
-            faults.add("layers", f"{part.strip()[:40]!r} is not a number of a block, or a range")
+            faults.add("layers", f"{part.strip()[:40]!r} is not a block number or a range")
             continue
         first = int(ends[1])
         last = int(ends[2] or first)
@@ -102,6 +102,6 @@ def parse_blocks(text: str, blocks: int) -> list[int]:
             faults.add("layers", f"{part.strip()} is not within 0 to {blocks - 1}")
         else:
             found.update(range(first, last + 1))
-    remedy = "name blocks to replace such as 0,2,5-9; or even, or measured"
+    remedy = "name the blocks to replace, such as 0,2,5-9, or give even or measured"
     faults.refuse(InputError, remedy=remedy)
     return sorted(found)

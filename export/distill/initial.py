@@ -1,19 +1,19 @@
-"""A Mamba mixer made of an attention layer, near linear attention: C, B, x and the output are the
-projections of q, k, v and o (The Mamba in the Llama, section 2.2, figure 1 and algorithm 1).
+"""Initialise a Mamba mixer from an attention layer, near linear attention: C, B, x and the output
+are the projections of q, k, v and o (The Mamba in the Llama, section 2.2, figure 1, algorithm 1).
 
-What attention does not have is chosen so that it changes little at first:
+The parts that attention lacks are set so that they change little at first:
 
-    D        0, and the convolution takes the newest token alone;
-    dt       1 whatever the token, and A forgets slowly: a head remembers 1/A tokens;
-    gate     silu(z) = 1: z is what a linear map of the input comes nearest to a constant with, for
-             normed inputs have a part that is always there;
-    SiLU     stands behind x, and in Mamba-2 behind B and C: rows are scaled until values are small,
-             where it is linear. Mamba-2's gated norm takes any scale out again, of every head.
+    D        0, and the convolution passes only the newest token;
+    dt       1 for every token, and A decays slowly: a head remembers 1/A tokens;
+    gate     silu(z) = 1: z's rows are the linear map of the input that is nearest to a constant,
+             which exists because normed inputs have a constant part;
+    SiLU     follows x, and in Mamba-2 B and C: rows are scaled down to values where it is linear.
+             Mamba-2's gated norm cancels the scale of each head.
 
-Mamba-2's norm is then one number, and Mamba-1, which has no norm, has one for every head, in its
-output: those for which outputs come nearest to the attention's (`Student.initialise`). Mamba-1's dt
-is 1 by its second matrix, which is 0; the first is random, or neither would learn. What is left of
-the difference to attention is its softmax and RoPE.
+Outputs are then scaled to be nearest to the attention's (`Student.initialise`): by one number in
+Mamba-2's norm, and by one per head in the output of Mamba-1, which has no norm. Mamba-1's dt is 1
+because its second matrix is 0; the first is random, or neither would learn. The remaining
+differences to attention are its softmax and RoPE.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from edge.export.checkpoint.families.mamba_in_llama import Mixer, grouped_rows
 OPEN = 1.2784645  # silu of it is 1
 SOFTPLUS_1 = math.log(math.expm1(1.0))  # softplus of it is 1
 X_SIZE, BC_SIZE = 0.3, 0.5  # root mean squares before SiLU
-MEMORY = (4.0, 4096.0)  # tokens, of the shortest head and of the longest
+MEMORY = (4.0, 4096.0)  # tokens remembered by the shortest head and by the longest
 RIDGE = 1e-3
 
 
 @dataclass
 class Inputs:
-    """What a mixer reads on some text: its mean [D] and second moments [D, D], fp64 on the CPU."""
+    """Mean [D] and second moments [D, D] of a mixer's inputs on some text, fp64 on the CPU."""
 
     mean: Tensor
     moments: Tensor
 
     @classmethod
     def of(cls, u: Tensor) -> Inputs:
-        """u [..., D]."""
+        """Compute the moments of u [..., D]."""
         rows = u.flatten(0, -2).double()
         return cls(rows.mean(0).cpu(), (rows.T @ rows / len(rows)).cpu())
 
@@ -51,9 +51,10 @@ class Inputs:
 def from_attention(
     attention: AttentionConfig, mixer: Mixer, weights: dict[str, Tensor], seen: Inputs
 ) -> dict[str, Tensor]:
-    """The mixer's tensors in fp32, by their names in the layer.
+    """Return the mixer's tensors in fp32, by their names in the layer.
 
-    weights: of the attention, by theirs. Biases of what is convolved become the convolution's.
+    `weights` are the attention's, by name. Biases of convolved projections become the
+    convolution's.
     """
     heads, dim, kv = attention.n_heads, attention.head_dim, attention.n_kv_heads
     sizes = {"v": (kv, X_SIZE), "k": (kv, BC_SIZE), "q": (heads, BC_SIZE)}
@@ -76,7 +77,7 @@ def from_attention(
     return {name: tensor.float() for name, tensor in named.items()}
 
 
-Parts = dict[str, Tensor]  # rows or biases of z, v, k and q
+Parts = dict[str, Tensor]  # z, v, k and q → rows or biases
 
 
 def _mamba2(mixer: Mamba2Config, kv: int, rows: Parts, biases: Parts, forgets: Tensor) -> Parts:
@@ -109,7 +110,7 @@ def _mamba1(mixer: Mamba1Config, kv: int, rows: Parts, biases: Parts, forgets: T
 
 
 def gate_rows(seen: Inputs, count: int) -> Tensor:
-    """`count` equal rows, fp64, whose products with the input are nearest to OPEN."""
+    """Return `count` equal rows, fp64, whose products with the input are nearest to OPEN."""
     wide = len(seen.mean)
     ridge = RIDGE * seen.moments.trace() / wide * torch.eye(wide, dtype=torch.float64)
     row = torch.linalg.solve(seen.moments + ridge, seen.mean)
@@ -117,7 +118,7 @@ def gate_rows(seen: Inputs, count: int) -> Tensor:
 
 
 def _size(weight: Tensor, bias: Tensor, heads: int, seen: Inputs) -> Tensor:
-    """Root mean square of each head's values, [heads]."""
+    """Return the root mean square of each head's values, [heads]."""
     spread = ((weight @ seen.moments) * weight).sum(1)
     squares = spread + 2 * bias * (weight @ seen.mean) + bias**2
     return squares.unflatten(0, (heads, -1)).mean(1).clamp_min(1e-12).sqrt()

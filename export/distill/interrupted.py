@@ -1,4 +1,4 @@
-"""How a long run is asked to stop."""
+"""Stop a long run by a signal."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# programs tell it at once: a step, and keeping what it learned, take a while
-SAID = "stopping after this step, with all that was learned; a second time ends at once, without it"
+# printed at once, because finishing the step and saving take a while
+SAID = "stopping after this step, saving all progress; a second signal stops at once without saving"
 
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """SIGTERM and Ctrl-C, collected as they come, so that the run ends between two steps.
+    """Collect SIGTERM and Ctrl-C in a list, so that the run can end between two steps.
 
-    The second one raises KeyboardInterrupt.
+    The second signal raises KeyboardInterrupt.
     """
     received: list[int] = []
     names = (signal.SIGTERM, signal.SIGINT)

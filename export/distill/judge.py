@@ -1,4 +1,4 @@
-"""How far a student is from its teacher, on text that neither learned."""
+"""Measure how far a student is from its teacher, on text that neither learned."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from edge.export.distill.student import Student
 from edge.export.network import Network
 
 SLICE = 256  # rows of logits held at once
-FEW = 4  # rows on which every block is tried alone
+FEW = 4  # rows on which each block is replaced alone
 
 
 @dataclass
 class Distance:
     """Sums over predicted tokens: losses in nats, KL(teacher ‖ student), equal likeliest ids, and
-    what the distributions have in common, Σ min(p, q): the share of drafts that rejection accepts.
+    the overlap Σ min(p, q), which is the share of drafts that rejection sampling accepts.
     """
 
     teacher_nats: float = 0.0
@@ -31,8 +31,8 @@ class Distance:
     tokens: int = 0
 
     def summary(self) -> dict[str, float]:
-        """Perplexities, their ratio, KL in nats a token, the shares of equal likeliest ids and of
-        what is common.
+        """Return perplexities, their ratio, KL in nats a token, the share of equal likeliest ids,
+        and the mean overlap.
         """
         return {
             "perplexity": math.exp(self.nats / self.tokens),
@@ -48,15 +48,15 @@ FIGURES = tuple(Distance(tokens=1).summary())
 
 
 class Judge:
-    """A teacher's last hidden states on some rows, found once, and who is measured against them."""
+    """Measures networks against a teacher, whose last hidden states are computed once."""
 
     def __init__(self, teacher: Network, rows: Tensor, bf16: bool) -> None:
-        """rows [n, T] of ids."""
+        """Measure on rows [n, T] of ids."""
         self.teacher, self.rows, self.bf16 = teacher, rows, bf16
         self._taught: list[Tensor] = []
 
     def distance(self, network: Network) -> Distance:
-        """Over all rows, each from an empty state."""
+        """Return a network's distance over all rows, each from an empty state."""
         if not self._taught:
             self._taught = [self._hidden(self.teacher, ids).cpu() for ids in self.rows]
         found = Distance()
@@ -85,7 +85,7 @@ class Judge:
         found.tokens += len(targets)
 
     def costs(self, student: Student, blocks: Sequence[int]) -> dict[int, float]:
-        """What each block costs when its attention alone is replaced: KL in nats a token, on the
+        """Return the cost of replacing each block's attention alone: KL in nats a token, on the
         first FEW rows.
         """
         before, found = student.replaced, {}

@@ -1,9 +1,9 @@
 """A long run of learning from a teacher: stages, saving, continuing, measuring.
 
-A run's folder, beside the product's, holds what it continues from and its learning curve. What it
-learns next is a function of its options and of how much it has learned; no random state is kept
-because none is used after the first weights are made. A run that ends by tokens is therefore the
-same to the bit whether or not it was interrupted; one that ends by the clock is not the same twice.
+A run's folder, next to the product's, holds its checkpoints and its learning curve. The next batch
+depends only on the options and on the progress. No random state is saved, because none is used
+after the first weights are made. A run that ends by tokens therefore gives the same bits whether or
+not it was interrupted; a run that ends by the clock is not reproducible.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from edge.export.distill.rows import TokenRows, read_rows
 from edge.export.distill.save import source_layout
 from edge.export.network import Network
 
-WARMUP = 20  # steps of every stage
-POINTS = 200  # of the learning curve, about
+WARMUP = 20  # steps at the start of every stage
+POINTS = 200  # approximate number of points of the learning curve
 Report = Callable[[str], None]
 Values = dict[str, Any]
 Drawn = Callable[[list[Values]], str | None]
@@ -47,7 +47,7 @@ Options = TypeVar("Options", bound=LearningOptions)
 
 @dataclass(frozen=True)
 class Stage:
-    """From one share of the run to another; `phase` is None while all mixers match."""
+    """A stage, from one share of the run to another; `phase` is None in the matching stage."""
 
     name: str
     start: float
@@ -57,11 +57,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was made.
+    """Result of a run.
 
     Attributes:
-        path: the product, as `edge export` reads it. run: the run's folder.
-        figures: against the teacher, on text held out; see `Distance.summary`.
+        path: the product, in a form that `edge export` reads.
+        run: the run's folder.
+        figures: figures against the teacher on held-out text, see `Distance.summary`.
     """
 
     path: Path
@@ -81,11 +82,12 @@ class LongRun(ABC, Generic[Options]):
     """A run from its options to its product at `out`.
 
     Attributes:
-        checkpoint, teacher: the teacher, which learns nothing.
-        network: who learns, as it is now.
-        rows: the text. figure_names: what `judged` finds on what is held out of it.
-        stages: what is to be done; none where there is nothing to learn.
-        place: how far the run is, as JSON holds it.
+        checkpoint, teacher: the teacher, which does not learn.
+        network: the model that learns, in its current form.
+        rows: rows of the text.
+        figure_names: names of the figures that `judged` returns.
+        stages: stages of the run; empty if there is nothing to learn.
+        place: progress of the run, as JSON values.
     """
 
     network: Network
@@ -97,14 +99,15 @@ class LongRun(ABC, Generic[Options]):
         self, teacher: Path, out: Path, options: Options,
         report: Report = print, drawn: Drawn = lambda curve: None,
     ) -> None:  # fmt: skip
-        """`drawn`: makes the picture of a learning curve, SVG, or None. Raises CheckpointError,
-        InputError, and ExportError: too little text, something else at `out`.
+        """Open the teacher and read the text. `drawn` draws a learning curve as SVG, or returns
+        None.
+
+        Raises CheckpointError, InputError, or ExportError when there is too little text or `out`
+        is something else.
         """
         self.options, self.out, self.report, self.drawn = options, out, report, drawn
         if out.name in ("", ".."):
-            raise ExportError(
-                "is no name of a folder to make", file=out, remedy="choose another -o"
-            )
+            raise ExportError("does not name a new folder", file=out, remedy="choose another -o")
         self.folder = out.with_name(f"{out.name}.run")
         self.checkpoint = checkpoint = open_checkpoint(teacher)
         source_layout(checkpoint)
@@ -114,7 +117,7 @@ class LongRun(ABC, Generic[Options]):
             torch.set_num_threads(options.threads)
         reader = checkpoint_reader(checkpoint, checkpoint.config, options.tokenizer)
         report("reading text")
-        # of few tokens there are still rows to choose from, and some to hold out
+        # read enough rows to choose from and to hold out, however few the tokens
         few = 2 * options.batch * options.length
         wanted = None if options.tokens is None else max(options.tokens, few)
         self.rows = self.read(reader, wanted)
@@ -135,15 +138,15 @@ class LongRun(ABC, Generic[Options]):
         self.clock = time.monotonic()
         self.prepare()
 
-    # -- what a kind of run says ------------------------------------------------------------------
+    # -- what subclasses define -------------------------------------------------------------------
 
     def read(self, reader: TextReader, wanted: int | None) -> TokenRows:
-        """About this many tokens of the text."""
+        """Read about `wanted` tokens of the text."""
         asked = self.options
         return read_rows(asked.text, reader, asked.length, wanted, asked.valid)
 
     def judged(self) -> dict[str, float]:
-        """How the network as it is now does on what is held out: how far from the teacher it is."""
+        """Return figures of the current network on held-out text: its distance from the teacher."""
         return self.judge.distance(self.network).summary()
 
     @cached_property
@@ -152,16 +155,16 @@ class LongRun(ABC, Generic[Options]):
         return Judge(self.teacher, held, self.options.uses_bf16)
 
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the checkpoints that a resumed run must find unchanged."""
+        """Return fingerprints of the checkpoints that must not change before a run continues."""
         return {"teacher": self.checkpoint.fingerprint()}
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make the network, whatever its weights, and the stages."""
+        """Make the network, with any weights, and the stages."""
 
     @abstractmethod
     def kept(self) -> Mapping[str, Tensor]:
-        """The parameters that the run may change: what it continues from."""
+        """Return the parameters that the run may change, which a checkpoint must store."""
 
     @abstractmethod
     def start(self) -> None:
@@ -169,27 +172,27 @@ class LongRun(ABC, Generic[Options]):
 
     @abstractmethod
     def enter(self, stage: Stage) -> Optimizer:
-        """Set up for a stage, with an optimizer of its own."""
+        """Set up for a stage and return its optimizer."""
 
     @abstractmethod
     def learn(self, stage: Stage, ids: Tensor) -> float:
-        """Leave the gradients of a batch [B, T] in what learns; returns the loss."""
+        """Compute gradients for a batch [B, T], leave them in the parameters, return the loss."""
 
     @abstractmethod
     def leave(self, stage: Stage) -> None:
-        """Measure what a stage leaves, and do what follows from it."""
+        """Measure the result of a stage, and act on it."""
 
     @abstractmethod
     def write(self, folder: Path, card: Values) -> None:
-        """Put the product there, in place of one that was there."""
+        """Write the product to `folder`, replacing an older one."""
 
     # -- running ----------------------------------------------------------------------------------
 
     def run(self) -> Summary:
         """Make the product, or resume a run that was interrupted.
 
-        SIGTERM and Ctrl-C end it between two steps, with all it has learned kept. Raises
-        ExportError for what cannot be written or continued; SystemExit after a request to stop.
+        SIGTERM and Ctrl-C end it between two steps and save its progress. Raises ExportError when
+        the run cannot be written or continued, and SystemExit after a request to stop.
         """
         try:
             with alone(self.folder):
@@ -200,7 +203,7 @@ class LongRun(ABC, Generic[Options]):
             raise ExportError(
                 f"was not written: {getattr(problem, 'strerror', None) or problem}",
                 file=getattr(problem, "filename", None) or self.folder,
-                remedy="what was saved before is whole: the same command continues",
+                remedy="what was saved before is intact: the same command continues",
             ) from problem
         place = self.place
         return Summary(self.out, self.folder, place["tokens"], place["seconds"], self.figures)
@@ -213,12 +216,12 @@ class LongRun(ABC, Generic[Options]):
                 self.leave(self.stages[self.place["stage"] - 1])
                 self._keep()
                 self._write()
-        # a run before may have ended between what it kept and the product
+        # an earlier run may have ended between its last checkpoint and the product
         if not self._written():
             self._write()
 
     def _begin(self) -> None:
-        """Make the first weights, or find what a run before left."""
+        """Make the first weights, or find the checkpoint of an earlier run."""
         key = {
             **self.fingerprints(), "options": self.options.fixed(), "text": self.rows.record,
         }  # fmt: skip
@@ -229,14 +232,14 @@ class LongRun(ABC, Generic[Options]):
         if not file.is_file():
             if kept is not None:
                 raise ExportError(
-                    "is missing, and there is what a run continues from", file=file,
+                    "is missing, but the run has checkpoints", file=file,
                     remedy=f"remove {self.folder}, or choose another -o",
                 )  # fmt: skip
             replace_file(file, json.dumps(key, indent=1).encode() + b"\n")
         self.continue_from(kept) if kept is not None else self.start()
 
     def continue_from(self, kept: resuming.Kept) -> None:
-        """Take up a run where it was kept."""
+        """Continue a run from a checkpoint."""
         self.place = kept.progress
         self._enter(kept.progress["entered"])
         kept.load(self.kept(), self.optimizer)
@@ -286,7 +289,7 @@ class LongRun(ABC, Generic[Options]):
                 self._write()
                 saved = time.monotonic()
 
-    # -- what is written --------------------------------------------------------------------------
+    # -- writing ----------------------------------------------------------------------------------
 
     def _point_due(self, losses: list[float]) -> bool:
         curve = self.place["curve"]
@@ -308,12 +311,12 @@ class LongRun(ABC, Generic[Options]):
 
     @property
     def figures(self) -> dict[str, float]:
-        """The newest distance from the teacher."""
+        """The latest figures against the teacher."""
         point = next(p for p in reversed(self.place["curve"]) if p["name"] == "valid")
         return {name: point[name] for name in self.figure_names}
 
     def measure(self) -> None:
-        """What `judged` finds now, as a point of the curve."""
+        """Add the current figures of `judged` to the curve."""
         place, figures = self.place, self.judged()
         place["curve"].append(
             {
@@ -325,7 +328,7 @@ class LongRun(ABC, Generic[Options]):
         self.report(f"after {place['tokens']} tokens: {told}")
 
     def _keep(self) -> None:
-        """Write what the run continues from."""
+        """Write a checkpoint of the run."""
         resuming.save(self.folder / "resume", self.kept(), self.optimizer, self.place)
 
     def _write(self) -> None:
@@ -336,7 +339,7 @@ class LongRun(ABC, Generic[Options]):
         replace_file(self.folder / "written.json", json.dumps(self._product()).encode())
 
     def _written(self) -> bool:
-        """Whether the product is there, as the run is now."""
+        """Return whether the product exists and matches the run's progress."""
         with suppress(OSError, ValueError):
             found = json.loads((self.folder / "written.json").read_bytes())
             return found == self._product() and self.out.exists()
@@ -346,7 +349,7 @@ class LongRun(ABC, Generic[Options]):
         return {name: self.place[name] for name in ("step", "stage")}
 
     def card(self, figures: dict[str, float]) -> Values:
-        """What the model card says of the run."""
+        """Return the model card's entries about the run."""
         text = self.rows.record["text"]
         assert isinstance(text, list)
         return {
@@ -357,7 +360,7 @@ class LongRun(ABC, Generic[Options]):
             "options": json.dumps(self.options.fixed()),
         }
 
-    # -- small things -----------------------------------------------------------------------------
+    # -- helpers ----------------------------------------------------------------------------------
 
     def autocast(self) -> torch.autocast:
         kind = torch.device(self.options.device).type
@@ -370,6 +373,6 @@ class LongRun(ABC, Generic[Options]):
         there = self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out])
         if there and not (self.folder / "run.json").is_file():
             raise ExportError(
-                "exists and is not of a run that could continue", file=self.out,
-                remedy="choose another folder, or remove it yourself",
+                "exists and does not belong to a run that could continue", file=self.out,
+                remedy="choose another -o, or remove the folder",
             )  # fmt: skip

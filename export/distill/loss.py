@@ -1,4 +1,4 @@
-"""Losses of a linear head, a slice of rows at a time: the logits never exist in full."""
+"""Losses of a linear head, a slice of rows at a time, so that logits never exist in full."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from edge.plugins.soft_cap.reference import soft_cap
 
 @dataclass(frozen=True)
 class Shares:
-    """What a model learns of its teacher's distribution p, its own being q. They add up to 1.
+    """Weights of the losses of a model's distribution q against its teacher's p. They sum to 1.
 
     Attributes:
-        divergence: KL(p ‖ q).
-        overlap: 1 - Σ min(p, q), the share of tokens drafted from q that verifying against p
-            rejects (DistillSpec, arXiv 2310.08461). It has next to no gradient where q is far off.
-        choice: -log q of the teacher's likeliest, for greedy drafts.
-        label: -log q of the token that came next (The Mamba in the Llama, equation 2).
+        divergence: weight of KL(p ‖ q).
+        overlap: weight of 1 - Σ min(p, q), the share of tokens drafted from q that verifying
+            against p rejects (DistillSpec, arXiv 2310.08461). Its gradient nearly vanishes where q
+            is far from p.
+        choice: weight of -log q of the teacher's likeliest token, for greedy drafts.
+        label: weight of -log q of the token that came next (The Mamba in the Llama, equation 2).
     """
 
     divergence: float = 0.8
@@ -35,7 +36,7 @@ SHARES = Shares()
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Gradients with respect to hidden and weight, found in the forward pass."""
+    """Computes the gradients with respect to hidden and weight in the forward pass."""
 
     @staticmethod
     def forward(
@@ -47,11 +48,11 @@ class _HeadLoss(torch.autograd.Function):
         softcap: float | None,
         judge: Callable[[slice, Tensor], tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """`judge(rows, logits)`: their loss, and its gradient with respect to the logits."""
+        """`judge(rows, logits)` returns their loss, and its gradient with respect to the logits."""
         w = weight.to(dtype)
         total = hidden.new_zeros((), dtype=torch.float32)
         d_hidden = torch.empty_like(hidden, dtype=dtype)
-        learns = ctx.needs_input_grad[1]  # a third of the products is its gradient's
+        learns = ctx.needs_input_grad[1]  # its gradient takes a third of the products
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if learns else None
         for start in range(0, hidden.shape[0], slice_rows):
             rows = slice(start, start + slice_rows)
@@ -86,10 +87,10 @@ def head_loss(
     slice_rows: int = 256,
     softcap: float | None = None,
 ) -> Tensor:
-    """Σ -log softmax(hidden·weightᵀ)[target], in nats.
+    """Return Σ -log softmax(hidden·weightᵀ)[target], in nats.
 
-    hidden [n, D]; weight [V, D]; targets [n] int64; softcap, a bound that logits approach, None
-    for none. Products in `dtype`, softmax in fp32. Gradients are found in the forward pass.
+    hidden [n, D]; weight [V, D]; targets [n] int64; softcap: bound that logits approach, or None.
+    Products run in `dtype`, softmax in fp32. Gradients are computed in the forward pass.
     """
 
     def judge(rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,10 +114,10 @@ def taught_loss(
     targets: Tensor | None = None,
     softcaps: tuple[float | None, float | None] = (None, None),
 ) -> Tensor:
-    """Σ of `shares` over the rows, in nats.
+    """Return the sum over rows of the losses weighted by `shares`, in nats.
 
-    hidden [n, D]; weight [V, D]; taught [n, E], the teacher's own hidden, and teacher [V, E], its
-    head, which learn nothing; targets [n] int64, wanted by `shares.label` alone; softcaps, ours
+    hidden [n, D]; weight [V, D]; taught [n, E] and teacher [V, E]: the teacher's hidden and head,
+    which get no gradient; targets [n] int64, needed only for `shares.label`; softcaps: the model's
     and the teacher's. Otherwise as `head_loss`.
     """
     t, (own, its) = teacher.to(dtype), softcaps
@@ -130,15 +131,15 @@ def taught_loss(
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """Logits as Gemma 2 has them (arXiv 2408.00118, section 2), or as they are."""
+    """Return logits soft-capped as in Gemma 2 (arXiv 2408.00118, section 2), or unchanged."""
     return logits if softcap is None else soft_cap(logits, softcap)
 
 
 def taught_logits(
     theirs: Tensor, ours: Tensor, shares: Shares, targets: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The loss of logits `ours` [n, V] against the teacher's, and its gradient with respect to
-    them.
+    """Return the loss of logits `ours` [n, V] against the teacher's, and its gradient with respect
+    to `ours`.
     """
     choice = theirs.argmax(-1, keepdim=True)
     log_p, log_q = F.log_softmax(theirs, dim=-1), F.log_softmax(ours, dim=-1)
@@ -157,7 +158,7 @@ def taught_logits(
         assert targets is not None
         gradient.scatter_add_(1, targets[:, None], torch.full_like(said, -shares.label))
     if shares.overlap:
-        low = torch.where(q < p, q, 0.0)  # of Σ min(p, q), what a change of q changes
+        low = torch.where(q < p, q, 0.0)  # the terms of Σ min(p, q) that depend on q
         gradient.add_(torch.addcmul(-low, q, low.sum(-1, keepdim=True)), alpha=shares.overlap)
         loss += shares.overlap * (len(p) - torch.minimum(p, q).sum())
     return loss, gradient

@@ -22,19 +22,20 @@ ADAM_LR = 4e-3
 
 @dataclass(frozen=True)
 class Rates:
-    """Full learning rates: Muon's for matrices and AdamW's for the rest; and Muon's decay."""
+    """Full learning rates, Muon's for matrices and AdamW's for the rest, and Muon's decay."""
 
     muon: float = MUON_LR
     adam: float = ADAM_LR
     decay: float = MUON_DECAY
 
     def times(self, factor: float) -> Rates:
-        """Both rates multiplied; the decay stays."""
+        """Return both rates multiplied by `factor`, with the same decay."""
         return Rates(self.muon * factor, self.adam * factor, self.decay)
 
 
 def initialise(network: Network) -> None:
-    """Small embedding (it is also the head), Linear N(0, 0.5/fan_in), outputs scaled by depth."""
+    """Initialise: small embedding (it is also the head), Linear N(0, 0.5/fan_in), outputs scaled by
+    depth."""
     depth = len(network.config.layers)
     with torch.no_grad():
         network.embedding.weight.normal_(std=0.02)
@@ -61,7 +62,7 @@ class Optimizer:
 
     @classmethod
     def of(cls, network: Network, rates: Rates | None = None) -> Optimizer:
-        """For all of a network that requires gradients."""
+        """Return an optimizer of all parameters of a network that require gradients."""
         linear = [m for m in network.layers.modules() if isinstance(m, nn.Linear)]
         learns = [p for p in network.parameters() if p.requires_grad]
         inside = {id(p) for m in linear for p in m.parameters() if p.dim() == 2}
@@ -69,7 +70,7 @@ class Optimizer:
         return cls(matrices, [p for p in learns if id(p) not in inside], rates)
 
     def step(self, factor: float) -> float:
-        """One update at `factor` of the full learning rates; returns the gradient's norm."""
+        """Update at `factor` times the full learning rates; return the gradient's norm."""
         norm = nn.utils.clip_grad_norm_(self.parameters, 1.0)
         pairs: list[tuple[torch.optim.Optimizer, float]]
         pairs = [(self.muon, self.rates.muon), (self.adam, self.rates.adam)]
@@ -89,9 +90,10 @@ class Optimizer:
 
 
 def trapezoid(step: int, progress: float, warmup: int = 100, decay: float = 0.3) -> float:
-    """Learning-rate factor: up over `warmup` steps, flat, then linearly to 0 over the last `decay`.
+    """Return the learning-rate factor: up over `warmup` steps, flat, then linearly to 0 over the
+    last `decay`.
 
-    `progress` is the share of the run that is over, by steps or by the clock.
+    `progress` is the elapsed share of the run, by steps or by the clock.
     """
     up = min(1.0, (step + 1) / warmup)
     return up * min(1.0, max(0.0, (1.0 - progress) / decay))

@@ -1,4 +1,4 @@
-"""What is asked of a distillation, and what of it makes the result what it is."""
+"""Options of training runs, and which of them determine the result."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ FREE = {"model", "minutes", "device", "bf16", "recompute", "threads", "save_ever
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """How a run goes.
+    """Options common to all training runs.
 
     Attributes:
-        text: files to learn from; they are checked by their content, not by their names.
-        tokens: how many are learned from in all; None is once through the text.
-        minutes: an end by the clock, whichever comes first; earlier runs of the same count.
-        length, batch: tokens of a row, rows of a step.
-        label: share of the loss that is the text itself, beside the teacher's distribution.
+        text: files to learn from; a continued run checks their content, not their names.
+        tokens: total number of tokens to learn from; None is one pass over the text.
+        minutes: time limit, if reached before `tokens`; interrupted earlier runs count.
+        length, batch: tokens per row, rows per step.
+        label: share of the loss on the text itself, next to the teacher's distribution.
         rate: factor on the learning rates.
-        valid: a file to measure on; None holds a few rows of the text out.
-        tokenizer: a file or folder to use in place of the teacher's own.
-        device: as PyTorch names it. bf16: None is wherever the device multiplies it.
-        recompute: spend time on memory: layers run again in the backward pass.
-        threads: of the CPU; None leaves it to PyTorch.
-        save_every: seconds between what a run can continue from.
+        valid: file to measure on; None holds out a few rows of the text.
+        tokenizer: file or folder that replaces the teacher's tokenizer.
+        device: device as PyTorch names it.
+        bf16: whether to multiply in bf16; None does where the device supports it.
+        recompute: run layers again in the backward pass, to save memory at the cost of time.
+        threads: number of CPU threads; None leaves it to PyTorch.
+        save_every: seconds between checkpoints of the run.
     """
 
     text: tuple[Path, ...]
@@ -56,7 +57,7 @@ class LearningOptions:
     save_every: float = 900.0
 
     def check(self, teacher: Checkpoint) -> None:
-        """Raise InputError with everything that no teacher, or not this one, can be asked for."""
+        """Raise InputError listing every option that is invalid, alone or with this teacher."""
         faults = Faults()
         self._add_faults(faults, teacher)
         faults.refuse(InputError)
@@ -87,7 +88,7 @@ class LearningOptions:
         return self.device == "cpu" and bool(torch.cpu._is_avx512_bf16_supported())
 
     def fixed(self) -> dict[str, Any]:
-        """What a run that continues must have been begun with."""
+        """Return the options that must not change when a run continues."""
         values = {name: value for name, value in asdict(self).items() if name not in FREE}
         read: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return read
@@ -95,15 +96,15 @@ class LearningOptions:
 
 @dataclass(frozen=True)
 class DistillOptions(LearningOptions):
-    """How a hybrid is made.
+    """Options of a distillation.
 
     Attributes:
-        keep: shares of blocks that keep attention, descending: a phase of the second stage each.
-        layers: `even`, `measured`, or block numbers that lose it, such as 0,2,5-9.
-        mixer: what comes in its place.
+        keep: shares of blocks that keep attention, descending, one per phase of the second stage.
+        layers: `even`, `measured`, or the numbers of blocks to replace, such as 0,2,5-9.
+        mixer: name of the mixer that replaces attention.
         match: share of the run in which mixers learn their attention's outputs.
-        fresh: make mixers as those of a model to be trained from nothing, to compare with.
-        train_all: the second stage trains everything, not the new mixers alone.
+        fresh: initialise mixers as for training from scratch, for comparison.
+        train_all: the second stage trains everything, not only the new mixers.
     """
 
     keep: tuple[float, ...] = (0.5,)
@@ -114,7 +115,7 @@ class DistillOptions(LearningOptions):
     train_all: bool = False
 
     def check(self, teacher: Checkpoint) -> None:
-        """Raises ExportError too, for a teacher that is not like a Llama."""
+        """Check as above; also raises ExportError for a teacher that is not built like Llama."""
         check_teacher(teacher.config, teacher.path)
         super().check(teacher)
         if self.chosen:
@@ -124,29 +125,29 @@ class DistillOptions(LearningOptions):
         super()._add_faults(faults, teacher)
         if not self.keep or not all(0 <= share <= 1 for share in self.keep):
             shares = ",".join(f"{share:g}" for share in self.keep)
-            faults.add("keep_attention", f"{shares[:40]!r} is not made of shares from 0 to 1")
+            faults.add("keep_attention", f"{shares[:40]!r} is not a list of shares from 0 to 1")
         elif sorted(self.keep, reverse=True) != list(self.keep):
             faults.add("keep_attention", "does not descend", "such as 0.75,0.5")
         if self.mixer not in MIXERS:
             faults.add("mixer", f"{self.mixer[:40]!r} is not known", f"choose {', '.join(MIXERS)}")
         first = teacher.config.layers[0]
         if self.mixer == "mamba1" and isinstance(first, AttentionConfig) and first.qkv_bias:
-            faults.add("mixer", "mamba1 has no biases to take those of q and k", "choose mamba2")
+            faults.add("mixer", "mamba1 has no biases for those of q and k", "choose mamba2")
         if not 0 <= self.match <= 1:
             faults.add("match", f"{self.match:g} is outside 0 to 1")
 
     @property
     def chosen(self) -> bool:
-        """Whether `layers` names blocks."""
+        """Whether `layers` lists blocks."""
         return self.layers not in CHOICES
 
 
 @dataclass(frozen=True)
 class TuneOptions(LearningOptions):
-    """How a model is tuned.
+    """Options of fine-tuning.
 
     Attributes:
-        model: the checkpoint that learns.
+        model: checkpoint that learns.
     """
 
     model: Path = Path()
@@ -155,10 +156,10 @@ class TuneOptions(LearningOptions):
 
 @dataclass(frozen=True)
 class PreferenceOptions(TuneOptions):
-    """How a model is tuned on preferences.
+    """Options of tuning on preferences.
 
     Attributes:
-        beta: how dear it is to leave the teacher.
+        beta: penalty for drifting from the teacher.
     """
 
     beta: float = 0.1
@@ -171,14 +172,14 @@ class PreferenceOptions(TuneOptions):
 
 @dataclass(frozen=True)
 class DrafterOptions(LearningOptions):
-    """How a drafter is made.
+    """Options of a drafter's training.
 
     Attributes:
-        mixer: mamba or mamba2. layers: how many of it.
-        rank: of the factor of the target's head that is the drafter's embedding and head: its
-            width.
+        mixer: mamba or mamba2.
+        layers: number of layers.
+        rank: rank of the factor of the target's head, and so the drafter's width.
         choice, overlap: shares of the loss, see `Shares`.
-        train_ends: the factor learns too.
+        train_ends: whether embedding and head learn too.
     """
 
     mixer: str = "mamba2"
@@ -196,7 +197,7 @@ class DrafterOptions(LearningOptions):
             if not 0 <= value <= 1:
                 faults.add(name, f"{value:g} is outside 0 to 1")
         if self.label + self.choice + self.overlap > 1:
-            faults.add("label", "with choice and overlap is more than 1")
+            faults.add("label", "exceeds 1 together with choice and overlap")
         if self.rank not in range(32, (wide := teacher.config.d_model) + 1, 32):
             faults.add("rank", f"{self.rank} is not a multiple of 32 up to {wide}")
         if not 1 <= self.layers <= 64:
@@ -209,7 +210,7 @@ class DrafterOptions(LearningOptions):
 
 
 def device_problem(name: str) -> str | None:
-    """Why PyTorch cannot compute there; None when it can."""
+    """Return why PyTorch cannot compute on a device, or None if it can."""
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as problem:
@@ -218,7 +219,7 @@ def device_problem(name: str) -> str | None:
 
 
 def begun_with(file: Path) -> dict[str, Any]:
-    """What a run was begun with. Raises ExportError: the file is damaged."""
+    """Return the options that a run was started with. Raises ExportError if the file is damaged."""
     try:
         read = json.loads(file.read_bytes())
         if isinstance(read, dict) and isinstance(read.get("options"), dict):
@@ -226,22 +227,22 @@ def begun_with(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         pass
     raise ExportError(
-        "is damaged: what the run was begun with is lost", file=file,
-        remedy=f"remove {file.parent} to begin again, or choose another -o",
+        "is damaged: the options of the run are lost", file=file,
+        remedy=f"remove {file.parent} to start over, or choose another -o",
     )  # fmt: skip
 
 
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """Raise ExportError with all that differs between the run that was begun and this one."""
+    """Raise ExportError listing every difference between the run that was started and this one."""
     faults = Faults()
-    remedy = "repeat the options it was begun with, or remove the folder, or choose another -o"
+    remedy = "repeat the options it was started with, remove the folder, or choose another -o"
     for name in ("teacher", "model"):
         if before.get(name) != now.get(name):
-            faults.add(name, "is not the one the run was begun with")
+            faults.add(name, "is not the one the run was started with")
     if before.get("text") != json.loads(json.dumps(now["text"])):
-        faults.add("text", "is not what the run was begun with")
+        faults.add("text", "is not what the run was started with")
     then, asked = before["options"], now["options"]
-    for name in dict.fromkeys((*then, *asked)):  # another kind of run has others
+    for name in dict.fromkeys((*then, *asked)):  # kinds of run differ in their options
         if (old := then.get(name)) != (value := asked.get(name)):
-            faults.add(name, f"was {old} when the run was begun, and is {value}")
+            faults.add(name, f"was {old} when the run was started, and is now {value}")
     faults.refuse(ExportError, file=folder, remedy=remedy)

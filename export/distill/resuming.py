@@ -1,11 +1,11 @@
-"""Checkpoints from which a run continues: its weights, its optimizer, how far it is.
+"""Checkpoints from which a run continues: weights, optimizer and progress.
 
     step-N/         weights.safetensors, optimizer.pt (tensors and numbers), progress.json, and
                     sums.json: SHA-256 of the other three
-    .step-N.tmp/    being written; what a killed run left of it is removed by the next save
+    .step-N.tmp/    being written; the next save removes one that a killed run left
 
-Every byte is checked before a run continues from it. One that is damaged is passed over for the
-one before it.
+Every byte is checked before a run continues from a checkpoint. A damaged checkpoint is skipped for
+the one before it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edge.errors import ExportError
 from edge.export.distill.folders import sync, sync_tree
 from edge.export.distill.optimizer import Optimizer
 
-KEEP = 2  # checkpoints of a run
+KEEP = 2  # newest checkpoints to keep
 WEIGHTS, OPTIMIZER, PROGRESS, SUMS = (
     "weights.safetensors", "optimizer.pt", "progress.json", "sums.json",
 )  # fmt: skip
@@ -36,17 +36,17 @@ WEIGHTS, OPTIMIZER, PROGRESS, SUMS = (
 
 @dataclass(frozen=True)
 class Kept:
-    """A checkpoint, all of it checked.
+    """A checkpoint whose every byte has been checked.
 
     Attributes:
-        progress: what it was saved with.
+        progress: progress it was saved with.
     """
 
     folder: Path
     progress: dict[str, Any]
 
     def load(self, weights: Mapping[str, Tensor], optimizer: Optimizer) -> None:
-        """Fill `weights` and the optimizer."""
+        """Load the checkpoint into `weights` and the optimizer."""
         device = next(iter(weights.values())).device
         held = load_file(self.folder / WEIGHTS, device=str(device))
         with torch.no_grad():
@@ -59,8 +59,8 @@ class Kept:
 def save(
     folder: Path, weights: Mapping[str, Tensor], optimizer: Optimizer, progress: dict[str, Any]
 ) -> None:
-    """Add a checkpoint to `folder`; the one before it stays. Raises OSError and SafetensorError,
-    with those from before in place.
+    """Add a checkpoint to `folder` and keep the one before it. Raises OSError or SafetensorError
+    when it cannot be written; earlier checkpoints then stay.
     """
     name = f"step-{progress['step']:08d}"
     temporary = folder / f".{name}.tmp"
@@ -82,7 +82,7 @@ def save(
         raise
     sync(folder)
     found = _checkpoints(folder)
-    # those ahead of this one were damaged, or it would have begun there
+    # later checkpoints are damaged, or the run would have continued from there
     ahead = [each for each in found if each.name > name]
     whole = [each for each in found if each.name <= name]
     for old in [*ahead, *whole[:-KEEP]]:
@@ -90,8 +90,8 @@ def save(
 
 
 def newest(folder: Path, report: Callable[[str], None]) -> Kept | None:
-    """The newest whole checkpoint; None where there is none at all. `report` hears of those that
-    are damaged. Raises ExportError where all are.
+    """Return the newest intact checkpoint, or None if there are no checkpoints. Damaged ones are
+    reported. Raises ExportError when all are damaged.
     """
     damaged = []
     for found in reversed(_checkpoints(folder)):
@@ -99,11 +99,11 @@ def newest(folder: Path, report: Callable[[str], None]) -> Kept | None:
             return Kept(found, _checked(found))
         except ExportError as problem:
             damaged.append(problem)
-            report(f"passed over: {problem}")
+            report(f"skipped: {problem}")
     if damaged:
         raise ExportError(
             damaged[0].message, file=damaged[0].file,
-            remedy=f"no other is whole; to begin again remove {folder.parent}",
+            remedy=f"no other checkpoint is intact; to start over, remove {folder.parent}",
         )  # fmt: skip
     return None
 
@@ -113,7 +113,8 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _checked(folder: Path) -> dict[str, Any]:
-    """Its progress. Raises ExportError: a file is missing, or not as it was written."""
+    """Check a checkpoint and return its progress. Raises ExportError when a file is missing or
+    altered."""
     try:
         sums = json.loads((folder / SUMS).read_bytes())
         for name in (WEIGHTS, OPTIMIZER, PROGRESS):
@@ -135,7 +136,7 @@ def _sum(file: Path) -> str:
 
 
 class _Disk(io.BufferedWriter):
-    """A file for torch.save, which tells of a full disk as if it were a fault of its own."""
+    """A file for torch.save that keeps the OSError of a full disk, which torch.save would hide."""
 
     problem: OSError | None = None
 

@@ -1,4 +1,4 @@
-"""Text as rows of tokens: files end to end, cut into rows of one length, in a stated order."""
+"""Read text as rows of tokens: files end to end, cut into rows of one length, in a fixed order."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from edge.errors import ExportError
 from edge.export.calibration.texts import CalibrationText, TextReader, read_text
 
 Ids = NDArray[np.int32]
-HELD_OUT = 16  # rows that are measured and never learned
-EVERY = 32  # at most one row in so many
+HELD_OUT = 16  # rows to measure on, never learned
+EVERY = 32  # hold out at most one row in 32
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """learned [n, T] and held_out [m, T]: token ids.
+    """Rows of token ids.
 
     Attributes:
-        record: what they were read from, for whoever wants to continue with the same.
+        learned: ids [n, T] to learn from.
+        held_out: ids [m, T] to measure on.
+        record: description of the files, which a continued run must match.
     """
 
     learned: Ids
@@ -34,11 +36,11 @@ class TokenRows:
         return self.learned.size
 
     def batch(self, number: int, size: int, seed: int) -> Ids:
-        """The batch of that number, of `size` rows."""
+        """Return batch `number`, of `size` rows."""
         return self.learned[self.places(number, size, seed)]
 
     def places(self, number: int, size: int, seed: int) -> NDArray[np.int64]:
-        """Which rows it has; every epoch has an order of its own."""
+        """Return the indices of the batch's rows; every epoch has a different order."""
         each = len(self.learned) // size
         epoch, place = divmod(number, each)
         order = np.random.default_rng([seed, epoch]).permutation(len(self.learned))
@@ -48,11 +50,11 @@ class TokenRows:
 def read_rows(
     files: Sequence[Path], reader: TextReader, length: int, wanted: int | None, valid: Path | None
 ) -> TokenRows:
-    """Rows of `length` tokens of all the files; with `wanted`, about so many tokens of them, of
-    every file its share by size, evenly spread.
+    """Read rows of `length` tokens from all files, or only about `wanted` tokens: a share of each
+    file by its size, evenly spread.
 
-    `valid`: a file to measure on; without it a few rows of the others are held out. Raises
-    ExportError: a file that cannot be read, or too little text.
+    `valid` is a file to measure on; without it a few rows of the others are held out. Raises
+    ExportError when a file cannot be read or there is too little text.
     """
     sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
     found, texts = [], []
@@ -73,7 +75,7 @@ def read_rows(
     if len(rows) < 2:
         raise ExportError(
             f"holds {len(rows)} rows of {length} tokens: none is left to learn", file=files[0],
-            remedy="give more text, or shorter rows by --length",
+            remedy="give more text, or a smaller --length",
         )  # fmt: skip
     held = np.linspace(0, len(rows) - 1, count + 2).astype(int)[1:-1]
     mask = np.zeros(len(rows), bool)

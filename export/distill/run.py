@@ -1,4 +1,4 @@
-"""The distillation of a hybrid: which mixers are made, what they learn in which stage."""
+"""Distill a hybrid: make its mixers and train them in stages."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from edge.export.network import Network
 
 MATCH = Rates(muon=6e-3, adam=4e-3, decay=0.0)
 LEARN = Rates(muon=1e-3, adam=5e-4, decay=0.0)
-FIRST_ROWS = 16  # of the text, on which mixers are made
+FIRST_ROWS = 16  # rows of text on which mixers are initialised
 
 
 @dataclass(frozen=True)
 class DistillSummary(Summary):
-    """A hybrid that was made.
+    """Result of a distillation.
 
     Attributes:
-        replaced: the blocks without attention, of `blocks`.
-        costs: KL in nats a token of replacing a block alone; empty unless measured.
-        phases: what each phase reached.
+        replaced: blocks without attention.
+        blocks: number of blocks.
+        costs: block → KL in nats a token of replacing it alone; empty unless measured.
+        phases: figures reached in each phase.
     """
 
     replaced: tuple[int, ...]
@@ -45,7 +46,7 @@ class DistillSummary(Summary):
 
 
 class Distillation(LongRun[DistillOptions]):
-    """One run that makes a hybrid of a teacher."""
+    """A run that makes a hybrid from a teacher."""
 
     def prepare(self) -> None:
         self.blocks = len(self.checkpoint.config.layers) // 2
@@ -58,13 +59,13 @@ class Distillation(LongRun[DistillOptions]):
 
     @property
     def network(self) -> Network:  # type: ignore[override]
-        """The hybrid as it is now."""
+        """The hybrid in its current form."""
         return self.student.network
 
-    # -- what is to be done -----------------------------------------------------------------------
+    # -- planning ---------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        """Which blocks may be replaced, which are if nothing is measured, and the stages."""
+        """Choose the blocks that may be replaced, the default ones to replace, and the stages."""
         every, options = list(range(self.blocks)), self.options
         counts = [self.blocks - hybrid.kept_count(share, self.blocks) for share in options.keep]
         if options.chosen:
@@ -105,7 +106,7 @@ class Distillation(LongRun[DistillOptions]):
 
     def start(self) -> None:
         if self.candidates and not self.options.fresh:
-            self.report("making mixers of attention")
+            self.report("making mixers from attention")
             first = self._ids(self.rows.learned[:FIRST_ROWS])
             with self.autocast():
                 self.student.initialise(self.teacher, first, self.options.batch)
@@ -138,7 +139,7 @@ class Distillation(LongRun[DistillOptions]):
         return stages.learn(self.teacher, self.network, ids, taught, shares, bf16, again)
 
     def leave(self, stage: Stage) -> None:
-        """The choice of blocks after matching, figures, the hybrid of an earlier phase."""
+        """Choose blocks after matching; measure; write the hybrid of an earlier phase."""
         if stage.name == "match":
             if self.options.layers == "measured":
                 self._choose()

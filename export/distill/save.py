@@ -1,4 +1,4 @@
-"""Writing a hybrid as a checkpoint folder that `edge export` reads: the teacher's own files, with
+"""Write a hybrid as a checkpoint folder that `edge export` reads: the teacher's files, plus
 mamba_config.json and the new mixers' tensors (`edge.export.checkpoint.families.mamba_in_llama`).
 """
 
@@ -28,11 +28,11 @@ WEIGHTS = "model.safetensors"
 
 
 def source_layout(checkpoint: Checkpoint) -> Layout:
-    """Where a checkpoint folder keeps its tensors. Raises ExportError for a bundle."""
+    """Return the layout of a checkpoint folder's tensors. Raises ExportError for a bundle."""
     if checkpoint.manifest is not None:
         raise ExportError(
-            "is a bundle, which has no config.json to begin with",
-            file=checkpoint.path, remedy="give the checkpoint that it was made from",
+            "is a bundle, not a checkpoint: it has no config.json",
+            file=checkpoint.path, remedy="give the checkpoint that it was exported from",
         )  # fmt: skip
     values = checkpoint.source_config
     return find_layout(Fields(checkpoint.path / "config.json", values))[1]
@@ -41,10 +41,10 @@ def source_layout(checkpoint: Checkpoint) -> Layout:
 def write_hybrid(
     student: Student, checkpoint: Checkpoint, folder: Path, figures: Mapping[str, Any]
 ) -> None:
-    """Put the hybrid at `folder`, in place of one that was there.
+    """Write the hybrid to `folder`, replacing an older one.
 
-    What did not learn is copied from the teacher's files as it stands there, bit for bit; what did
-    is fp32. `figures` go into the model card.
+    Tensors that did not learn are copied bit for bit from the teacher's files; the others are fp32.
+    `figures` go into the model card.
     """
     whole = source_layout(checkpoint)
     layout = mamba_in_llama.replace_attention(whole, student.replaced, student.make)
@@ -62,8 +62,9 @@ def write_checkpoint(
     folder: Path, source: Checkpoint, layout: Layout, tensors: Mapping[str, Tensor], done: str,
     figures: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Put a model of the form of `source` at `folder`, in place of one that was there; `done`: what
-    was done to it, for the model card.
+    """Write a model of the same form as `source` to `folder`, replacing an older one.
+
+    `done` says in the model card what was done to the model.
     """
     file = source.path / mamba_in_llama.CONFIG
     others = {file.name: read_json(file)} if file.is_file() else {}
@@ -75,7 +76,7 @@ def write_folder(
     folder: Path, source: Checkpoint, layout: Layout, tensors: Mapping[str, Tensor],
     config: Mapping[str, Any], readme: str, others: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:  # fmt: skip
-    """A checkpoint with the tokenizer of `source`; `others`: further files of JSON."""
+    """Write a checkpoint with the tokenizer of `source`; `others` are further JSON files."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -101,7 +102,7 @@ def _mamba_config(student: Student) -> dict[str, object]:
 
 
 def card(student: Student, checkpoint: Checkpoint, figures: Mapping[str, Any]) -> str:
-    """The model card: where the hybrid comes from, and how far it is from there."""
+    """Return the model card: the hybrid's origin, and its distance from the teacher."""
     blocks = len(student.teacher_config.layers) // 2
     gone = len(student.replaced)
     kind = "Mamba" if student.makes_mamba1 else "Mamba-2"
@@ -109,14 +110,14 @@ def card(student: Student, checkpoint: Checkpoint, figures: Mapping[str, Any]) -
     told = (
         f"{gone} of {blocks} attention layers are {kind} (blocks {mixers}); they were initialised "
         "from the attention in their place and distilled from the teacher by `edge distill` "
-        "(The Mamba in the Llama, arXiv 2408.15237). Everything else is the teacher's. It knows "
-        "what its teacher knows, or less, and has the teacher's limits."
+        "(The Mamba in the Llama, arXiv 2408.15237). Everything else is the teacher's. The hybrid "
+        "knows at most what its teacher knows, and has the same limits."
     )
     return model_card(checkpoint, f"A hybrid of {checkpoint.path.name}", told, figures)
 
 
 def model_card(source: Checkpoint, title: str, told: str, figures: Mapping[str, Any]) -> str:
-    """A README.md with the licence of `source` and a table of figures."""
+    """Return a README.md with the licence of `source` and a table of figures."""
     licence = text_files.licence(source)
     front = ["---", f"license: {licence}", "---", ""] if licence else []
     shown = {k: f"{v:.5g}" if isinstance(v, float) else str(v) for k, v in figures.items()}

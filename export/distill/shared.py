@@ -1,5 +1,5 @@
-"""Heads that shared a key and a value keep sharing them: their rows of in_proj and of the
-convolution are one parameter, which is repeated where it is used.
+"""Share parameters among heads that shared a key and a value in attention: their rows of in_proj
+and of the convolution are one parameter, which is repeated on use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edge.export.network import Network
 
 
 class RepeatedRows(nn.Module):
-    """rows [n]: which row of the parameter each row of the weight is."""
+    """Repeats rows of a parameter; rows [n] says which one each row of the weight is."""
 
     rows: Tensor
     first: Tensor
@@ -32,7 +32,7 @@ class RepeatedRows(nn.Module):
 
 
 def share_rows(mixer: nn.Module, config: Mixer, kv_heads: int) -> None:
-    """Make the parameters of a mixer's in_proj and conv1d those of `kv_heads` heads of x and B."""
+    """Reduce a mixer's in_proj and conv1d to the parameters of `kv_heads` heads of x and B."""
     for module, rows in grouped_rows(config, kv_heads).items():
         holder = mixer.get_submodule(module)
         if len(set(rows)) < len(rows):
@@ -41,14 +41,14 @@ def share_rows(mixer: nn.Module, config: Mixer, kv_heads: int) -> None:
 
 
 def share(network: Network, name: str, rows: tuple[int, ...]) -> None:
-    """The same of one tensor of a network, by its canonical name."""
+    """Share the rows of one tensor of a network, by its canonical name."""
     module, kind = network.holder(name)
     parametrize.register_parametrization(module, kind, RepeatedRows(rows))
 
 
 @torch.no_grad()
 def set_tensor(mixer: nn.Module, name: str, value: Tensor) -> None:
-    """Give a mixer's tensor these values, whether it is a parameter or made of one."""
+    """Set a mixer's tensor, whether it is a parameter or computed from one."""
     module, _, kind = name.rpartition(".")
     holder = mixer.get_submodule(module)
     if parametrize.is_parametrized(holder, kind):

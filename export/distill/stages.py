@@ -1,4 +1,4 @@
-"""The two stages: mixers learn what their attention says, then the whole what the teacher says."""
+"""The two stages: mixers learn their attention's outputs, then the network its teacher's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from edge.export.network import Network, through
 
 
 def match(teacher: Network, student: Student, ids: Tensor, bf16: bool) -> dict[int, float]:
-    """Each new mixer reads what its attention reads and learns what it says, on the teacher's own
-    hidden states. Gradients are left in the mixers; none goes through anything else.
+    """Train each new mixer to map its attention's input to its output, on the teacher's hidden
+    states. Leaves gradients in the mixers, and nowhere else.
 
-    ids [B, T]. Returns the loss of every block: the squared error over the squared output.
+    ids [B, T]. Returns the loss of each block: the squared error over the squared output.
     """
     found: dict[int, float] = {}
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
@@ -33,7 +33,7 @@ def match(teacher: Network, student: Student, ids: Tensor, bf16: bool) -> dict[i
 
 @torch.no_grad()
 def taught_hidden(teacher: Network, ids: Tensor, bf16: bool) -> Tensor:
-    """The teacher's last hidden [B, T - 1, D] before every id of ids [B, T] but the first."""
+    """Return the teacher's last hidden [B, T - 1, D] for predicting ids [B, T] but the first."""
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
         return teacher.hidden(ids[:, :-1])[0]
 
@@ -42,11 +42,11 @@ def learn(
     teacher: Network, network: Network, ids: Tensor, taught: Tensor, shares: Shares,
     bf16: bool, recompute: bool,
 ) -> float:  # fmt: skip
-    """The network learns the teacher's distribution, and with `shares.label` the text itself
-    (equation 2). Gradients are left in what learns.
+    """Train the network on the teacher's distribution, and with `shares.label` on the text itself
+    (equation 2). Leaves gradients in the parameters that learn.
 
-    ids [B, T]; `taught`: see `taught_hidden`; `recompute` keeps the inputs of layers alone and runs
-    each again for its gradient. Returns the mean loss in nats a token.
+    ids [B, T]; `taught` is from `taught_hidden`; `recompute` stores only the inputs of layers and
+    runs each again in the backward pass. Returns the mean loss in nats a token.
     """
     targets, taught = ids[:, 1:].flatten(), taught.flatten(0, 1)
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
@@ -61,7 +61,7 @@ def learn(
 
 
 def hidden_of(network: Network, ids: Tensor, recompute: bool) -> Tensor:
-    """The last hidden [B, T, D]; `recompute` as for `learn`."""
+    """Return the last hidden [B, T, D]; `recompute` as for `learn`."""
     if not recompute:
         return network.hidden(ids)[0]
     layers: Sequence[nn.Module] = [_Recomputed(layer) for layer in network.layers]
@@ -72,7 +72,7 @@ def hidden_of(network: Network, ids: Tensor, recompute: bool) -> Tensor:
 
 
 class _Recomputed(nn.Module):
-    """A layer that is run again in the backward pass, instead of keeping what it needs there."""
+    """A layer that runs again in the backward pass instead of storing its activations."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

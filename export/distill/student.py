@@ -18,12 +18,12 @@ from edge.export.mixers import mixer_of
 from edge.export.mixers.base import State
 from edge.export.network import Network, empty_state
 
-SMALLEST = 1e-3  # of a mixer's outputs, so that its gradients do not vanish
+SMALLEST = 1e-3  # lower bound on a mixer's scale, so that its gradients do not vanish
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One attention layer of the teacher on some tokens: u [B, T, D], which it reads, and y."""
+    """Input u and output y [B, T, D] of one attention layer of the teacher on some tokens."""
 
     block: int
     u: Tensor
@@ -31,7 +31,7 @@ class Visit:
 
 
 def visits(teacher: Network, blocks: Sequence[int], ids: Tensor) -> Iterator[Visit]:
-    """The teacher's own hidden states at some blocks, one after the other; nothing of it learns."""
+    """Yield the inputs and outputs of the teacher's attention at some blocks, in order."""
     wanted, x = set(blocks), teacher.embedding(ids)
     states = teacher.initial_state(len(ids)).layers
     for index, layer in enumerate(teacher.layers[: 2 * max(wanted) + 1]):
@@ -44,20 +44,22 @@ def visits(teacher: Network, blocks: Sequence[int], ids: Tensor) -> Iterator[Vis
 
 
 class Student(nn.Module):
-    """A hybrid that shares what it does not learn with its teacher.
+    """A hybrid that shares with its teacher the parameters that it does not learn.
 
     Attributes:
-        mixers: the new ones, by block; those that are not in use too.
-        network: the hybrid as it is now. `replace` says which blocks have their new mixer.
-        replaced: those blocks.
+        mixers: block → new mixer, including those not in use.
+        network: the hybrid in its current form; `replace` changes it.
+        replaced: blocks that use their new mixer.
     """
 
     def __init__(
         self, teacher: Network, blocks: Sequence[int], *, apart: bool = False,
         make: Make = mixer_for,
     ) -> None:  # fmt: skip
-        """`blocks`: all that might be replaced. `apart`: nothing is shared with the teacher, and
-        everything may learn. `make`: the mixer in an attention layer's place.
+        """Make new mixers for `blocks`, those that may be replaced.
+
+        With `apart` nothing is shared with the teacher, and everything may learn. `make` returns
+        the config of the mixer that replaces an attention layer.
         """
         super().__init__()
         self.teacher_config, self.apart, self.make = teacher.config, apart, make
@@ -68,7 +70,7 @@ class Student(nn.Module):
             made = mixer_of(config).module(teacher.config.d_model, teacher.config.norm.eps)
             share_rows(made, config, attention.n_kv_heads)
             self.mixers[str(block)] = made
-        # what deepcopy is told it has copied already, it shares
+        # deepcopy shares what the memo says it has already copied
         memo = {} if apart else {id(p): p for p in teacher.parameters()}
         self.network: Network = copy.deepcopy(teacher, memo)
         self._attention = {
@@ -86,7 +88,7 @@ class Student(nn.Module):
         return found
 
     def replace(self, blocks: Sequence[int]) -> None:
-        """Give exactly these blocks their new mixer, the others their attention."""
+        """Use the new mixers in exactly these blocks, and attention in the others."""
         for block, attention in self._attention.items():
             mixer = self.mixers[str(block)] if block in blocks else attention
             self.network.layers[2 * block].mixer = mixer
@@ -94,18 +96,18 @@ class Student(nn.Module):
         self.network.config = hybrid_config(self.teacher_config, self.replaced, self.make)
 
     def kept(self) -> dict[str, Tensor]:
-        """The parameters that a run may have changed: what it continues from."""
+        """Return the parameters that a run may change, which a checkpoint must store."""
         named = self.named_parameters()
         return {name: p for name, p in named if self.apart or name.startswith("mixers.")}
 
     def learned(self, name: str) -> bool:
-        """Whether the tensor of this canonical name may differ from the teacher's."""
+        """Return whether the tensor of this canonical name may differ from the teacher's."""
         parts = name.split(".")
         inside = parts[0] == "layers" and parts[2] != "norm"
         return self.apart or (inside and int(parts[1]) in {2 * b for b in self.replaced})
 
     def learns(self, parts: Sequence[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
-        """Let these modules learn and nothing else: their matrices, and what is none."""
+        """Let only these modules learn; return their matrices and their other parameters."""
         self.requires_grad_(False)
         for part in parts:
             part.requires_grad_(True)
@@ -119,14 +121,15 @@ class Student(nn.Module):
         return matrices, [p for p in chosen if id(p) not in picked]
 
     def run_mixer(self, visit: Visit) -> Tensor:
-        """A new mixer on what its attention reads, from an empty state."""
+        """Run a block's new mixer on its attention's input, from an empty state."""
         config = self.make(self.attention_config(visit.block))
         y: Tensor = self.mixers[str(visit.block)](visit.u, _empty(config, visit.u), 0)[0]
         return y
 
     @torch.no_grad()
     def initialise(self, teacher: Network, rows: Tensor, batch: int) -> None:
-        """Make every new mixer of its attention, as it works on `rows` [n, T]."""
+        """Initialise every new mixer from its attention and the attention's inputs on `rows`
+        [n, T]."""
         blocks = [int(name) for name in self.mixers]
         seen: dict[int, list[Inputs]] = {block: [] for block in blocks}
         for ids in rows.split(batch):
@@ -143,8 +146,8 @@ class Student(nn.Module):
         self._fit_sizes(teacher, rows, batch)
 
     def _fit_sizes(self, teacher: Network, rows: Tensor, batch: int) -> None:
-        """Scale every mixer so that its outputs come nearest to the attention's: Mamba-2 by its
-        norm, Mamba-1 a head at a time.
+        """Scale every mixer so that its outputs are nearest to the attention's: Mamba-2 by its
+        norm, Mamba-1 by a factor per head.
         """
         blocks = [int(name) for name in self.mixers]
         fits = {block: _Fit(self._out_proj(block)) for block in blocks}
@@ -166,7 +169,7 @@ class Student(nn.Module):
 
 
 class _Fit:
-    """Least squares of what a linear layer gives against what was wanted, over all that it read."""
+    """Least-squares fit of a linear layer's scales to wanted outputs, over all observed inputs."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self.layer = layer
@@ -174,7 +177,8 @@ class _Fit:
 
     @contextmanager
     def reading(self, wanted: Tensor) -> Iterator[None]:
-        """Look at what the layer reads [..., K] while `wanted` [..., N] should come of it."""
+        """Observe the layer's inputs [..., K] inside the context; `wanted` [..., N] is the output
+        that it should have."""
         y = wanted.flatten(0, -2).double()
 
         def read(_: nn.Module, given: tuple[Tensor]) -> None:
@@ -186,7 +190,7 @@ class _Fit:
         hook.remove()
 
     def sizes(self, groups: int) -> Tensor:
-        """Factors [K] of the layer's columns, of which `groups` that lie together have one each."""
+        """Return factors [K] of the layer's columns: one per contiguous group, of `groups`."""
         w = self.layer.weight.double()
         width = w.shape[1] // groups
         gram = (self.squares * (w.T @ w)).reshape(groups, width, groups, width).sum((1, 3))

@@ -1,4 +1,4 @@
-"""config.json of the classes of transformers that hold what is trained here."""
+"""Make config.json for the transformers classes of the models trained here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Values = dict[str, Any]
 
 
 def common_fields(config: ModelConfig) -> Values:
-    """What all of them have, without the ids of special tokens."""
+    """Return the fields that all these classes have, without the ids of special tokens."""
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -21,7 +21,7 @@ def common_fields(config: ModelConfig) -> Values:
 
 
 def mamba_config(config: ModelConfig) -> Values:
-    """The config of `MambaForCausalLM`."""
+    """Return the config of `MambaForCausalLM`."""
     mamba = next(layer for layer in config.layers if isinstance(layer, Mamba1Config))
     return _recurrent(config, mamba) | {
         "architectures": ["MambaForCausalLM"],
@@ -31,7 +31,7 @@ def mamba_config(config: ModelConfig) -> Values:
 
 
 def mamba2_config(config: ModelConfig) -> Values:
-    """The config of `Mamba2ForCausalLM`."""
+    """Return the config of `Mamba2ForCausalLM`."""
     mamba = next(layer for layer in config.layers if isinstance(layer, Mamba2Config))
     return _recurrent(config, mamba) | {
         "architectures": ["Mamba2ForCausalLM"],

@@ -1,5 +1,5 @@
-"""What follows distillation: fine-tuning on answers and on preferences (The Mamba in the Llama,
-section 3, equations 2 and 4).
+"""Fine-tune on answers and on preferences after distillation (The Mamba in the Llama, section 3,
+equations 2 and 4).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Tuned = TypeVar("Tuned", bound=TuneOptions)
 
 
 class Tuning(LongRun[Tuned]):
-    """A run in which a model learns from conversations, beside what it or its teacher was.
+    """A run in which a model learns from conversations, next to its teacher or its former self.
 
-    Embedding and head stay as they are.
+    Embedding and head do not change.
     """
 
     rates: ClassVar[Rates]
@@ -53,9 +53,9 @@ class Tuning(LongRun[Tuned]):
         self.source = open_checkpoint(self.options.model)
         self.layout = source_layout(self.source)
         if self.source.config.vocab_size != self.teacher.config.vocab_size:
-            raise ExportError("has another vocabulary than its teacher", file=self.source.path)
+            raise ExportError("has a different vocabulary from its teacher", file=self.source.path)
         if any(place.adapter or place.behind for place in self.layout.pieces.values()):
-            raise ExportError("has shared layers with adapters: not tuned", file=self.source.path)
+            raise ExportError("shares layers with adapters: cannot tune", file=self.source.path)
         self.network = Network(self.source.config)
         self.network.load_canonical(dict(self.source.tensors()))
         self.network.to(self.options.device)
@@ -72,7 +72,7 @@ class Tuning(LongRun[Tuned]):
         fixed = {
             id(tensor)
             for name, tensor in self.network.canonical_tensors().items()
-            if name in ENDS or name not in self.layout.pieces  # those are stored nowhere
+            if name in ENDS or name not in self.layout.pieces  # the latter are not stored
         }
         for parameter in self.network.parameters():
             parameter.requires_grad_(id(parameter) not in fixed)
@@ -88,15 +88,15 @@ class Tuning(LongRun[Tuned]):
     @property
     @abstractmethod
     def title(self) -> str:
-        """The model card's first words, and what was done."""
+        """The model card's first words, which say what was done."""
 
     def hidden(self, network: Network, ids: Tensor) -> Tensor:
-        """The last hidden [B, T - 1, D] before every id but the first."""
+        """Return the last hidden [B, T - 1, D] for predicting every id but the first."""
         with self.autocast():
             return hidden_of(network, ids[:, :-1], self.options.recompute)
 
     def answers(self, network: Network, rows: Tensor) -> Tensor:
-        """log p of the answer of each row [B, T], ids as `conversations` has them; in nats."""
+        """Return log p, in nats, of the answers in each row [B, T] of `conversations` ids."""
         ids, said = plain(rows), rows[:, 1:] >= 0
         hidden = self.hidden(network, ids)
         dtype = torch.bfloat16 if self.options.uses_bf16 else torch.float32
@@ -107,12 +107,12 @@ class Tuning(LongRun[Tuned]):
         ])  # fmt: skip
 
     def held(self) -> Iterable[Tensor]:
-        """What is held out, a row at a time."""
+        """Yield the held-out rows, one at a time."""
         return (self._ids(row[None]) for row in self.rows.held_out)
 
 
 class FineTuning(Tuning[TuneOptions]):
-    """Answers are learned: their tokens, and with a teacher its distribution over them."""
+    """Learns the tokens of answers, and with a teacher its distribution over them."""
 
     rates = Rates(muon=1e-3, adam=5e-4, decay=0.0)
     form = "a conversation"
@@ -142,7 +142,7 @@ class FineTuning(Tuning[TuneOptions]):
 
     @torch.no_grad()
     def judged(self) -> dict[str, float]:
-        """Nats a token of the answers held out, of the model and of its teacher."""
+        """Return nats a token on the held-out answers, for the model and for its teacher."""
         nats, theirs, count = 0.0, 0.0, 0
         for row in self.held():
             nats -= float(self.answers(self.network, row))
@@ -153,7 +153,7 @@ class FineTuning(Tuning[TuneOptions]):
 
 
 class PreferenceTuning(Tuning[PreferenceOptions]):
-    """DPO (equation 4; arXiv 2305.18290, equation 7): the chosen answer gains over the rejected."""
+    """DPO (equation 4; arXiv 2305.18290, equation 7): favors chosen answers over rejected ones."""
 
     rates = Rates(muon=1e-4, adam=5e-5, decay=0.0)
     form = "a preference"
@@ -161,7 +161,7 @@ class PreferenceTuning(Tuning[PreferenceOptions]):
     title = "tuned on preferences by `edge train dpo`"
 
     def margins(self, pairs: Tensor) -> Tensor:
-        """β·(log p/p_teacher of the chosen - log p/p_teacher of the rejected), [B].
+        """Return β·(log p/p_teacher of the chosen - log p/p_teacher of the rejected), [B].
 
         pairs [B, 2, T], the chosen first.
         """
@@ -179,7 +179,7 @@ class PreferenceTuning(Tuning[PreferenceOptions]):
 
     @torch.no_grad()
     def judged(self) -> dict[str, float]:
-        """The loss of pairs held out, the mean margin, and how often the chosen answer gained."""
+        """Return the loss and mean margin of held-out pairs, and the share of positive margins."""
         found = torch.cat([self.margins(pair) for pair in self.held()])
         return {
             "loss": float(-F.logsigmoid(found).mean()),
@@ -189,12 +189,12 @@ class PreferenceTuning(Tuning[PreferenceOptions]):
 
 
 def plain(rows: Tensor) -> Tensor:
-    """The ids of rows in which what is no answer is ~id."""
+    """Return the ids of rows that store ~id outside answers."""
     return torch.where(rows < 0, ~rows, rows)
 
 
 def share_stored(network: Network, layout: Layout) -> None:
-    """Keep rows that the checkpoint stores once as one parameter."""
+    """Make rows that the checkpoint stores once share one parameter."""
     for name, place in layout.pieces.items():
         stored = _stored_rows(place)
         if len(set(stored)) < len(stored):
@@ -202,7 +202,7 @@ def share_stored(network: Network, layout: Layout) -> None:
 
 
 def _stored_rows(place: TensorPlace) -> tuple[int, ...]:
-    """Which stored row each row is, counted over all that the tensor is made of."""
+    """Return the index of the stored row for each row, counted over all pieces of the tensor."""
     parts = [(block.source.name, row) for block in place.blocks for row in block.rows]
     order = {part: at for at, part in enumerate(dict.fromkeys(parts))}
     return tuple(order[part] for part in parts) if parts else place.rows

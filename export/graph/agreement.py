@@ -1,11 +1,11 @@
-"""Does ONNX Runtime compute what the reference ops do, on a whole model whose values are rounded?
+"""Check that ONNX Runtime agrees with the reference ops on a whole model with rounded values.
 
-Two engines that add in another order differ by 1e-7, and now and then that makes one round up what
-the other rounds down. One such step is a sixth of a layer's whole rounding noise at 512 channels,
-and every later layer rounds again: after a few layers both have rounding noise of the same size and
-of their own, though each computes every op right. What a model makes of that says little about
-either engine. So the reference is kept on the engine's track: at every rounded value it is told
-what the engine rounded to, after its own result has been compared with it.
+Two engines that sum in a different order differ by 1e-7. Now and then one therefore rounds up where
+the other rounds down. One such flip is a sixth of a layer's whole rounding noise at 512 channels,
+and every later layer rounds again. After a few layers the two have independent rounding noise of
+the same size, though each computes every op correctly, so the model's output says little about
+either engine. The reference therefore follows the engine: each rounded value is compared, and then
+replaced with the engine's.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from edge.plugins.onnx.library import op_of
 
 Tokens = NDArray[np.int64]
 
-# On one track: KL in nats a token, the same likeliest token, and values rounded differently.
+# Limits, given the same rounded values: KL in nats a token, share of equal likeliest tokens, and
+# share of values rounded differently.
 KL, TOP1, FLIPS = 1e-4, 0.995, 1e-4
-# Of the largest value: between the noise of floats and a step of rounding.
+# Share of the largest value, between floating-point noise and a rounding step.
 _SAME = 1e-3
 _FAKE = ("FakeQuantize", "FakeQuantizeRows")
 
 
 def rounded_values(model: onnx.ModelProto) -> list[str]:
-    """Names of the values that some node of the graph rounds, states aside."""
+    """Return the names of the values that nodes of the graph round, except states."""
     names = []
     for node in model.graph.node:
         if node.domain == DOMAIN:
@@ -57,14 +58,14 @@ def rounded_values(model: onnx.ModelProto) -> list[str]:
 
 
 def splits(model: onnx.ModelProto) -> dict[str, tuple[str, str]]:
-    """Outputs of every SplitQuantizeRows: outliers → y and scale."""
+    """Return the outputs of every SplitQuantizeRows: outliers → (y, scale)."""
     nodes = (n for n in model.graph.node if n.op_type == "SplitQuantizeRows")
     return {node.output[2]: (node.output[0], node.output[1]) for node in nodes}
 
 
 @dataclass
 class _Recorder:
-    """A session that keeps what it computed of some values, run after run."""
+    """A session that records the values of `names` over all its runs."""
 
     session: GraphSession
     names: Collection[str]
@@ -85,13 +86,13 @@ class _Recorder:
         return found[: len(names)]
 
     def values(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Each value over all runs; time is the first axis."""
+        """Yield each value over all runs, joined along time, the first axis."""
         for name, parts in self.seen.items():
             yield name, np.concatenate(parts)
 
 
 def _signed(array: NDArray[Any]) -> NDArray[Any]:
-    """The int8 numbers that ONNX Runtime holds as u8 with zero point 128."""
+    """Convert u8 with zero point 128, as ONNX Runtime holds int8 numbers, to int8."""
     if array.dtype == np.uint8:
         return (array.astype(np.int16) - 128).astype(np.int8)
     return np.array(array)
@@ -99,10 +100,10 @@ def _signed(array: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass
 class Track:
-    """Compares what the reference rounds to with what the engine did, and continues with that.
+    """Compares the reference's rounded values with the engine's, and continues with the engine's.
 
-    Products with experts round their input themselves, and the reference cannot be told how. What
-    one flip there does to a row of a later value is one flip: `by_row`.
+    Products with experts round their own input, which cannot be replaced in the reference. With
+    `by_row`, all flips in a row of a later value count as one.
     """
 
     engine: dict[str, NDArray[Any]]
@@ -130,8 +131,8 @@ class Track:
         return torch.from_numpy(found)
 
     def _split(self, outliers: str) -> None:
-        """A value at the threshold may be rounded by one and not by the other, and then its row has
-        another scale. That is one flip; int8 numbers are compared in the other rows.
+        """Compare a split value. At the threshold only one side may round, which changes the row's
+        scale: that is one flip. int8 numbers are compared in the other rows.
         """
         y, _ = self.splits[outliers]
         others = (self.engine[outliers] != 0) != (self.held[outliers].numpy() != 0)
@@ -151,14 +152,14 @@ class Track:
 
 
 def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str, Any]:
-    """ONNX Runtime against the reference ops on the graph in `folder` and tokens [1, T].
+    """Compare ONNX Runtime with the reference ops on the graph in `folder` and tokens [1, T].
 
-    `flips` is the share of rounded values that differ, by one step, between engines that were given
-    the same values; `free_*` are the figures of engines that continue with their own.
+    `flips` is the share of rounded values that differ by one step when both continue from the same
+    values. `free_*` are the figures when each continues with its own.
 
-    Raises ExportError when more than FLIPS do or one differs by more than a step, or when with the
-    same rounded values the logits are further apart than KL, or the likeliest token is another more
-    often than TOP1 allows, one near-tie aside.
+    Raises ExportError when the share exceeds FLIPS or a value differs by more than a step. Also
+    when, with the same rounded values, the logits' divergence exceeds KL, or the likeliest token
+    differs more often than TOP1 allows, one near-tie aside.
     """
     data = (folder / GRAPH_FILE).read_bytes()
     model = onnx.load_from_string(data)
@@ -200,13 +201,13 @@ def _judge(track: Track, figures: dict[str, float], count: int) -> None:
         )
     others = round((1 - figures["top1_agreement"]) * count)
     divergence = figures["kl_nats_per_token"]
-    # in a short text a single near-tie is more than the share allowed
+    # in a short text a single near-tie exceeds the allowed share
     too_often = others > max(1, (1 - TOP1) * count)
-    # a single flip in a small model is more than the share allowed too
+    # so does a single flip in a small model
     if divergence > KL or too_often or track.flips > max(1, FLIPS * track.values):
         raise ExportError(
             f"ONNX Runtime differs from the reference ops by {divergence:.1e} nats a token "
             f"({KL:.0e} allowed), prefers another token in {others} of {count} places, and rounds "
-            f"{track.flips} of {track.values} values to the other side",
+            f"{track.flips} of {track.values} values differently",
             remedy=remedy,
         )

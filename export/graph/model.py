@@ -1,4 +1,4 @@
-"""Embedding, layers, norm, head: the whole graph for any `ModelConfig`."""
+"""Build the whole graph, from embedding to head, for any `ModelConfig`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edge.rope import inverse_frequencies
 
 GRAPH_FILE = "graphs/ort.onnx"
 WEIGHT_FILE = "weights.bin"
-# A score this low has weight 0 after softmax, and stays finite in sums.
+# A score this low has weight 0 after softmax, yet stays finite in sums.
 _MASKED = -1e9
 
 Progress = Callable[[str, int, int], None]
@@ -38,15 +38,15 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class BuiltGraph:
-    """What `build_graph` wrote.
+    """Result of `build_graph`.
 
     Attributes:
-        graph, weights: the files.
+        graph, weights: paths of the files.
         opsets: domain → version.
         weight_bytes: size of weights.bin.
-        matrices: bits → how many embedding, head and linear weights are stored with so many.
-        state_dtypes: states that are not fp32, by their name as a graph input.
-        scan_logs: inputs that give back rows of what scans read, by name.
+        matrices: bits → number of embedding, head and linear weights stored with that width.
+        state_dtypes: graph input → type, for states that are not fp32.
+        scan_logs: graph input → its log, for inputs that feed logged rows back to scans.
     """
 
     graph: Path
@@ -69,11 +69,11 @@ def build_graph(
 ) -> BuiltGraph:
     """Write `graphs/ort.onnx` and `weights.bin` under `out_dir` (which must exist).
 
-    Tensors are fetched one at a time, so that peak memory is one tensor and its quantized copy.
-    `plan` may be the name of a recipe that needs no calibration. With `hessian`, 4-bit matrices
-    that it knows are rounded by GPTQ. The same config, tensors and plan give the same bytes.
-    Initializers point to "weights.bin" beside the bundle's manifest: load the graph from bytes,
-    with `session.model_external_initializers_file_folder_path` set to the bundle's folder.
+    Tensors are fetched one at a time, so peak memory is one tensor and its quantized copy. `plan`
+    may be the name of a recipe that needs no calibration. GPTQ rounds the 4-bit matrices that
+    `hessian` knows. The same config, tensors and plan give the same bytes. Initializers point to
+    "weights.bin" in the bundle's folder: load the graph from bytes, with
+    `session.model_external_initializers_file_folder_path` set to that folder.
 
     Raises ExportError when a tensor's shape or values do not fit the config or the plan.
     """
@@ -104,7 +104,7 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
     shared = _inputs(g, plan)
     count = len(config.layers) + 2
     progress("embedding", 0, count)
-    # a layer without a norm of what it reads reads this by its own name
+    # a layer without a norm before it reads the embedding under its own name
     first = "layers.0.normed" if config.layers[0].norms == "behind" else "embedded"
     x, added = embed(g, "tokens", "embedding.weight", plan.embedding, first), ""
     embedded, aside = x, ""
@@ -115,7 +115,7 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
         mixer, names = mixer_of(layer), (f"{prefix}.normed", f"{prefix}.residual")
         matrices = mixer.matrices(config.d_model)
         at = LayerGraph(g, prefix, how, shared, matrices, mixer.weight)
-        if layer.is_parallel:  # x is still what the layer before read
+        if layer.is_parallel:  # x is still the input of the previous layer
             u, _ = _read(g, layer, x, "", f"{prefix}.norm", names, reader)
             added = g.node("Add", [added, _mix(at, layer, mixer, u)], f"{prefix}.beside")
             continue
@@ -131,7 +131,7 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
         x, aside = x if aside else total, ""
         added = _mix(at, layer, mixer, u)
     progress("head", count - 1, count)
-    # Only the wanted rows go through the head: it is a third of a small model.
+    # Only the requested rows go through the head, which is a third of a small model.
     x = g.node("Gather", [x, "rows"], "wanted.residual", axis=0)
     added = g.node("Gather", [added, "rows"], "wanted.added", axis=0)
     hidden, _ = _norm(g, x, added, "norm_f", ("final", "final.residual"), plan.head)
@@ -159,7 +159,7 @@ def _read(
     reader: Product,
     width: int | None = None,
 ) -> tuple[ProductInput, str]:
-    """(what the layer reads of x + added, x + added); `_norm` has the rest."""
+    """Return the layer's input, made from x + added, and x + added; arguments as for `_norm`."""
     if layer.norms != "behind":
         return _norm(g, x, added, name, outputs, reader, width)
     if added:
@@ -168,7 +168,7 @@ def _read(
 
 
 def _mix(at: LayerGraph, layer: MixerConfig, mixer: MixerExport[Any], u: ProductInput) -> str:
-    """What the layer adds to the stream."""
+    """Add a mixer, and the norm after it if there is one; return what it adds to the stream."""
     y, g = mixer.nodes(at, u), at.g
     if layer.norms == "before":
         return y
@@ -185,7 +185,7 @@ def _norm(
     reader: Product,
     width: int | None = None,
 ) -> tuple[ProductInput, str]:
-    """(norm(x + added) as `reader` reads it, x + added); without `added`, of x alone."""
+    """Return norm(x + added) as `reader` reads it, and x + added; without `added`, of x alone."""
     weights = [g.weight(f"{name}.weight")]
     kind, (output, total), width = "RMSNorm", outputs, width or g.config.d_model
     if g.config.norm.kind == "layernorm":
@@ -207,12 +207,12 @@ def _norm(
 
 
 def _inputs(g: GraphBuilder, plan: ModelPlan) -> Shared:
-    """Declare the inputs this model needs, and compute what all layers share."""
+    """Declare the inputs that this model needs, and compute the values that layers share."""
     shared = Shared()
     g.input("tokens", "i64", ["T", "B"])
     g.input("rows", "i64", ["L"])
     for width in g.config.conv_widths:
-        # rows of concat(conv_state, x) under each token's window, and those that are kept
+        # rows of concat(conv_state, x): each token's window, and the rows to keep as state
         shared.taps[width] = (
             g.input(f"taps{width}", "i64", ["T", width]),
             g.input(f"kept_taps{width}", "i64", ["R", width - 1]),
@@ -237,7 +237,7 @@ def _attention_inputs(g: GraphBuilder, shared: Shared) -> None:
     g.input("past", "i64", [1])
     g.input("total", "i32", [])
     g.input("last", "i32", ["B"])
-    # [1, 1, T, past+T]: everything before the run may be seen, in the run only ancestors.
+    # [1, 1, T, past+T]: a query sees every token before the run, and its ancestors in the run.
     steps = g.node("Shape", ["ancestors"], "steps", start=0, end=1)
     before = g.node("Concat", [steps, "past"], "before.shape", axis=0)
     seen = g.node("ConstantOfShape", [before], "before")
@@ -263,7 +263,7 @@ def _attention_inputs(g: GraphBuilder, shared: Shared) -> None:
 
 
 def _behind(g: GraphBuilder) -> str:
-    """[T, past+T]: how many positions each token's own is behind each query's."""
+    """Return the distance of each key's position behind each query's, [T, past+T]."""
     count = g.node("Squeeze", ["past"], "past.count")
     first, step = (g.node("Squeeze", [g.integers([n])], f"count.{n}") for n in (0, 1))
     passed = g.node("Range", [first, count, step], "past.positions")
@@ -273,7 +273,7 @@ def _behind(g: GraphBuilder) -> str:
 
 
 def _rotation(g: GraphBuilder, rope: RopeConfig, number: int) -> tuple[str, str]:
-    """cos and sin of position · inverse frequency, each [T, dim/2]."""
+    """Return cos and sin of position · inverse frequency, each [T, dim/2]."""
     prefix = f"rope{number}"
     inverse = g.floats(f"{prefix}.inverse", inverse_frequencies(rope))
     real = g.node("Cast", ["positions"], f"{prefix}.positions", to=1)

@@ -1,6 +1,6 @@
-"""Run an exported graph with plain ONNX Runtime or the references: what export and tests use.
+"""Run an exported graph with plain ONNX Runtime or the reference ops, for export and tests.
 
-It allocates per run and copies states; the runtime's engine does neither.
+Each run allocates memory and copies states; the runtime's engine does neither.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ class GraphSession(Protocol):
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
-    """Options for a graph of this exporter; `threads` 0 lets ONNX Runtime choose."""
+    """Return session options for an exported graph; with `threads` 0 ONNX Runtime chooses."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # Threads that wait by spinning take the cores from whatever else runs
-    # (docs/inside/decisions.md)
+    # spinning threads take cores from other programs (docs/inside/decisions.md)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # the two below as in edge.runtime.ort_session: what is checked here is what will run
+    # same as in edge.runtime.ort_session, so that the checked graph is the one that runs
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     if not cpu.has_vnni():
         options.add_session_config_entry("session.x64quantprecision", "1")
@@ -59,7 +58,7 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
 def open_session(
     folder: str | Path, graph: bytes | None = None, options: ort.SessionOptions | None = None
 ) -> ort.InferenceSession:
-    """The session of the bundle or build folder; weights are found beside the manifest."""
+    """Open a session on a bundle or build folder, whose top level has the weights."""
     folder = Path(folder).resolve()
     options = options or session_options()
     options.add_session_config_entry(
@@ -70,13 +69,13 @@ def open_session(
 
 
 def open_reference(folder: str | Path) -> ReferenceGraph:
-    """The graph of the bundle or build folder, run by the reference ops."""
+    """Open the graph of a bundle or build folder with the reference ops."""
     return ReferenceGraph((Path(folder) / GRAPH_FILE).read_bytes(), folder)
 
 
 @dataclass
 class GraphState:
-    """Arrays by input name (`layers.0.conv_state`, …), and how many tokens were consumed."""
+    """Arrays by input name (`layers.0.conv_state`, …), and the number of tokens consumed."""
 
     arrays: dict[str, NDArray[Any]]
     position: int = 0
@@ -84,7 +83,7 @@ class GraphState:
 
 @dataclass
 class GraphRunner:
-    """Feeds a session the contract's inputs. Tokens are [B, T]; logits come back [B, L, V]."""
+    """Runs a session on tokens [B, T]. Logits are [B, L, V]."""
 
     session: GraphSession
     config: ModelConfig
@@ -94,7 +93,7 @@ class GraphRunner:
         self.names = {i.name for i in self.session.get_inputs()}
 
     def initial(self, batch: int = 1, capacity: int = 0, fill: float = 0.0) -> GraphState:
-        """Zero states; KV caches hold `fill` until written."""
+        """Return zero states; KV caches hold `fill` until written."""
         arrays: dict[str, NDArray[Any]] = {}
         known = {"B": batch, "capacity": capacity}
         for entry in self.session.get_inputs():
@@ -112,11 +111,11 @@ class GraphRunner:
         rows: Sequence[int] | None = None,
         kept: Sequence[int] | None = None,
     ) -> tuple[F32, list[GraphState]]:
-        """Logits of `rows` (default: all) and the state after each kept token (default: the last),
-        which ascend.
+        """Return logits of `rows` (default: all) and the state after each token in `kept` (default:
+        the last), which must ascend.
 
-        A state's KV caches are written, so a tree's kept states share them; `position` of a state
-        after a tree run counts the tokens on its path.
+        The run writes the KV caches of `state`, so the kept states of a tree share them. After a
+        tree run, a state's `position` counts the tokens on its path.
         """
         kept = [tokens.shape[1] - 1] if kept is None else list(kept)
         feeds = self.feeds(tokens, state, parents, rows, kept)
@@ -140,7 +139,7 @@ class GraphRunner:
         rows: Sequence[int] | None = None,
         kept: Sequence[int] | None = None,
     ) -> dict[str, Any]:
-        """What `run` feeds the session: the contract's inputs that this graph has, and states."""
+        """Return the session's inputs for `run`: those that this graph has, and states."""
         steps = tokens.shape[1]
         tree = parents is not None
         parents = _chain(tokens) if parents is None else parents
@@ -171,7 +170,7 @@ class GraphRunner:
             "kept": np.array(kept, np.int64),
         }
         for width in widths:
-            # below zero it counts into the state, whose rows are the first of the concatenation
+            # negative indices point into the state, whose rows come first in the concatenation
             taps = window[:, :width][:, ::-1]
             every[f"taps{width}"] = taps + (width - 1)
             every[f"kept_taps{width}"] = taps[kept, 1:] + (width - 1)
@@ -181,7 +180,7 @@ class GraphRunner:
         )
 
     def _logs(self, tokens: Tokens) -> dict[str, NDArray[Any]]:
-        """No tokens before the run: a state has them all."""
+        """Return empty logs: the states already include all earlier tokens."""
         batch = tokens.shape[0]
         return {
             entry.name: np.zeros((0, batch, entry.shape[2]), _DTYPES[entry.type])
@@ -195,7 +194,7 @@ def _chain(tokens: Tokens) -> list[int]:
 
 
 def _depths(parents: Sequence[int]) -> list[int]:
-    """How many tokens of the run are on each token's path."""
+    """Return the number of tokens of the run on each token's path."""
     depths: list[int] = []
     for parent in parents:
         depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -203,7 +202,7 @@ def _depths(parents: Sequence[int]) -> list[int]:
 
 
 def states_after(out: dict[str, Any], row: int) -> dict[str, NDArray[Any]]:
-    """The states a run's outputs hold after its kept token number `row`, by input name."""
+    """Return a run's states after kept token number `row`, by input name."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, array in out.items():
         if name.endswith("_states"):

@@ -1,4 +1,4 @@
-"""Judge an exported graph against the fp32 network, token by token."""
+"""Compare an exported graph with the fp32 network, token by token."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ F32 = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 M = TypeVar("M", bound=torch.nn.Module)
 
-# A prefill, odd chunks, single steps: every kind of run a session makes. Used over and over.
+# Lengths of runs, repeated: a prefill, odd chunks, single steps, as a session makes them.
 RUNS = (64, 1, 7, 1, 1, 3, 16, 1, 2, 1, 1)
-# Largest |Δlogit| over largest |logit| at which a graph counts as wrong rather than rounded.
-# 8- and 4-bit weights are judged by KL and agreement, which are recorded, not refused.
+# Bits → limit of max |Δlogit| / max |logit|, above which a graph is wrong and not just rounded.
+# 8- and 4-bit weights have no limit: their KL and agreement are recorded.
 TOLERANCE = {32: 1e-3, 16: 5e-2}
 # Log-probabilities held at once.
 _SLICE = 1 << 22
-# One thread count everywhere, so that one checkpoint gives one record on one kind of machine.
+# Fixed, so that a checkpoint gives the same record on the same kind of machine.
 THREADS = 2
 
 
@@ -48,7 +48,7 @@ def _fill(module: M, tensors: TensorSource, prefix: str) -> M:
 
 @torch.no_grad()
 def reference_logits(config: ModelConfig, tensors: TensorSource, tokens: Tokens) -> F32:
-    """The fp32 network's logits [B, T, V] for tokens [B, T], holding one layer at a time."""
+    """Return the fp32 network's logits [B, T, V] for tokens [B, T], with one layer in memory."""
     table = _get(tensors, "embedding.weight")
     x = table[torch.from_numpy(tokens)]
     if not config.tie_embeddings:
@@ -73,8 +73,10 @@ def reference_logits(config: ModelConfig, tensors: TensorSource, tokens: Tokens)
 
 
 def graph_logits(runner: GraphRunner, tokens: Tokens) -> F32:
-    """The graph's logits [S, T, V] of S sequences, each by runs of the lengths in RUNS, from stale
-    KV caches."""
+    """Return the graph's logits [S, T, V] for S sequences, in runs of the lengths in RUNS.
+
+    KV caches start filled with NaN, to catch reads of slots that were not written.
+    """
     return np.concatenate([_sequence_logits(runner, row[None]) for row in tokens])
 
 
@@ -90,7 +92,7 @@ def _sequence_logits(runner: GraphRunner, tokens: Tokens) -> F32:
 
 
 def compare(reference: F32, found: F32) -> dict[str, float]:
-    """max |Δlogit|, the same over max |logit|, KL(reference‖found) in nats a token, top-1."""
+    """Return max |Δlogit|, that over max |logit|, KL(reference‖found) in nats a token, top-1."""
     difference = float(np.abs(reference - found).max())
     largest = float(np.abs(reference).max()) or 1.0  # a head may be all zeros
     divergence = 0.0
@@ -107,7 +109,7 @@ def compare(reference: F32, found: F32) -> dict[str, float]:
 
 
 def _slices(logits: F32) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """(first row, log-probabilities of a few rows): in float64 all rows would be gigabytes."""
+    """Yield (first row, log-probabilities of a few rows): all rows in float64 take gigabytes."""
     rows = logits.reshape(-1, logits.shape[-1])
     step = max(1, _SLICE // rows.shape[1])
     for start in range(0, len(rows), step):
@@ -122,7 +124,7 @@ def _log_softmax(logits: F32) -> NDArray[np.float64]:
 
 
 def perplexity(logits: F32, tokens: Tokens) -> float:
-    """exp of the mean surprise of every token but a sequence's first; logits [S, T, V]."""
+    """Return the perplexity of all tokens but each sequence's first; logits [S, T, V]."""
     wanted = tokens[:, 1:].reshape(-1)
     surprise = 0.0
     for start, found in _slices(logits[:, :-1]):
@@ -138,10 +140,10 @@ def verify_graph(
     tokens: Tokens,
     bits: int,
 ) -> dict[str, Any]:
-    """Run the graph in `folder` on tokens [S, T] and compare with the network: `accuracy`.
+    """Run the graph in `folder` on tokens [S, T] and compare it with the network.
 
-    Raises ExportError when either has a NaN, or when the difference exceeds TOLERANCE for
-    weights of `bits`.
+    Returns the figures of `accuracy`. Raises ExportError when logits of either are NaN or infinite,
+    or when the difference exceeds TOLERANCE for weights of `bits`.
     """
     reference = reference_logits(config, tensors, tokens)
     _finite(reference, "the reference network", "the checkpoint's weights overflow in fp32")
@@ -166,7 +168,7 @@ def verify_graph(
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
-    """Figures of `compare` to two digits, as the manifest has them."""
+    """Round figures of `compare` for the manifest: to two digits, agreement to four decimals."""
     short = {key: float(f"{value:.2g}") for key, value in figures.items()}
     short["top1_agreement"] = round(figures["top1_agreement"], 4)
     return short

@@ -105,18 +105,18 @@ class Attention(nn.Module):
 
 
 def _within(window: int | None, steps: int, seen: int) -> Tensor:
-    """bool [T, S]: which of the S keys each of the last T queries sees; a window has its own."""
+    """Return a mask, bool [T, S]: which of the S keys each of the last T queries sees."""
     causal = torch.ones(steps, seen, dtype=torch.bool).tril(seen - steps)
     return causal if window is None else causal.triu(seen - steps - window + 1)
 
 
 class AttentionExport(MixerExport[AttentionConfig]):
-    """In the graph every head is filled up with zeros to a multiple of 8 values."""
+    """Attention's export. In the graph every head is zero-padded to a multiple of 8 values."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         self.wide = wide = padded_head_dim(config.head_dim)
-        # of the joined product: how many heads, and rows of each
+        # part of the joined product → number of heads, rows per head
         self.parts = {
             "q_proj": (config.n_heads, wide),
             "k_proj": (config.n_kv_heads, wide),
@@ -155,14 +155,14 @@ class AttentionExport(MixerExport[AttentionConfig]):
         return fetch(name)
 
     def _padded(self, weight: F32, heads: int, wide: int) -> F32:
-        """[heads·P, …] → [heads·wide, …] with zero rows at the end of each head."""
+        """Pad [heads·P, …] to [heads·wide, …] with zero rows at the end of each head."""
         split = weight.reshape(heads, -1, *weight.shape[1:])
         extra = [(0, 0)] * split.ndim
         extra[1] = (0, wide - split.shape[1])
         return np.pad(split, extra).reshape(heads * wide, *weight.shape[1:])
 
     def _unpadded(self, array: Array, start: int, heads: int, wide: int) -> Array:
-        """The rows of `heads` heads from row `start` on, without the zeros."""
+        """Return the rows of `heads` heads from row `start` on, without the padding."""
         split = array[start : start + heads * wide].reshape(heads, wide, *array.shape[1:])
         own = min(wide, self.config.head_dim)
         return split[:, :own].reshape(heads * own, *array.shape[1:])
@@ -187,11 +187,11 @@ class AttentionExport(MixerExport[AttentionConfig]):
         return super().stored(name, shape)
 
     def _spread(self) -> np.float32:
-        """What the root of a head's mean square shrinks by when zeros fill it up."""
+        """Return the factor by which padding shrinks the root mean square of a head."""
         return np.float32(math.sqrt(self.config.head_dim / self.wide))
 
     def _norm(self, at: LayerGraph, value: str, name: str, heads: int) -> str:
-        """Every head of `value` normed, or all at once; zeros beside a head count for nothing."""
+        """Norm each head of `value`, or all at once; the padding has no effect on the result."""
         g, whole = at.g, self.config.qk_whole
         own, groups = (heads, 1) if whole else (1, heads)
         weight = g.weight(

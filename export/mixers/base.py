@@ -1,4 +1,4 @@
-"""What every mixer says about its export; its sizes and states are those of `edge.mixers`."""
+"""The base class of a mixer's export. Sizes and states are those of `edge.mixers`."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Scale(nn.Module):
 
 @dataclass(frozen=True)
 class Stored:
-    """How a floating graph keeps one canonical tensor.
+    """How a floating graph stores one canonical tensor.
 
     Attributes:
-        name: of the initializer that holds it, perhaps with others.
-        shape: of that initializer.
+        name: name of the initializer that holds it, perhaps together with others.
+        shape: shape of the initializer.
         restore: initializer → canonical tensor.
     """
 
@@ -51,10 +51,10 @@ class Stored:
 
 
 class MixerExport(ABC, Generic[C]):
-    """One layer's mixer in PyTorch, in the graph, and in int8. Names are those within the layer.
+    """One layer's mixer in PyTorch, in the graph, and in int8. Names are relative to the layer.
 
     Attributes:
-        state_axes: axes of `ssm_states` that may have scales of their own in int8.
+        state_axes: axes of `ssm_states` that may have separate scales in int8.
     """
 
     state_axes: ClassVar[tuple[int, ...]] = ()
@@ -64,43 +64,43 @@ class MixerExport(ABC, Generic[C]):
 
     @abstractmethod
     def module(self, d_model: int, eps: float) -> nn.Module:
-        """The module, freshly initialised; `eps` is that of the model's norms.
+        """Return the module, freshly initialised; `eps` is that of the model's norms.
 
-        Its parameters have the canonical names. It is called with u [B, T, D], the layer's state
-        and the position of the first token, and returns y [B, T, D] and the state after.
+        Its parameters have canonical names. Its arguments are u [B, T, D], the layer's state and
+        the position of the first token; it returns y [B, T, D] and the state after.
         """
 
     @abstractmethod
     def matrices(self, d_model: int) -> dict[str, Matrix]:
-        """The products of the layer, in the order they run."""
+        """Return the products of the layer, in the order in which they run."""
 
     @abstractmethod
     def nodes(self, at: LayerGraph, u: ProductInput) -> str:
-        """Add the mixer to a graph; returns its output [T, B, D]."""
+        """Add the mixer to a graph and return the name of its output [T, B, D]."""
 
     def weight(self, name: str, fetch: Fetch) -> F32:
-        """A weight as the graph has it, joined or padded, from the layer's canonical tensors."""
+        """Return a weight as the graph has it, joined or padded, from canonical tensors."""
         return fetch(name)
 
     def stored(self, name: str, shape: tuple[int, ...]) -> Stored | None:
-        """Where a floating graph keeps a canonical tensor that it changes; None where it does not.
+        """Return how a floating graph stores a canonical tensor, or None if it is unchanged.
 
-        The inverse of `weight`, and of what `nodes` does to small weights.
+        The inverse of `weight`, and of how `nodes` changes small weights.
         """
         if name == "conv1d.weight":
             return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
         return None
 
     def plan(self, planner: LayerPlanner) -> LayerPlan:
-        """How the layer is rounded. Raises ExportError when it cannot be as the recipe wants."""
+        """Return how the layer is rounded. Raises ExportError when it cannot follow the recipe."""
         return LayerPlan(planner.products())
 
     def walks(self, plan: LayerPlan) -> bool:
-        """Whether its scan goes from parent to child, token by token."""
+        """Return whether its scan goes from parent to child, token by token."""
         return False
 
     def logs(self, plan: LayerPlan) -> bool:
-        """Whether its scan takes logged tokens of runs before."""
+        """Return whether its scan replays tokens logged by earlier runs."""
         return False
 
 
@@ -114,6 +114,6 @@ class Conv1d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
     def forward(self, x: Tensor, conv_state: Tensor) -> tuple[Tensor, Tensor]:
-        """With SiLU."""
+        """Convolve x and apply SiLU; returns y and the new conv_state."""
         run = causal_conv1d_training if torch.is_grad_enabled() else causal_conv1d
         return run(x, conv_state, self.weight, self.bias)

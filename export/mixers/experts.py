@@ -20,7 +20,7 @@ _JOINED = ("gate_proj", "up_proj")
 
 
 class Stack(nn.Module):
-    """The same matrix of every expert, [E, N, K]."""
+    """The corresponding matrices of all experts, [E, N, K]."""
 
     def __init__(self, experts: int, rows: int, columns: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Experts(nn.Module):
 
 
 def _route(config: ExpertsConfig) -> dict[str, Any]:
-    """The attributes of `Route`."""
+    """Return the attributes of the op `Route`."""
     router = config.router
     return {
         "k": router.top_k,

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: in floating ops, whatever the recipe of its products."""
+"""Gated DeltaNet. Only its products are quantized; the rest runs on floating ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edge.mixers.gated_deltanet import GatedDeltaNetConfig
 from edge.plugins.gated_delta_rule.reference import gated_delta_rule
 from edge.plugins.group_norm.reference import group_rms_norm
 
-# Beside the squared length of a key or query, where Flash Linear Attention has it.
+# Added to the squared length of a key or query, as in Flash Linear Attention.
 UNIT_EPS = 1e-6
 
 
@@ -53,12 +53,12 @@ class GatedDeltaNet(nn.Module):
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Every row of length 1."""
+    """Normalize every row to length 1."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS)
 
 
 class GatedDeltaNetExport(MixerExport[GatedDeltaNetConfig]):
-    """In the graph the projections of what it reads are one product."""
+    """Gated DeltaNet's export. In the graph its input projections are one product."""
 
     def module(self, d_model: int, eps: float) -> GatedDeltaNet:
         return GatedDeltaNet(self.config, d_model, eps)
@@ -73,7 +73,7 @@ class GatedDeltaNetExport(MixerExport[GatedDeltaNetConfig]):
     def plan(self, planner: LayerPlanner) -> LayerPlan:
         if planner.state != "fp32":
             raise ExportError(
-                f"ssm_state cannot be {planner.state}: Gated DeltaNet's is kept in fp32 alone",
+                f"ssm_state cannot be {planner.state}: Gated DeltaNet keeps it in fp32 only",
                 field=planner.prefix,
                 remedy="--ssm-state fp32",
             )
@@ -119,8 +119,8 @@ class GatedDeltaNetExport(MixerExport[GatedDeltaNetConfig]):
         return at.linear("out_proj", y, "out")
 
     def _unit(self, at: LayerGraph, qk: str) -> str:
-        """Every query and key of length 1, and a query divided by sqrt(N): norms by a mean square,
-        which is the squared length divided by N.
+        """Scale keys to length 1 and queries to 1/sqrt(N), by RMS norms: a mean square is the
+        squared length divided by N.
         """
         c, g = self.config, at.g
         root = math.sqrt(c.d_state)

@@ -1,8 +1,8 @@
-"""What Mamba-1 and Mamba-2 share: the convolution, small weights, and values that travel in int8.
+"""Code shared by Mamba-1 and Mamba-2: the convolution, small weights, and int8 values.
 
-A layer whose values are rounded by scales known beforehand runs on int8 ops from one projection to
-the other (Quamba, figure 4): it is fused. Any other runs on floating ops, on values that were
-rounded and brought back, which are the same numbers.
+A layer is fused when calibrated scales round all its values: it then runs on int8 ops from one
+projection to the other (Quamba, figure 4). Any other layer runs on floating ops and fake-quantized
+values, which are the same numbers.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Sites = dict[str, Rounding | None]
 
 _STATES = {"fp32": ("f32", 32), "fp16": ("f16", 16), "int8": ("i8", 8)}
 _CONSTANTS = ("conv1d", "A_log", "D", "dt_bias")
-# What plans call small weights, where that is not their name.
+# Names of small weights in plans, where they differ.
 _CALLED = {"conv1d.weight": "conv1d", "conv1d.bias": "conv1d", "dt_proj.bias": "dt_bias"}
 
 
 def initial_dt_bias(size: int) -> Tensor:
-    """Inverse softplus of Δ log-uniform in [0.001, 0.1] (Mamba, section 3.6)."""
+    """Return the inverse softplus of Δ, log-uniform in [0.001, 0.1] (Mamba, section 3.6)."""
     low, high = 1e-3, 1e-1
     delta = torch.exp(torch.rand(size) * (math.log(high) - math.log(low)) + math.log(low))
     return delta + torch.log(-torch.expm1(-delta))
@@ -56,17 +56,17 @@ class MambaExport(MixerExport[M]):
     def conv_parts(self) -> tuple[int, ...]:
         """Channels of the tensors that are convolved together: x, and Mamba-2's B and C.
 
-        Each has scales of its own (Quamba2's code, and what one scale a tensor means for a join).
+        Each has its own scales, as in Quamba2's code: one scale per tensor.
         """
 
     # -- plan -------------------------------------------------------------------------------------
 
     @abstractmethod
     def sites(self, planner: LayerPlanner) -> Sites:
-        """How conv_in, z, x, dt, B and C are rounded, as far as the recipe says."""
+        """Return how conv_in, z, x, dt, B and C are rounded; None where the recipe does not say."""
 
     def hindrance(self) -> str:
-        """Why a layer of this form cannot run on int8 ops; empty when it can."""
+        """Return why a layer of this form cannot run on int8 ops, or "" if it can."""
         return "its projections have biases" if self.config.proj_bias else ""
 
     def plan(self, planner: LayerPlanner) -> LayerPlan:
@@ -92,7 +92,7 @@ class MambaExport(MixerExport[M]):
     def _hindrance(
         self, planner: LayerPlanner, sites: dict[str, Rounding], constants: frozenset[str]
     ) -> str:
-        """Why the layer cannot run on int8 ops throughout; empty when it can."""
+        """Return why the layer cannot run on int8 ops throughout, or "" if it can."""
         if len(sites) < 6 or len(constants) < len(_CONSTANTS):
             return "its recipe leaves the scan floating"
         if not all(site.plain for site in sites.values()):
@@ -104,18 +104,18 @@ class MambaExport(MixerExport[M]):
             static = isinstance(how, Static) and how.outliers is None
             kept = storage(planner.table, name, plans.F32)
             if name != "out_proj" and not (static and (kept.int8 or kept.bits == 4)):
-                return f"{name} is not an integer product with a scale known beforehand"
+                return f"{name} is not an integer product with a calibrated scale"
         return ""
 
     # -- graph ------------------------------------------------------------------------------------
 
     @abstractmethod
     def floating(self, at: LayerGraph, u: ProductInput) -> str:
-        """The mixer in floating ops."""
+        """Add the mixer in floating ops and return its output."""
 
     @abstractmethod
     def fused(self, at: LayerGraph, u: ProductInput) -> str:
-        """The mixer in int8 ops."""
+        """Add the mixer in int8 ops and return its output."""
 
     def nodes(self, at: LayerGraph, u: ProductInput) -> str:
         return self.fused(at, u) if is_fused(at.plan) else self.floating(at, u)
@@ -126,11 +126,11 @@ class MambaExport(MixerExport[M]):
         return super().stored(name, shape)
 
     def convolution(self, at: LayerGraph, x: str) -> str:
-        """`convolution`, with weights that may be rounded."""
+        """Add `convolution`, with weights that may be rounded."""
         return convolution(at, self.config, x, self.conv_parts, self.config.conv_bias)
 
     def convolution_int8(self, at: LayerGraph, x: str, y_scale: F32) -> str:
-        """Convolution, SiLU and rounding; binds the layer's conv_state and emits its kept rows."""
+        """Add convolution, SiLU and rounding; binds conv_state and emits its kept rows."""
         c, g = self.config, at.g
         rows, channels = c.d_conv - 1, c.conv_channels
         taps, kept_taps = at.shared.taps[c.d_conv]
@@ -160,7 +160,7 @@ class MambaExport(MixerExport[M]):
         constants: list[str],
         **attributes: float,
     ) -> str:
-        """The scan over values by site name; binds ssm_state and emits its kept states."""
+        """Add the scan over values by site name; binds ssm_state and emits its kept states."""
         g = at.g
         shape: list[int] = [*self.config.recurrent_states(1)["ssm_state"][1:]]
         dtype, bits = _STATES[at.scan.state]
@@ -181,7 +181,7 @@ class MambaExport(MixerExport[M]):
             "last_only",
         ]
         if logged:
-            # ONNX Runtime's bodies hold x and B as u8
+            # ONNX Runtime's function bodies hold x and B as u8
             unsigned = ("x", "B")
             types: dict[str, DType] = {s: "u8" if s in unsigned else "i8" for s in ("x", "dt", "B")}
             inputs += ["paths", *self.log_inputs(at, values, types)]
@@ -193,7 +193,8 @@ class MambaExport(MixerExport[M]):
     def log_inputs(
         self, at: LayerGraph, values: dict[str, str], types: dict[str, DType]
     ) -> list[str]:
-        """Inputs that give back what the scan read of tokens before: of each site in `types`."""
+        """Declare the inputs that feed earlier tokens' values back to the scan, one per site in
+        `types`."""
         widths = self.config.log_widths()
         return [at.g.log(values[site], widths[f"scan_{site}"], of) for site, of in types.items()]
 
@@ -206,8 +207,9 @@ def convolution(
     bias: bool = False,
     op: str = "CausalConv1d",
 ) -> str:
-    """Causal convolution, by default with SiLU; binds the layer's conv_state and emits its kept
-    rows. `parts` are as in `constant_int8`.
+    """Add a causal convolution, by default with SiLU; binds conv_state and emits its kept rows.
+
+    `parts` are as in `constant_int8`.
     """
     width, channels = config.conv_width, config.conv_channels
     assert width is not None
@@ -230,12 +232,12 @@ def convolution(
 
 
 def is_fused(plan: LayerPlan) -> bool:
-    """Whether the layer runs on int8 ops throughout."""
+    """Return whether the layer runs on int8 ops throughout."""
     return plan.scan is not None and plan.scan.fused
 
 
 def site_scale(at: LayerGraph, site: str) -> F32:
-    """The scale, known beforehand, of a fused layer's site."""
+    """Return the calibrated scale of a fused layer's site."""
     scale = at.scan.sites[site].scale
     assert scale is not None
     return scale
@@ -248,9 +250,10 @@ def constant(
     parts: Sequence[int] = (),
     after: Change | None = None,
 ) -> str:
-    """Store a small weight as fp32, changed in order; on the grid of int8 where the plan says so.
+    """Store a small weight as fp32, rounded to int8 values where the plan says so.
 
-    `parts` are as in `constant_int8`; `after` is applied to the rounded values.
+    `change` is applied before rounding, `after` to the rounded values. `parts` are as in
+    `constant_int8`.
     """
 
     def make(array: F32) -> F32:
@@ -265,9 +268,9 @@ def constant(
 def constant_int8(
     at: LayerGraph, name: str, change: Change | None = None, parts: Sequence[int] = ()
 ) -> list[str]:
-    """Store a small weight in int8: [its name, its scale's], the scale [1] or [C].
+    """Store a small weight in int8. Returns the names of the weight and of its scale, [1] or [C].
 
-    `parts` are the widths of what lies side by side on the last axis, each with its own scale.
+    `parts` are the widths of the parts of the last axis that have separate scales.
     """
     array = at.tensor(name)
     return _store_int8(at, name, array if change is None else change(array), parts)
@@ -289,7 +292,7 @@ def _round(array: F32, parts: Sequence[int]) -> tuple[I8, F32]:
 
 
 def _state_scale(planner: LayerPlanner) -> F32:
-    """Scales of an int8 state: [N, 1] for Mamba-1, [H, 1, N] for Mamba-2."""
+    """Return the scales of an int8 state: [N, 1] for Mamba-1, [H, 1, N] for Mamba-2."""
     seen = planner.sites.seen(planner.value("ssm_states"), Static())
     scale = scale_for(seen.channels).reshape(seen.channels.shape)
     planner.sites.given(seen, Static(), scale.reshape(-1))
@@ -297,11 +300,11 @@ def _state_scale(planner: LayerPlanner) -> F32:
 
 
 def _by_tap(weight: F32) -> F32:
-    """A convolution's weight [C, K] → [K, 1, C]."""
+    """Transpose a convolution's weight [C, K] to [K, 1, C]."""
     return weight.T[:, None, :]
 
 
 def log_of_rate(a: Array) -> Array:
-    """A → A_log, in double precision: the float nearest to ln(-A)."""
-    with np.errstate(divide="ignore", invalid="ignore"):  # what is no logarithm is refused as NaN
+    """Return A_log, the float nearest to ln(-A), computed in double precision."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN and infinity are refused later
         return np.log(-a.astype(np.float64)).astype(np.float32)

@@ -73,7 +73,7 @@ class Mamba1Export(MambaExport[Mamba1Config]):
 
     @property
     def _groups(self) -> str:
-        """What the names of its ops have."""
+        """The suffix of its ops' names."""
         return "Groups" if self.config.C_groups > 1 else ""
 
     def module(self, d_model: int, eps: float) -> Mamba1:
@@ -106,7 +106,7 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         return {"conv_in": both, "z": both, "x": x, "B": rest, "C": rest, "dt": dt}
 
     def _dbc(self, planner: LayerPlanner) -> tuple[Rounding | None, Rounding | None]:
-        """(how dt of low rank is rounded, how B and C are): alike, unless dt is smoothed."""
+        """Return the rounding of low-rank dt, and of B and C: the same unless dt is smoothed."""
         how = activation(planner.table, "dbc")
         if not isinstance(how, Static) or how.smooth is None:
             site = planner.site("dbc")
@@ -144,7 +144,7 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         return at.linear("out_proj", y, "out", c.proj_bias)
 
     def _dbc_normed(self, at: LayerGraph, x: ProductInput | str) -> str:
-        """dt of low rank, B and C side by side, each normed where the layer has norms."""
+        """Return low-rank dt, B and C side by side, each normed where the layer has norms."""
         c = self.config
         if c.inner_eps is None:
             return at.linear("x_proj", x, "dbc")
@@ -163,7 +163,7 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         return Stored("dbc_norm.weight", (rank + 2 * n,), lambda w: w[start : start + shape[0]])
 
     def fused(self, at: LayerGraph, u: ProductInput) -> str:
-        """The scan's input x is what the convolution rounds, and what x_proj reads."""
+        """Add the mixer in int8 ops; the convolution's rounded output feeds the scan and x_proj."""
         g, c = at.g, self.config
         inner, (rank, of_b, of_c) = c.d_inner, c.x_proj_parts
         both = joined((site_scale(at, "conv_in"), inner), (site_scale(at, "z"), inner))

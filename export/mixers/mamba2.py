@@ -76,7 +76,7 @@ class Mamba2(nn.Module):
 
 
 class Mamba2Export(MambaExport[Mamba2Config]):
-    """x, B and C are convolved together, the gate is part of the norm."""
+    """Mamba-2's export: x, B and C are convolved together, and the gate is part of the norm."""
 
     state_axes: ClassVar[tuple[int, ...]] = (-3, -1)
 
@@ -103,11 +103,11 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         return is_fused(plan)
 
     def logs(self, plan: LayerPlan) -> bool:
-        """Whose state is not rounded."""
+        """Return whether its scan replays logged tokens: only if ssm_state is not rounded."""
         return not is_fused(plan) or (plan.scan is not None and plan.scan.state == "fp32")
 
     def hindrance(self) -> str:
-        inside = "a part of it is an MLP (d_ssm is less than d_inner)" if self.config.d_mlp else ""
+        inside = "part of it is an MLP (d_ssm is less than d_inner)" if self.config.d_mlp else ""
         return super().hindrance() or inside
 
     def sites(self, planner: LayerPlanner) -> Sites:
@@ -123,7 +123,7 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         return {"conv_in": self._before_conv(planner), **sites}
 
     def _before_conv(self, planner: LayerPlanner) -> Rounding | None:
-        """x, B and C, which the convolution takes side by side: a scale each."""
+        """Round x, B and C, side by side before the convolution, by separate scales."""
         how = activation(planner.table, "xBC")
         if not isinstance(how, Static):
             return planner.site("xBC")
@@ -137,7 +137,7 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         return Rounding(np.concatenate(scales))
 
     def _attributes(self) -> dict[str, float]:
-        """Attributes of `SelectiveScanHeads` and its int8 form."""
+        """Return the attributes of `SelectiveScanHeads` and its int8 form."""
         c = self.config
         low, high = c.dt_limit
         return {
@@ -223,7 +223,7 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         return g.call("GatedRMSNormInt8", inputs, [at.named("gated")], **settings)[0]
 
     def _gate_alone(self, at: LayerGraph, y: str, z: str) -> str:
-        """y·silu(z), y being normed before where there is a norm."""
+        """Add y·silu(z), with y normed first where there is a norm."""
         g = at.g
         if self.config.gated_norm:
             inputs = [y, g.weight(at.named("gated_norm.weight"))]

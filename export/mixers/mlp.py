@@ -1,4 +1,4 @@
-"""A feed-forward layer: down(f(gate) · up), gate and up being one product; or down(f(up))."""
+"""A feed-forward layer: down(f(gate) · up), with gate and up as one product, or down(f(up))."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.export.quantize.layer_plan import Matrix
 from edge.mixers.mlp import MlpConfig
 
 _OPS = {"gelu": "Gelu", "gelu_tanh": "GeluTanh", "squared_relu": "SquaredRelu"}
-# of gates; SwiGLU's is part of the op that multiplies
+# activations of gates; SwiGLU's is part of the op that multiplies
 _GATES = {"geglu": "Gelu", "geglu_tanh": "GeluTanh"}
 _JOINED = ("gate_proj", "up_proj")
 

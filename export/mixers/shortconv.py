@@ -1,4 +1,4 @@
-"""A gated short convolution: in floating ops, whatever the recipe of its products."""
+"""A gated short convolution. Only its products are quantized; the rest runs on floating ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph under construction: nodes, functions used, inputs, outputs, and weights.bin beside it."""
+"""A graph under construction: nodes, functions, inputs, outputs, and its weights.bin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edge.plugins.onnx import function, model_of
 from edge.tensors import tensor_shapes
 
 F32 = NDArray[np.float32]
-# Weight → XᵀX of what it multiplies, for GPTQ; None where it is not known.
+# Weight → XᵀX of its input, for GPTQ, or None if unknown.
 HessianOf = Callable[[str], NDArray[np.float64] | None]
 _TYPES = {
     "f32": TensorProto.FLOAT,
@@ -33,25 +33,25 @@ _TYPES = {
     "bool": TensorProto.BOOL,
 }
 
-# Types of a state other than fp32; no other input has them.
+# Types of states that are not fp32; no other input has them.
 _STATE_DTYPES: dict[str, Literal["int8", "float16"]] = {"i8": "int8", "f16": "float16"}
 
-# What TensorRT asks of the address of an input, which a weight may be.
+# TensorRT's alignment of an input's address; a weight may be an input.
 ALIGNMENT = 256
 PAGE = 4096
-# Tensors at least this large start on a page, so that they can be mapped one by one, and are stored
-# once where they are the same.
+# Tensors at least this large start on a page, so that they can be mapped one by one, and identical
+# ones are stored once.
 SHARED = 1 << 20
 
 
 class TensorSource(Protocol):
-    """Gives a canonical weight by name, one at a time: a checkpoint, or a dict."""
+    """Source of canonical weights by name, one at a time: a checkpoint or a dict."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
 
 def to_numpy(tensor: Any) -> F32:
-    """A torch tensor or array of any float type → fp32 array, without a copy when it is one."""
+    """Convert a torch tensor or array of any float type to an fp32 array, which is not copied."""
     if isinstance(tensor, np.ndarray):
         return np.asarray(tensor, np.float32)
     return cast(F32, tensor.detach().float().cpu().numpy())
@@ -60,8 +60,8 @@ def to_numpy(tensor: Any) -> F32:
 class WeightWriter:
     """Appends tensors to weights.bin and hands back the ONNX initializers that point into it.
 
-    The bytes depend on the tensors and their order alone. Large ones of the same bytes, as blocks
-    that share their weights have, are there once.
+    The bytes depend only on the tensors and their order. Identical large tensors, as in blocks that
+    share their weights, are stored once.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -71,7 +71,7 @@ class WeightWriter:
         self._large: dict[bytes, int] = {}  # SHA-256 → offset
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """Append `array` little-endian and in C order; return its external initializer."""
+        """Append `array`, little-endian and in C order, and return its external initializer."""
         array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
         offset = self._offset(array.reshape(-1).view(np.uint8).data)
         tensor = TensorProto(
@@ -86,7 +86,7 @@ class WeightWriter:
         return tensor
 
     def _offset(self, data: memoryview) -> int:
-        """Where the bytes are; they are appended where there are none like them."""
+        """Return the offset of the bytes; append them unless the same ones are there already."""
         large = data.nbytes >= SHARED
         content = hashlib.sha256(data).digest() if large else b""
         if content in self._large:
@@ -102,7 +102,7 @@ class WeightWriter:
 
 
 class GraphBuilder:
-    """Values are names; every method that adds nodes returns the names of what they yield."""
+    """Builds a graph. Values are names; methods that add nodes return their outputs' names."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class GraphBuilder:
         self.initializers: dict[str, TensorProto] = {}
         self._functions: dict[str, None] = {}
         self._names: set[str] = set()
-        # matrix → how it is kept, and its shape
+        # matrix → how it is stored, and its shape
         self.stored: dict[str, tuple[Storage, tuple[int, int]]] = {}
 
     # -- values -----------------------------------------------------------------------------------
@@ -139,8 +139,9 @@ class GraphBuilder:
         self.outputs.append(helper.make_tensor_value_info(name, _TYPES[dtype], shape))
 
     def log(self, value: str, width: int, dtype: DType) -> str:
-        """Let `value` [T, B, width] be kept: it is an output. Returns the input that gives rows of
-        it back, [L, B, width], the value's name with `_log` behind it.
+        """Make `value` [T, B, width] an output that is logged.
+
+        Returns the input that feeds logged rows back, [L, B, width]: the value's name and `_log`.
         """
         name = f"{value}_log"
         self.output(value, ["T", "B", width], dtype)
@@ -149,21 +150,21 @@ class GraphBuilder:
         return name
 
     def integers(self, values: Sequence[int]) -> str:
-        """An int64 constant [len(values)], kept inside the graph file."""
+        """Add an int64 constant [len(values)], stored inside the graph file."""
         name = "const." + "_".join(map(str, values))
         if name not in self.initializers:
             self.initializers[name] = numpy_helper.from_array(np.array(values, np.int64), name)
         return name
 
     def floats(self, name: str, values: F32) -> str:
-        """A small fp32 constant that is no weight, kept inside the graph file."""
+        """Add a small fp32 constant that is not a weight, stored inside the graph file."""
         self.initializers[name] = numpy_helper.from_array(np.asarray(values, np.float32), name)
         return name
 
     # -- nodes ------------------------------------------------------------------------------------
 
     def node(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        """A standard op with one output."""
+        """Add a standard op with one output."""
         return self.nodes(op, inputs, (output,), **attributes)[0]
 
     def nodes(
@@ -174,7 +175,7 @@ class GraphBuilder:
     def call(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
     ) -> list[str]:
-        """An op of the domain `edge`, by the function that implements it for these attributes."""
+        """Add an op of the domain `edge`, as the function for these attributes."""
         name = OPS[op].function(attributes)
         self._functions[name] = None
         return self._add(name, DOMAIN, inputs, outputs, attributes)
@@ -199,7 +200,7 @@ class GraphBuilder:
     # -- weights ----------------------------------------------------------------------------------
 
     def tensor(self, name: str) -> F32:
-        """One canonical weight, fetched now, checked against the config's shape."""
+        """Fetch one canonical weight and check its shape against the config's."""
         array = to_numpy(self._tensors[name])
         if array.shape != self._shapes[name]:
             raise ExportError(
@@ -209,7 +210,7 @@ class GraphBuilder:
         return array
 
     def weight(self, name: str, change: Callable[[F32], F32] | None = None) -> str:
-        """Store a weight as fp32, once, after `change`; returns its initializer's name."""
+        """Store a weight as fp32, once, after `change`; return its initializer's name."""
         if name not in self.initializers:
             array = self.tensor(name)
             self.constant(name, array if change is None else change(array))
@@ -223,12 +224,12 @@ class GraphBuilder:
         return name
 
     def raw(self, name: str, array: NDArray[Any]) -> str:
-        """Store an array in the type it has."""
+        """Store an array in its own type."""
         self.initializers[name] = self._weights.add(name, array)
         return name
 
     def matrices(self) -> dict[int, int]:
-        """Bits → how many matrices are stored with so many."""
+        """Return bits → number of matrices stored with that width."""
         widths = sorted(storage.bits for storage, _ in self.stored.values())
         return {bits: widths.count(bits) for bits in dict.fromkeys(widths)}
 

@@ -1,4 +1,4 @@
-"""Where a layer's nodes go: the names and plan that every node of one layer shares."""
+"""A layer under construction: the names and the plan that all its nodes share."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from edge.export.quantize.plan import LayerPlan, ScanPlan
 
 @dataclass
 class Shared:
-    """Values computed once and used by many layers; the names of graph inputs."""
+    """Names of graph inputs, and of values computed once and used by many layers."""
 
     taps: dict[int, tuple[str, str]] = field(default_factory=dict)
     rotations: dict[RopeConfig, tuple[str, str]] = field(default_factory=dict)
-    # by the window of attention, None without
+    # by attention's window; None without one
     biases: dict[int | None, str] = field(default_factory=dict)
 
 
@@ -36,9 +36,10 @@ class LayerGraph:
     """A layer under construction.
 
     Attributes:
-        prefix: `layers.3`.
+        prefix: the layer's name, such as `layers.3`.
         matrices: the layer's products.
-        weight: a weight of the layer as the graph has it, from what gives canonical tensors.
+        weight: function of a weight's name and a source of canonical tensors; returns the weight as
+            the graph has it.
     """
 
     g: GraphBuilder
@@ -52,22 +53,22 @@ class LayerGraph:
         return f"{self.prefix}.{name}"
 
     def tensor(self, name: str) -> F32:
-        """A weight of the layer, fetched now, as the graph has it."""
+        """Fetch a weight of the layer as the graph has it."""
         return self.weight(name, lambda own: self.g.tensor(self.named(own)))
 
     @property
     def scan(self) -> ScanPlan:
-        """The plan of the scan. Only for layers that have one."""
+        """The plan of the scan, for layers that have one."""
         assert self.plan.scan is not None
         return self.plan.scan
 
     def split(self, value: str, parts: dict[str, int]) -> list[str]:
-        """Parts of the last axis: name → width."""
+        """Split the last axis into `parts`, name → width."""
         names = [self.named(name) for name in parts]
         return self.g.nodes("Split", [value, self.g.integers([*parts.values()])], names, axis=-1)
 
     def linear(self, matrix: str, x: ProductInput | str, output: str, bias: bool = False) -> str:
-        """x · matrixᵀ, and the matrix's bias added; x is rounded as the product reads it."""
+        """Add x · matrixᵀ, plus a bias if there is one; x is rounded as the product reads it."""
         name, product = self.named(f"{matrix}.weight"), self.plan.products[matrix]
         added = None
         if bias:
@@ -83,7 +84,10 @@ class LayerGraph:
     def experts(
         self, matrix: str, x: str, routed: tuple[str, str], output: str, parts: int = 1
     ) -> str:
-        """x · matrixᵀ of chosen experts; `routed` are `chosen` and `order` of `plugins.experts`."""
+        """Add x · matrixᵀ of the chosen experts.
+
+        `routed` are the values `chosen` and `order` of `plugins.experts`.
+        """
         name, product = self.named(f"{matrix}.weight"), self.plan.products[matrix]
         return experts(
             self.g, x, routed, name, self.named(output), product, parts,
@@ -95,13 +99,13 @@ class LayerGraph:
         return linear_to_int8(self.g, x, name, self.named(output), product, scale)
 
     def site(self, name: str, value: str, columns: int) -> str:
-        """A floating value, rounded and brought back where the plan of the scan says so."""
+        """Return a floating value, fake-quantized where the plan of the scan says so."""
         if self.plan.scan is None:
             return value
         return fake_round(self.g, value, self.plan.scan.sites.get(name), columns)
 
 
 def joined(*parts: tuple[F32, int]) -> F32:
-    """Scales of parts that lie side by side, (scale [1] or [C], C) each: [1] when all agree."""
+    """Join the scales of parts side by side, (scale [1] or [C], C) each; [1] if all are equal."""
     wide = np.concatenate([np.broadcast_to(scale.reshape(-1), width) for scale, width in parts])
     return wide[:1] if (wide == wide[0]).all() else wide

@@ -1,4 +1,4 @@
-"""Matrices and the products with them: embedding rows and x · Wᵀ, as a plan says."""
+"""Add embedding look-ups and products x · Wᵀ to a graph, and store their matrices, as planned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edge.export.quantize.weights import (
 from edge.plugins.hadamard.matrices import factors, rotate
 
 Make = Callable[[], F32]
-# A matrix in blocks; the last where they have one.
+# Initializers of a matrix in blocks; minimums only where blocks have one.
 _PARTS = ("packed", "scales", "minimums")
 # Rounds every finite activation to 0 in columns whose floating value goes through another product.
 _NEVER = np.float32(1e30)
@@ -31,13 +31,13 @@ _NEVER = np.float32(1e30)
 
 @dataclass(frozen=True)
 class ProductInput:
-    """What a product reads; names of values, "" for what was not made.
+    """Names of the values that a product reads; "" for values that do not exist.
 
     Attributes:
-        value: fp32; a norm that rounds at once yields none.
-        rounded: int8.
-        rows: fp32 [..., 1], scales of the rows of `rounded` when the run finds them.
-        outliers: fp32, what of `value` is not rounded, where the run finds it.
+        value: fp32 input; absent after a norm that rounds its output.
+        rounded: int8 form of the input.
+        rows: fp32 [..., 1], scales of the rows of `rounded`, where they are found at run time.
+        outliers: fp32, elements of `value` that are not rounded, where they are found at run time.
     """
 
     value: str = ""
@@ -47,9 +47,9 @@ class ProductInput:
 
 
 def scale_of(g: GraphBuilder, name: str, scale: F32, shape: tuple[int, ...] = (-1,)) -> str:
-    """Store a scale [1] or [C] under `name`, once; several are given `shape`.
+    """Store a scale [1] or [C] under `name`, once; [C] is reshaped to `shape`.
 
-    Raises ExportError unless all are positive.
+    Raises ExportError unless all values are positive.
     """
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         raise ExportError("has a scale that is zero, negative, NaN or infinite", field=name)
@@ -60,7 +60,7 @@ def scale_of(g: GraphBuilder, name: str, scale: F32, shape: tuple[int, ...] = (-
 
 
 def input_scale(product: Product, columns: int) -> F32:
-    """Scales to round x with, [1] or [K]: those of the plan, outliers aside."""
+    """Return the scales to round x with, [1] or [K]: the plan's, except for outliers."""
     assert product.input is not None and product.input.scale is not None
     scale = np.asarray(product.input.scale, np.float32).reshape(-1)
     if not product.outliers:
@@ -71,7 +71,7 @@ def input_scale(product: Product, columns: int) -> F32:
 
 
 def _share(product: Product, columns: int) -> tuple[np.float32, F32 | None]:
-    """(scale of the product's input, what its columns are multiplied by to make it one scale)."""
+    """Return one scale for the product's input, and the factors of W's columns that make it one."""
     scale = input_scale(product, columns)
     if scale.size == 1:
         return scale[0], None
@@ -83,7 +83,7 @@ def _share(product: Product, columns: int) -> tuple[np.float32, F32 | None]:
 
 
 def rotation(g: GraphBuilder, n: int, back: bool = False) -> list[str]:
-    """The constants of the rotation of n values, or of its inverse; layers share them."""
+    """Return the constants of the rotation of n values, or of its inverse; layers share them."""
     names = []
     for part, matrix in zip(("slow", "fast"), factors(n), strict=True):
         turned = back and not np.array_equal(matrix, matrix.T)
@@ -95,7 +95,7 @@ def rotation(g: GraphBuilder, n: int, back: bool = False) -> list[str]:
 
 
 def round_input(g: GraphBuilder, value: str, product: Product, columns: int) -> ProductInput:
-    """`value` fp32 [..., K], and its int8 form where the product wants one."""
+    """Return `value`, fp32 [..., K], with its int8 form if the product reads int8."""
     how = product.input
     if how is None:
         return ProductInput(value)
@@ -117,7 +117,7 @@ def round_input(g: GraphBuilder, value: str, product: Product, columns: int) -> 
 
 
 def fake_round(g: GraphBuilder, value: str, how: Rounding | None, columns: int) -> str:
-    """`value` rounded to int8 and brought back to fp32."""
+    """Return `value` rounded to int8 and converted back to fp32."""
     if how is None:
         return value
     x, output = value, f"{value}.rounded"
@@ -137,20 +137,21 @@ def fake_round(g: GraphBuilder, value: str, how: Rounding | None, columns: int) 
 def store(
     g: GraphBuilder, name: str, product: Product, make: Make | None = None
 ) -> tuple[int, int]:
-    """Store the weight `name`, [N, K] or of experts [E, N, K], once, as `product` reads it: its own
-    tensor or what `make` gives. Returns (N, K).
+    """Store the weight `name` once, as `product` reads it, and return (N, K).
+
+    The weight is [N, K], or [E, N, K] for experts. It is the tensor `name`, or what `make` returns.
     """
     if name in g.stored:
         kept, shape = g.stored[name]
         if replace(kept, block=product.weight.block) != product.weight or _changes(product):
-            raise ExportError(f"is wanted as {product} and kept as {kept}", field=name)
+            raise ExportError(f"is needed as {product} but stored as {kept}", field=name)
         return shape
     array = g.tensor(name) if make is None else make()
     *lead, rows, columns = array.shape
     given = array.reshape(-1, columns)
     array, storage = _prepared(g, name, product, given), product.weight
     if storage.minimum and columns % GRID_BLOCK == 0:
-        # a column that is multiplied apart meets zeros here: it may be what keeps the block's grid
+        # restore outlier columns, which read zeros here: without them a block may leave its grid
         whole = array.copy() if product.outliers else array
         whole[:, list(product.outliers)] = given[:, list(product.outliers)]
         if on_a_grid(whole):
@@ -174,7 +175,7 @@ def store(
 def _blocks(
     g: GraphBuilder, name: str, array: F32, storage: Storage, block: int
 ) -> tuple[NDArray[Any], ...]:
-    """In blocks; by GPTQ where the inputs of a 4-bit matrix are known: experts by their own."""
+    """Quantize in blocks: by GPTQ if the Hessian of a 4-bit matrix is known, per expert."""
     hessian = g.hessian(name) if storage.bits == 4 and g.hessian is not None else None
     if hessian is not None:
         every = hessian.reshape(-1, *hessian.shape[-2:])
@@ -187,14 +188,14 @@ def _blocks(
 
 
 def _changes(product: Product) -> bool:
-    """Whether the weight is not kept as it is, and so cannot be a table too."""
+    """Return whether the weight is transformed before storage, and so cannot also be a table."""
     how = product.input
     many = how is not None and how.scale is not None and how.scale.size > 1
     return many or product.apart or (how is not None and how.rotate)
 
 
 def _prepared(g: GraphBuilder, name: str, product: Product, array: F32) -> F32:
-    """W for an input that is rotated, or has scales of its own in some columns."""
+    """Return W adapted to an input that is rotated or has a scale per column."""
     how = product.input
     if how is None:
         return array
@@ -210,7 +211,7 @@ def _prepared(g: GraphBuilder, name: str, product: Product, array: F32) -> F32:
 
 
 def embed(g: GraphBuilder, tokens: str, name: str, storage: Storage, output: str) -> str:
-    """Rows of the table `name`, fp32 [T, B, D]."""
+    """Look up the tokens' rows in the table `name`, fp32 [T, B, D]."""
     store(g, name, Product(storage))
     if storage.block is not None:
         inputs = [tokens, f"{name}.packed", f"{name}.scales"]
@@ -230,7 +231,7 @@ def linear(
     bias: str | None = None,
     make: Make | None = None,
 ) -> str:
-    """x · weightᵀ (+ bias), fp32."""
+    """Add x · weightᵀ (+ bias), fp32."""
     _, columns = store(g, name, product, make)
     exact = f"{output}.int8" if product.apart else output
     result = f"{output}.unbiased" if bias is not None else output
@@ -250,9 +251,9 @@ def experts(
     parts: int,
     make: Make,
 ) -> str:
-    """x · weightᵀ of chosen experts, fp32; `parts` matrices are one below another in each.
+    """Add x · weightᵀ of the chosen experts, fp32; each expert stacks `parts` matrices by rows.
 
-    Where the input is rounded, each of its rows has a scale that the op finds.
+    If the input is rounded, the op finds a scale for each of its rows.
     """
     store(g, name, product, make)
     op, weights = ("ExpertLinear", [name]) if product.input is None else (
@@ -269,7 +270,7 @@ def experts(
 def linear_to_int8(
     g: GraphBuilder, x: ProductInput, name: str, output: str, product: Product, scale: str
 ) -> str:
-    """x · weightᵀ, rounded to int8 by `scale`: of an input that was rounded by known scales."""
+    """Add x · weightᵀ, rounded to int8 by `scale`, for an input rounded by known scales."""
     _, columns = store(g, name, product)
     assert product.weight.bits <= 8 and x.rounded and not x.rows and not product.apart
     inputs = [x.rounded, _x_scale(g, x, product, columns)]
@@ -282,7 +283,7 @@ def linear_to_int8(
 
 
 def _parts(name: str, minimum: bool) -> list[str]:
-    """The parts of a matrix in blocks."""
+    """Return the names of the initializers of a matrix in blocks."""
     return [f"{name}.{part}" for part in _PARTS[: 2 + minimum]]
 
 
@@ -309,7 +310,7 @@ def _int8_or_floating(
 def _add_outliers(
     g: GraphBuilder, x: ProductInput, name: str, product: Product, exact: str, output: str
 ) -> None:
-    """The columns that stay floating, in a product of their own."""
+    """Add the product of the columns that stay floating."""
     few = x.outliers
     if product.outliers:
         columns = g.integers(product.outliers)

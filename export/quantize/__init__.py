@@ -1,1 +1,1 @@
-"""How tensors are rounded, and the scales that follow from what calibration saw."""
+"""Quantize weights, and derive the scales of activations from calibration statistics."""

@@ -1,4 +1,4 @@
-"""GPTQ: rounding a weight to 4 bits so that the product's output, not the weight, stays close."""
+"""GPTQ: round a weight to 4 bits so that the product's output, not the weight, stays close."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 
-# Columns updated one by one before the rest of the matrix is (Algorithm 1's B).
+# Number of columns updated one by one before the rest of the matrix is (Algorithm 1's B).
 _LAZY = 128
-# A Hessian that is singular even when damped is damped ten times more, this often at most.
+# Maximum number of attempts; each damps a singular Hessian ten times more than the last.
 _ATTEMPTS = 6
-# Added to the diagonal, as a share of its mean.
+# Damping added to the diagonal, as a share of the diagonal's mean.
 _DAMP = 0.01
 
 
 def quantize_gptq(
     weight: F32, hessian: F64, block: int, minimum: bool = False
 ) -> tuple[U8, Scales] | tuple[U8, Scales, Scales]:
-    """weight [N, K] → packed [N, K/block, block/2] and scales [N, K/block], as `quantize_blocks`;
-    with `minimum` also the minimums, as `quantize_minimum`, to which active columns count more.
+    """Quantize weight [N, K] to packed [N, K/block, block/2] and scales [N, K/block], in the layout
+    of `quantize_blocks`; with `minimum`, in that of `quantize_minimum`, active columns counting
+    more.
 
-    GPTQ (arXiv 2210.17323, Algorithm 1): columns are rounded in turn, and the error of each is
-    made up for by those still to come, weighted by the inverse Hessian. Scales are found before
-    any column is rounded ("static groups"), so that the order of columns is free: the most active
-    inputs come first, while most columns can still make up for them. An input that was never active
-    has no say in the others and is rounded to nearest.
+    GPTQ (arXiv 2210.17323, Algorithm 1) rounds columns in turn. The remaining columns compensate
+    the error of each, weighted by the inverse Hessian. Scales are found before any column is
+    rounded ("static groups"), so columns can be rounded in any order: the most active inputs first,
+    while most columns can still compensate. An input that was never active does not affect the
+    others and is rounded to nearest.
 
-    hessian: XᵀX [K, K] of the calibrated inputs; any factor, such as the number of rows, leaves the
-    result as it is.
+    hessian: XᵀX [K, K] of the calibrated inputs. Multiplying it by a factor, such as the number of
+    rows, does not change the result.
 
-    Raises ExportError for a Hessian of another shape, or with values that are not finite, and for
+    Raises ExportError for a Hessian of the wrong shape or with values that are not finite, and for
     a weight that `quantize_blocks` refuses.
     """
     columns = weight.shape[1]
     if hessian.shape != (columns, columns):
-        raise ExportError(f"a Hessian {list(hessian.shape)} is not of {columns} inputs")
+        raise ExportError(f"a Hessian {list(hessian.shape)} does not fit {columns} inputs")
     if not np.isfinite(hessian).all():
         raise ExportError(
             "the calibrated XᵀX is NaN or infinite", remedy="look for the layer that overflows"
@@ -64,7 +65,7 @@ def quantize_gptq(
 
 
 def _round(weight: F64, scales: F32, lows: F32, propagate: F64) -> U8:
-    """Columns in the order given → their quants from 0. `weight` is used up."""
+    """Return the quants, from 0, of columns rounded in the given order. Overwrites `weight`."""
     columns = weight.shape[1]
     inverses = inverse(scales).astype(np.float64)
     quants = np.empty(weight.shape, np.uint8)
@@ -82,17 +83,17 @@ def _round(weight: F64, scales: F32, lows: F32, propagate: F64) -> U8:
 
 
 def _inverse_factor(hessian: F64) -> F64:
-    """Upper triangular U with UᵀU = H⁻¹, of the damped Hessian."""
+    """Return the upper triangular U with UᵀU = H⁻¹ for the damped Hessian H."""
     damped = hessian.astype(np.float64)
     diagonal = np.diag(damped).copy()
     dead = diagonal <= 0
     diagonal[dead] = diagonal[~dead].mean() if (~dead).any() else 1.0
-    # what never was active has, rounding apart, zeros beside its diagonal too
+    # inputs that were never active have zeros off the diagonal too, up to rounding
     damped[dead, :] = damped[:, dead] = 0.0
     for attempt in range(_ATTEMPTS):
         np.fill_diagonal(damped, diagonal + _DAMP * 10**attempt * diagonal.mean())
         try:
-            # of the matrix turned about, so that H = V·Vᵀ with V upper triangular; U is its inverse
+            # factor the flipped matrix, so that H = V·Vᵀ with V upper triangular; U is V's inverse
             upper = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
         except np.linalg.LinAlgError:
             continue

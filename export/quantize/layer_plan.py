@@ -1,4 +1,4 @@
-"""One layer's plan: its recipe's table, with the scales that calibration gives."""
+"""Plan one layer: its recipe's table, with the scales found by calibration."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ F32 = NDArray[np.float32]
 
 
 def storage(table: Table, name: str, default: Storage) -> Storage:
-    """What a table says of a weight."""
+    """Return how a table stores a weight, or `default` if it does not list the weight."""
     how = table.get(name, default)
     if not isinstance(how, Storage):
-        raise TypeError(f"{name} is a weight, the recipe says {how}")
+        raise TypeError(f"{name} is a weight, but the recipe says {how}")
     return how
 
 
 def activation(table: Table, name: str) -> Activation | None:
-    """What a table says of an activation; None is floating."""
+    """Return how a table rounds an activation; None leaves it floating."""
     how = table.get(name)
     if isinstance(how, Storage):
-        raise TypeError(f"{name} is an activation, the recipe says {how}")
+        raise TypeError(f"{name} is an activation, but the recipe says {how}")
     return how
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A product of a layer, as the graph has it.
+    """Matrix of a layer's product, as the graph has it.
 
     Attributes:
         rows, columns: N and K.
-        reads: the value of the fp32 graph that it multiplies, or a part of it.
-        listed, reads_listed: what recipes call the matrix and that value, where the layer has a
-            rarer form and other names.
-        experts: how many of it there are, stacked; 0 is a single one, of no expert.
-        routed: the value that says which expert each slot of `reads` goes to, where it has slots.
+        reads: value of the fp32 graph that the product multiplies, in whole or in part.
+        listed, reads_listed: names of the matrix and of that value in recipes, where a rarer form
+            of the layer uses other names.
+        experts: number of stacked experts; 0 for a single matrix outside experts.
+        routed: value that says which expert each slot of `reads` goes to, if it has slots.
     """
 
     rows: int
@@ -66,7 +66,7 @@ class Matrix:
 
 
 def stored_as(table: Table, name: str, matrix: Matrix) -> tuple[Storage, Activation | None]:
-    """How a table keeps a matrix, and how its product rounds what it reads."""
+    """Return how a table stores a matrix, and how its product rounds its input."""
     wanted = storage(table, matrix.listed or name, FLOATING)
     kept = fitting(wanted, matrix.columns)
     how = activation(table, matrix.reads_listed or matrix.reads)
@@ -82,11 +82,11 @@ class LayerPlanner:
     """Plans one layer.
 
     Attributes:
-        prefix: `layers.3`.
+        prefix: the layer's name, such as `layers.3`.
         weight: name of a weight of the graph → fp32 array.
-        state: what ssm_state is to be kept in.
-        cache: what attention is to keep keys and values in.
-        known: matrix → how its input is rounded, where a site has said it already.
+        state: requested type of ssm_state.
+        cache: requested type of attention's keys and values.
+        known: matrix → rounding of its input, where a site has already fixed it.
     """
 
     prefix: str
@@ -99,7 +99,7 @@ class LayerPlanner:
     known: dict[str, Rounding] = field(default_factory=dict)
 
     def products(self) -> dict[str, Product]:
-        """Every product, after the sites."""
+        """Plan every product. Call it after the sites."""
         return {name: self._product(name) for name in self.matrices}
 
     def _product(self, name: str) -> Product:
@@ -111,34 +111,34 @@ class LayerPlanner:
             return Product(kept, self.known[name])
         if isinstance(how, Dynamic):
             if kept.block is not None and not matrix.experts:
-                raise TypeError(f"{name}: no op multiplies blocks by what has a scale a token")
+                raise TypeError(f"{name}: no op multiplies blocks by an input with a scale a token")
             return Product(kept, Rounding(None, threshold=how.outliers))
         seen = self.sites.seen(self.value(matrix.reads), how)
         rounding, outliers = self.sites.rounding(seen, how, lambda: self.column_absmax(name))
         return Product(kept, rounding, outliers)
 
     def column_absmax(self, matrix: str) -> F32:
-        """The matrix's largest magnitude in each column, [K]."""
+        """Return the largest magnitude in each column of a matrix, [K]."""
         largest: F32 = np.abs(self.weight(f"{matrix}.weight")).max(axis=0).astype(np.float32)
         return largest
 
     def value(self, name: str) -> str:
-        """The name of a value of the layer in the whole graph."""
+        """Return the full name in the graph of a value of the layer."""
         return f"{self.prefix}.{name}"
 
     def site(
         self, name: str, matrix: str = "", grouped: Callable[[SeenRange], F32] | None = None
     ) -> Rounding | None:
-        """How a value of the table is rounded as a whole; `matrix` also reads it.
+        """Return how a listed value is rounded as a whole; `matrix` is a product that reads it.
 
-        `grouped` finds scales a channel for a recipe that wants groups.
+        `grouped` finds per-channel scales for recipes with groups.
         """
         how = activation(self.table, name)
         if how is None:
             return None
         if isinstance(how, Dynamic):
             return Rounding(None)
-        if not matrix:  # whose columns smoothing would look at
+        if not matrix:  # smoothing needs the columns of a matrix
             how = replace(how, smooth=None)
         seen = self.sites.seen(self.value(name), how)
         if how.groups and grouped is not None:

@@ -1,6 +1,6 @@
-"""What calibration remembers of one value, and the scales that follow from it.
+"""Calibration statistics of a value, and the scales derived from them.
 
-Counts and maxima only, so that the order and grouping of what was seen leave no trace.
+Only counts and maxima, so that the order and grouping of observations do not matter.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-# The top 15 bits of |x| as fp32, sign aside: its bfloat16, cut off. From _FINITE on: inf and NaN.
+# Bins are the 15 bits of |x| below the sign, a truncated bfloat16. From _FINITE on: inf and NaN.
 _BINS, _FINITE = 1 << 15, 0x7F80
 _LOW = (np.arange(_FINITE + 1, dtype=np.uint32) << 16).view(np.float32).astype(np.float64)
 _LARGEST = 127
-# OCTAV stands still when a step changes less than this share; halving alone gets there in 30 turns.
+# OCTAV stops when a step changes less than this share; bisection alone gets there in 30 steps.
 _STILL, _TURNS = 1e-9, 100
 
 
 class Statistics:
-    """Everything seen of one value.
+    """Histogram and channel maxima of one value.
 
     Attributes:
-        name: of the value in the graph.
-        counts: i64 [32640]; how many |x| have these top 15 bits of their fp32 pattern (8 of
-            exponent, 7 of mantissa): bins less than 1 % wide.
-        channel_absmax: largest |x| of each channel: of the last axis, or of `axes`.
+        name: name of the value in the graph.
+        counts: i64 [32640], number of |x| in each bin: the top 15 bits of |x| in fp32 (8 of
+            exponent, 7 of mantissa), so a bin is less than 1 % wide.
+        channel_absmax: largest |x| per channel, along the last axis or `axes`.
     """
 
     def __init__(self, name: str, axes: tuple[int, ...] = (-1,)) -> None:
-        """`axes`: those that are not reduced by `channel_absmax`."""
+        """Start empty; `channel_absmax` keeps `axes` and reduces the others."""
         self.name = name
         self.counts: I64 = np.zeros(_FINITE, np.int64)
         self.channel_absmax: F32 = np.zeros(0, np.float32)
         self._axes = axes
 
     def observe(self, x: Tensor) -> None:
-        """Add the values of x, fp32 of any shape with the axes given.
+        """Add the values of x, fp32 of any shape that has `axes`.
 
-        Raises ExportError naming the value when one of them is NaN or infinite.
+        Raises ExportError naming the value when an element is NaN or infinite.
         """
         size = x.float().abs()
         bins = (size.contiguous().view(torch.int32) >> 16).flatten()
@@ -62,7 +62,7 @@ class Statistics:
         self.merge(found)
 
     def merge(self, other: Statistics) -> None:
-        """Add what another saw of the same value. Any order and grouping gives the same."""
+        """Add another's statistics of the same value. The order of merges does not matter."""
         if not self.channel_absmax.size:
             self.channel_absmax = other.channel_absmax.copy()
         elif other.channel_absmax.size:
@@ -71,18 +71,18 @@ class Statistics:
 
     @property
     def count(self) -> int:
-        """How many numbers were seen."""
+        """Number of elements seen."""
         return int(self.counts.sum())
 
     @property
     def absmax(self) -> float:
-        """The largest |x|; 0 when nothing was seen."""
+        """The largest |x|, or 0 when nothing was seen."""
         return float(self.channel_absmax.max(initial=0))
 
     def percentile(self, p: float) -> float:
-        """The |x| that p % of the numbers do not exceed (Quamba, arXiv 2410.13229, section 4.2).
+        """Return the |x| that p % of elements do not exceed (Quamba, arXiv 2410.13229, sec. 4.2).
 
-        Numbers are taken to lie evenly within a bin; 100 is exactly the absmax.
+        Assumes that elements are spread evenly within a bin. p = 100 gives exactly the absmax.
         """
         if not 0 < p <= 100:
             raise ExportError(
@@ -98,14 +98,14 @@ class Statistics:
         return float(low[at] + share * (high[at] - low[at]))
 
     def octav(self, bits: int = 8) -> float:
-        """The clip s with the least expected squared error (OCTAV, arXiv 2206.06501, equation 6).
+        """Return the clip s of least expected squared error (OCTAV, arXiv 2206.06501, equation 6).
 
-        The paper's recursion, s ← E[|X|·1{|X|>s}] / (c·E[1{|X|≤s}] + E[1{|X|>s}]), run until it
-        stands still. c·s² is the rounding noise, a twelfth of the squared step. The paper's step
+        Runs the paper's recursion, s ← E[|X|·1{|X|>s}] / (c·E[1{|X|≤s}] + E[1{|X|>s}]), until it
+        converges. c·s² is the rounding noise, a twelfth of the squared step. The paper's step
         s/2^(B-1) gives c = 4^-B / 3; ours is s/(2^(B-1) - 1), hence c = 1 / (12·(2^(B-1) - 1)²).
 
-        s times the denominator, minus the numerator, rises with s: there is one fixed point, and
-        a step that would leave the interval known to hold it halves the interval instead.
+        s times the denominator, minus the numerator, rises with s, so there is one fixed point. A
+        step that would leave the interval known to hold it bisects the interval instead.
         """
         if not self.absmax:
             return 0.0
@@ -122,15 +122,15 @@ class Statistics:
         return s
 
     def clipped(self, scale: float) -> float:
-        """The share of numbers that a scale saturates: |x| beyond 127.5 · scale."""
+        """Return the share of elements that a scale saturates: |x| above 127.5 · scale."""
         return self._tail((_LARGEST + 0.5) * scale)[0] if self.count else 0.0
 
     def _edges(self) -> tuple[F64, F64]:
-        """Where each bin begins and ends; no further than the absmax."""
+        """Return where each bin begins and ends; no bin ends above the absmax."""
         return _LOW[:-1], np.minimum(_LOW[1:], self.absmax)
 
     def _tail(self, s: float) -> tuple[float, float]:
-        """(E[1{|X|>s}], E[|X|·1{|X|>s}]), numbers lying evenly within their bins."""
+        """Return E[1{|X|>s}] and E[|X|·1{|X|>s}], elements being spread evenly within bins."""
         filled = np.flatnonzero(self.counts)
         low, high = (edge[filled] for edge in self._edges())
         width = high - low
@@ -143,11 +143,11 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was seen.
+    """Result of a calibration run.
 
     Attributes:
-        values, rotated: value name → its statistics, and those of its Hadamard rotation.
-        text: what was fed: `CalibrationText.record`.
+        values, rotated: value name → statistics of the value, and of its Hadamard rotation.
+        text: description of the text: `CalibrationText.record`.
     """
 
     values: Mapping[str, Statistics]
@@ -155,9 +155,9 @@ class Calibration:
     text: Mapping[str, Any] = field(default_factory=dict)
 
     def statistics(self, value: str, rotated: bool = False) -> Statistics:
-        """What was seen of a value of the fp32 graph, or of its rotation.
+        """Return the statistics of a value of the fp32 graph, or of its rotation.
 
-        Raises KeyError if it was not asked for.
+        Raises KeyError if the value was not observed.
         """
         return (self.rotated if rotated else self.values)[value]
 
@@ -167,16 +167,16 @@ def _require_finite(name: str, bad: int, count: int) -> None:
         raise ExportError(
             f"{bad} of {count} values are NaN or infinite during calibration",
             field=name,
-            remedy="the model overflows in fp32 on this text: calibrate with another, or look at "
+            remedy="the model overflows in fp32 on this text: calibrate with another, or check "
             "this layer's weights",
         )
 
 
 def scale_of(limit: float | F32) -> F32:
-    """The int8 scale, limit / 127, of values up to `limit`: fp32 [1], or one a channel.
+    """Return the int8 scale, limit / 127, of values up to `limit`: fp32 [1], or one per channel.
 
-    Where the limit is 0 (or so small that fp32 could not divide by the scale) all values round to
-    0 whatever the scale, which is then 1.
+    Where the limit is 0, or so small that fp32 could not divide by the scale, the scale is 1, and
+    all values round to 0.
     """
     scale = np.asarray(limit, np.float32).reshape(-1) / np.float32(_LARGEST)
     return np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale).astype(np.float32)
@@ -186,8 +186,8 @@ def scale_of(limit: float | F32) -> F32:
 class Hessian:
     """Xᵀ·X of a value's rows, f64 [K, K], for GPTQ (arXiv 2210.17323, section 3).
 
-    The only statistic of floating sums: it depends on the order of sequences in its last bits,
-    which is why calibration fixes that order.
+    It is a floating-point sum, whose last bits depend on the order of sequences. Calibration
+    therefore fixes that order.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Hessian:
     total: F64 | None = None
 
     def observe(self, x: Tensor) -> None:
-        """Add x, fp32 [..., K]. Raises ExportError naming the value for a NaN or an infinity."""
+        """Add x, fp32 [..., K]. Raises ExportError naming the value if it has NaN or infinity."""
         wide = x.double().flatten(0, -2)
         _require_finite(self.name, int((~torch.isfinite(wide)).sum()), x.numel())
         product: Any = (wide.T @ wide).numpy()
@@ -205,11 +205,12 @@ class Hessian:
 
 @dataclass
 class Routes:
-    """Which experts tokens went to: of the value `chosen`, i32 [..., k].
+    """Counts of the experts that tokens were routed to, from the value `chosen`, i32 [..., k].
 
     Attributes:
-        tokens: i64 [X], how many went to each of X experts.
-        last: what was seen last.
+        experts: number of experts, X.
+        tokens: i64 [X], number of tokens routed to each expert.
+        last: the value observed last.
     """
 
     experts: int
@@ -226,9 +227,9 @@ class Routes:
 
 @dataclass
 class ExpertHessians:
-    """`Hessian` of what each expert reads of a value with a slot for each, f64 [X, K, K].
+    """`Hessian` per expert, f64 [X, K, K], of a value with a slot for each chosen expert.
 
-    `routes` has to have seen where the slots went.
+    `routes` must observe where the slots go before this observes the value.
     """
 
     name: str
@@ -236,7 +237,7 @@ class ExpertHessians:
     total: F64 | None = None
 
     def observe(self, x: Tensor) -> None:
-        """Add x, fp32 [..., k·K]. Raises ExportError naming the value for what is not finite."""
+        """Add x, fp32 [..., k·K]. Raises ExportError naming the value if it is not finite."""
         chosen = self.routes.last
         assert chosen is not None
         _require_finite(self.name, int((~torch.isfinite(x)).sum()), x.numel())

@@ -1,8 +1,8 @@
-"""How tensors are rounded: what a recipe can ask for, and the plan that it makes of one model.
+"""How tensors are rounded: the options of a recipe, and the plan that it makes for one model.
 
-A recipe is a table, tensor → how: a `Storage` for a weight, `Static` or `Dynamic` for an
-activation; a tensor that a table leaves out stays floating. A recipe and a calibration make a plan,
-which is what the graph builder is told; the plan is data, and knows no recipe.
+A recipe is a table that maps a weight to a `Storage`, and an activation to `Static` or `Dynamic`.
+Tensors that the table omits stay floating. A recipe and a calibration make a plan, which the graph
+builder follows. The plan is data and does not depend on the recipe.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ Clip = Literal["absmax", "percentile", "octav"]
 
 @dataclass(frozen=True)
 class Storage:
-    """How a weight matrix [N, K] is kept.
+    """How a weight matrix [N, K] is stored.
 
     Attributes:
-        bits: 32 or 16 floating, 8 or 4 rounded.
-        block: columns that share a scale (`edge::LinearBits`, unsigned, for floating activations,
-            or `edge::LinearInt4`); None with 8 bits is signed int8 for `edge::LinearInt8`.
-        rows: with signed int8, one scale a row instead of one for the matrix.
-        minimum: blocks of 4 bits have one, beside a scale, both in fp16 (`edge::LinearBitsMinimum`
-            or `edge::LinearInt4Minimum`).
+        bits: 32 or 16 for floating, 8 or 4 for quantized.
+        block: number of columns that share a scale (`edge::LinearBits`, unsigned, for floating
+            activations, or `edge::LinearInt4`); None with 8 bits is signed int8 for
+            `edge::LinearInt8`.
+        rows: with signed int8, one scale per row instead of one per matrix.
+        minimum: whether blocks of 4 bits have a minimum beside the scale, both in fp16
+            (`edge::LinearBitsMinimum` or `edge::LinearInt4Minimum`).
     """
 
     bits: Literal[4, 8, 16, 32]
@@ -40,7 +41,7 @@ class Storage:
 
     @property
     def int8(self) -> bool:
-        """Signed int8, to be multiplied with int8 activations in integers."""
+        """Whether this is signed int8, multiplied with int8 activations in integers."""
         return self.bits == 8 and self.block is None
 
 
@@ -48,12 +49,12 @@ F32 = Storage(32)
 F16 = Storage(16)
 INT8 = Storage(8)
 INT8_ROWS = Storage(8, rows=True)
-# Blocks tried, largest first, when those wanted do not divide a weight's columns.
+# Block sizes to try, largest first, if the requested one does not divide a weight's columns.
 _BLOCKS = (128, 64, 32)
 
 
 def fitting(wanted: Storage, columns: int) -> Storage:
-    """`wanted`, with blocks that divide the columns; fp32 where none does."""
+    """Return `wanted` with a block that divides the columns, or fp32 if none does."""
     if wanted.block is None:
         return wanted
     largest = wanted.block
@@ -63,18 +64,19 @@ def fitting(wanted: Storage, columns: int) -> Storage:
 
 @dataclass(frozen=True)
 class Static:
-    """Scales found by calibration.
+    """Rounding by scales found in calibration.
 
     Attributes:
-        clip: the largest value kept: `absmax` keeps all; `percentile` cuts the rarest (Quamba,
-            section 4.2); `octav` minimizes the squared error (OCTAV, arXiv 2206.06501, equation 6).
-        rotate: rounded after a Hadamard rotation (Quamba, equation 3).
-        smooth: α of SmoothQuant (arXiv 2211.10438, equation 4): a divisor a channel, whose inverse
-            is in the weight's columns.
-        outliers: channels with a calibration absmax of this or more, or of a few times the median,
-            stay floating, the largest of them up to a sixteenth (after LLM.int8).
-        groups: a scale for each of Quamba2's groups instead of one (arXiv 2503.22879, section 3):
-            of x by head and channel, of B and C by SSD group. Mamba-2 only.
+        clip: rule for the largest value kept: `absmax` keeps all, `percentile` clips the rarest
+            (Quamba, section 4.2), `octav` minimizes the squared error (OCTAV, arXiv 2206.06501,
+            equation 6).
+        rotate: whether to round after a Hadamard rotation (Quamba, equation 3).
+        smooth: α of SmoothQuant (arXiv 2211.10438, equation 4): a divisor per channel, which the
+            weight's columns are multiplied by.
+        outliers: absmax from which a channel stays floating; so do channels of a few times the
+            median. Only the largest do, at most a sixteenth of all (after LLM.int8).
+        groups: whether Quamba2's groups have a scale each (arXiv 2503.22879, section 3): x by head
+            and channel, B and C by SSD group. Mamba-2 only.
     """
 
     clip: Clip = "absmax"
@@ -86,11 +88,11 @@ class Static:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """A scale a token, absmax / 127 of what the token has.
+    """Rounding by one scale per token, found at run time: the token's absmax / 127.
 
     Attributes:
-        outliers: values of this magnitude or more stay floating (LLM.int8), and have no say in the
-            scale. Of what products read alone.
+        outliers: magnitude from which values stay floating and do not count for the scale
+            (LLM.int8). Only for inputs of products.
     """
 
     outliers: float | None = None
@@ -105,10 +107,11 @@ class Rounding:
     """How one activation is rounded to int8 along its last axis of C values.
 
     Attributes:
-        scale: f32 [1] or [C]; None is one scale a row (a token), absmax/127, found at run time.
-        threshold: with such a scale, of values that are not rounded; None rounds all.
-        rotate: rounded after the Hadamard rotation of its last axis, the scale being that of the
-            rotated values.
+        scale: f32 [1] or [C]; None is one scale per row (token), absmax/127, found at run time.
+        threshold: without `scale`, the magnitude from which values are not rounded; None rounds
+            all.
+        rotate: whether the last axis is Hadamard-rotated first; `scale` then applies to the rotated
+            values.
     """
 
     scale: Vector | None
@@ -117,20 +120,20 @@ class Rounding:
 
     @property
     def plain(self) -> bool:
-        """A scale known beforehand and no rotation: what a fused op can do at its end."""
+        """Whether a fused op can round at its end: a known scale and no rotation."""
         return self.scale is not None and not self.rotate
 
 
 @dataclass(frozen=True)
 class Product:
-    """How y = x · Wᵀ runs. What is done to x is undone in the columns of W before W is rounded.
+    """How y = x · Wᵀ runs. W's columns undo the scaling and rotation of x before W is rounded.
 
     Attributes:
-        weight: how W is kept.
+        weight: how W is stored.
         input: how x is rounded; None leaves it floating.
-        outliers: columns of x and W, ascending, that stay floating, in a second product
-            (after LLM.int8, arXiv 2208.07339, section 3.2); `input` then neither rotates nor finds
-            scales at run time. Where it has a threshold, any column may be in that product.
+        outliers: columns of x and W, ascending, that stay floating in a second product (after
+            LLM.int8, arXiv 2208.07339, section 3.2). `input` then neither rotates nor finds scales
+            at run time. With `input.threshold`, any column may be in the second product.
     """
 
     weight: Storage
@@ -139,7 +142,7 @@ class Product:
 
     @property
     def apart(self) -> bool:
-        """Whether there is a second product, of fp16 columns."""
+        """Whether there is a second product with fp16 columns."""
         return bool(self.outliers) or (self.input is not None and self.input.threshold is not None)
 
 
@@ -148,14 +151,15 @@ class ScanPlan:
     """How a Mamba layer's convolution and scan run.
 
     Attributes:
-        fused: int8 ops, for which every site needs a scale known beforehand and in_proj, x_proj and
-            dt_proj are integer products; otherwise floating ops on values that were rounded and
-            brought back (`edge::FakeQuantize`), which are the same numbers.
-        sites: conv_in, z, x, dt, B and C → Rounding. A site that is absent stays floating.
+        fused: whether int8 ops run, which needs a calibrated scale for every site, and in_proj,
+            x_proj and dt_proj as integer products. Otherwise floating ops run on fake-quantized
+            values (`edge::FakeQuantize`), which are the same numbers.
+        sites: conv_in, z, x, dt, B and C → Rounding. A missing site stays floating.
         constants: which of conv1d (weight and bias), A_log, D and dt_bias are rounded to int8; all
-            of them where fused.
-        state: type of ssm_state, which is rounded after every token. fp32 where not fused.
-        state_scale: for int8, broadcast against the state: f32 [1], [N, 1] (Mamba-1) or [H, 1, N].
+            of them if fused.
+        state: type of ssm_state, which is rounded after every token; fp32 if not fused.
+        state_scale: scale of an int8 state, broadcast against it: f32 [1], [N, 1] (Mamba-1) or
+            [H, 1, N].
     """
 
     fused: bool
@@ -167,8 +171,12 @@ class ScanPlan:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Products by matrix name (`in_proj`, `qkv_proj`, …); `scan` None is floating throughout;
-    `cache` is what keys and values are kept in.
+    """Plan of one layer.
+
+    Attributes:
+        products: matrix name (`in_proj`, `qkv_proj`, …) → product.
+        scan: plan of a Mamba scan; None is floating throughout.
+        cache: type of keys and values.
     """
 
     products: Mapping[str, Product]
@@ -178,13 +186,14 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The whole model.
+    """Plan of the whole model.
 
     Attributes:
-        recipe: its name, for messages.
-        embedding, head: the same matrix, so the same storage, where the model ties them.
-        layers: one a layer, in order.
-        record: what the manifest tells of it: scales, ranges, clipped fractions, calibration.
+        recipe: name of the recipe, for messages.
+        embedding, head: how the ends are stored; a model that ties them has one matrix, so one
+            storage.
+        layers: plan of each layer, in order.
+        record: scales, ranges, clipped fractions and calibration, for the manifest.
     """
 
     recipe: str
@@ -194,7 +203,7 @@ class ModelPlan:
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def products(self) -> list[Product]:
-        """Every product, the head last."""
+        """Return every product, the head's last."""
         return [p for layer in self.layers for p in layer.products.values()] + [self.head]
 
     @property
@@ -204,6 +213,8 @@ class ModelPlan:
 
     @property
     def exact(self) -> bool:
-        """Whether every product is what its op says to the bit of a sum: an implementation of
-        `edge::LinearBits` may round its input, and ONNX Runtime's does."""
+        """Whether engines compute every product exactly, up to the order of sums.
+
+        `edge::LinearBits` may round its input, and ONNX Runtime's does.
+        """
         return not any(p.input is None and p.weight.block is not None for p in self.products())

@@ -1,4 +1,4 @@
-"""Scales a channel: SmoothQuant's divisors, and Quamba2's groups of heads, channels and states."""
+"""Per-channel scales: SmoothQuant's divisors, Quamba2's groups of heads, channels and states."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from edge.errors import ExportError
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
-# Smoothing a channel by more than this either way leaves nothing of it in int8.
+# A channel multiplied or divided by more than this would vanish in int8.
 _LARGEST = np.float32(1e5)
-# Taken for the largest weight of a column that has none, as SmoothQuant's code does: nothing reads
-# the channel, and it must not set the scale of those that are read.
+# Stands in for the largest weight of an all-zero column, as in SmoothQuant's code: nothing reads
+# the channel, so it must not set the scale of channels that are read.
 _UNREAD = 1e-5
-_GROUPS = 4  # of heads, and of channels of a group of heads (Quamba2)
+_GROUPS = 4  # maximum groups of heads, and of channels in a group of heads (Quamba2)
 
 
 def partition(maxima: F32, groups: int) -> I64:
-    """Group of each value, so that rounding every value by its group's maximum hurts least.
+    """Group values so that scaling each by its group's maximum adds the least rounding noise.
 
-    A scale is proportional to its group's largest value and its noise power to the scale squared,
-    so the sum over all values of (largest of its group)² is made least. Only runs of the sorted
-    values can be best, which leaves a small dynamic programme: exact, and the same every time.
+    A scale is proportional to its group's largest value, and noise power to the scale squared. So
+    the groups minimize the sum over all values of (largest of its group)². Optimal groups are runs
+    of the sorted values, so a small dynamic program finds them, exact and deterministic.
 
-    maxima: f32 [n], not negative. Returns labels [n] from 0, rising with the values; there are at
-    most `groups` of them.
+    maxima: f32 [n], not negative. Returns labels [n] that count from 0 and rise with the values;
+    at most `groups` distinct ones.
     """
     count = len(maxima)
     order = np.argsort(maxima, kind="stable")
     power = np.square(maxima[order].astype(np.float64))
-    # cost[i]: the least for the first i values with the groups allowed so far
+    # cost[i]: minimum for the first i values with the groups allowed so far
     cost = np.concatenate([[0.0], np.arange(1, count + 1) * power])
     starts = []
     for _ in range(min(groups, count) - 1):
@@ -53,13 +53,13 @@ def partition(maxima: F32, groups: int) -> I64:
 
 
 def head_channel_scales(absmax: F32, heads: int, ssd_groups: int) -> F32:
-    """Scales of Mamba-2's scan input x, one a channel (Quamba2, section 4.2).
+    """Return the scales of Mamba-2's scan input x, one per channel (Quamba2, section 4.2).
 
-    Each SSD group's heads form at most four groups by their largest channel, and the
-    channels of a group of heads form at most four; a group's channels share the scale
-    max/127. Quamba2 groups heads by Ward's method and channels by k-means and stores them in that
-    order, so that a kernel finds 16 scales by position. Kernels here read a scale a channel: the
-    order stays, and the grouping is the one of `partition`.
+    The heads of an SSD group form at most four groups by their largest channel, and the channels of
+    a group of heads form at most four; the channels of a group share the scale max/127. Quamba2
+    groups heads by Ward's method and channels by k-means, and stores them in that order so that a
+    kernel finds 16 scales by position. Kernels here read a scale per channel, so the order stays,
+    and `partition` does the grouping.
 
     absmax: f32 [H·P], the calibrated largest magnitude of each channel. Returns f32 [H·P]; a group
     that was never active has scale 1.
@@ -79,7 +79,7 @@ def head_channel_scales(absmax: F32, heads: int, ssd_groups: int) -> F32:
 
 
 def ssd_group_scales(absmax: F32, ssd_groups: int) -> F32:
-    """Scales of Mamba-2's B or C, one an SSD group, given out a state: f32 [G·N] → f32 [G·N]."""
+    """Return the scales of Mamba-2's B or C, shared by an SSD group: f32 [G·N] → f32 [G·N]."""
     grouped = _rows(absmax, ssd_groups, "SSD groups").astype(np.float32)
     scale = _scale(grouped.max(1))
     return np.repeat(scale, grouped.shape[1])
@@ -97,20 +97,20 @@ def _rows(values: NDArray[np.generic], rows: int, what: str) -> NDArray[np.gener
 
 
 def smoothing(x_absmax: F32, w_absmax: F32, alpha: float = 0.5) -> F32:
-    """Divisors of the activation's channels, s [K] (SmoothQuant, arXiv 2211.10438, equation 4).
+    """Return divisors s [K] of the activation's channels (SmoothQuant, arXiv 2211.10438, eq. 4).
 
-    s_j = max|X_j|^alpha / max|W_j|^(1-alpha). With X/s and W·s the product is the same, and alpha
-    says how much of the difficulty goes into the weight. A channel that never was active keeps
-    s = 1, one that no weight reads is made small, and s stays within 1e-5 and 1e5.
+    s_j = max|X_j|^alpha / max|W_j|^(1-alpha). X/s times W·s is the same product, and alpha sets how
+    much of the difficulty moves into the weight. A channel that was never active keeps s = 1, a
+    channel that no weight reads is made small, and s stays between 1e-5 and 1e5.
 
     x_absmax, w_absmax: f32 [K], of the calibrated activation and of the weight's columns.
 
-    Raises ExportError for lengths that differ, values that are not finite or below zero, and an
-    alpha outside 0 to 1.
+    Raises ExportError for lengths that differ, values that are negative or not finite, and an alpha
+    outside 0 to 1.
     """
     if x_absmax.shape != w_absmax.shape or x_absmax.ndim != 1:
         raise ExportError(
-            f"{x_absmax.shape} activation and {w_absmax.shape} weight maxima do not pair up"
+            f"{x_absmax.shape} activation maxima do not match {w_absmax.shape} weight maxima"
         )
     if not 0 <= alpha <= 1:
         raise ExportError(

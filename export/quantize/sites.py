@@ -1,4 +1,4 @@
-"""From what calibration saw of an activation to how it is rounded, and the record of it."""
+"""Choose how activations are rounded from calibration statistics, and record the choices."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from edge.export.quantize.scales import smoothing
 from edge.plugins.hadamard.matrices import rotation_blocks
 
 F32 = NDArray[np.float32]
-# The most of an activation's columns that stay floating: beyond, int8 would save little.
+# At most 1/16 of an activation's columns stay floating: with more, int8 would save little.
 _MOST_OUTLIERS = 16
-# Outliers too, whatever the threshold, are channels of so many times the median one: norms leave
-# values of SmolLM2 far below LLM.int8's 6, and one static scale feels them all the same.
+# Channels of this many times the median are outliers whatever the threshold. Norms leave SmolLM2's
+# values far below LLM.int8's 6, and yet large ones hurt a single static scale.
 _MEDIANS = 3.0
 
 
 @dataclass(frozen=True)
 class SeenRange:
-    """What was seen of a value, or of some of its channels.
+    """Calibrated range of a value, or of some of its channels.
 
     Attributes:
-        name: for messages and the record.
-        channels: f32 [C], the largest magnitude of each.
-        limit: clip → the largest magnitude that is kept.
-        clipped: scale → share of the values that it saturates.
+        name: name for messages and the record.
+        channels: f32 [C], largest magnitude of each channel.
+        limit: clip → largest magnitude kept.
+        clipped: scale → share of the values that saturate.
     """
 
     name: str
@@ -42,16 +42,16 @@ class SeenRange:
 
 @dataclass
 class Sites:
-    """Roundings of activations, one call a site, each remembered in `record`."""
+    """Chooses the rounding of activations, one call per site, and keeps each in `record`."""
 
     calibration: Calibration | None
     percentile: float
     record: dict[str, Any] = field(default_factory=dict)
 
     def seen(self, value: str, how: Static, part: slice = slice(None), name: str = "") -> SeenRange:
-        """The range of the channels `part` of a value of the fp32 graph.
+        """Return the range of the channels `part` of a value of the fp32 graph.
 
-        A part has the absmax alone: what is counted is counted of the whole value.
+        A part can only be clipped by absmax: histograms cover whole values.
         """
         if self.calibration is None:
             raise ExportError(
@@ -65,7 +65,7 @@ class Sites:
             if clip == "absmax":
                 return float(channels.max(initial=0))
             if channels.size != found.channel_absmax.size:
-                raise TypeError(f"{value} can be clipped as a whole only")
+                raise TypeError(f"{value} can only be clipped as a whole")
             return found.octav() if clip == "octav" else found.percentile(self.percentile)
 
         return SeenRange(name or value, channels, limit, found.clipped)
@@ -73,7 +73,7 @@ class Sites:
     def rounding(
         self, seen: SeenRange, how: Static, column_absmax: Callable[[], F32] | None = None
     ) -> tuple[Rounding, tuple[int, ...]]:
-        """(how a site is rounded, the columns that are not).
+        """Return how a site is rounded, and the columns that stay floating.
 
         `column_absmax` gives the largest weight of each column of the product that reads the site.
         """
@@ -81,7 +81,7 @@ class Sites:
             return self._with_outliers(seen, how, how.outliers)
         if how.smooth is not None:
             if column_absmax is None:
-                raise TypeError(f"{seen.name} is smoothed, and no product reads it")
+                raise TypeError(f"{seen.name} is smoothed, but no product reads it")
             divisor = smoothing(seen.channels, column_absmax(), how.smooth)
             scale = divisor * self._scale(seen, float((seen.channels / divisor).max()))
         else:
@@ -90,7 +90,7 @@ class Sites:
         return Rounding(scale, how.rotate), ()
 
     def given(self, seen: SeenRange, how: Static, scale: F32) -> Rounding:
-        """A site with scales from elsewhere."""
+        """Record a site whose scales the caller found, and return its rounding."""
         self._note(seen, scale, how)
         return Rounding(scale, how.rotate)
 
@@ -111,8 +111,7 @@ class Sites:
     def _scale(self, seen: SeenRange, limit: float) -> F32:
         if not np.isfinite(limit) or limit <= 0:
             raise ExportError(
-                f"has a scale of {limit / 127:g}: the value was never anything else in the "
-                "calibration text",
+                f"has a scale of {limit / 127:g}: the value was zero in the whole calibration text",
                 field=seen.name,
                 remedy="calibrate with more text, or leave this kind of layer floating "
                 "(--layers KIND=fp16)",

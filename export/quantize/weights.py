@@ -1,4 +1,4 @@
-"""Rounding weights, and back: to signed int8, or to 8 or 4 bits in blocks of columns."""
+"""Quantize weights and back: to signed int8, or to 8 or 4 bits in blocks of columns."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from numpy.typing import NDArray
 from edge.errors import ExportError
 
 F32 = NDArray[np.float32]
-# Numbers kept in fp16, or in fp32 where that is too coarse for them.
+# Stored in fp16, or in fp32 where fp16 is too coarse.
 Scales = NDArray[np.float16] | NDArray[np.float32]
 U8 = NDArray[np.uint8]
 I8 = NDArray[np.int8]
 
-# Rows quantized at a time: bounds the temporaries, whatever the tensor's size.
+# Elements quantized at a time: bounds the temporaries, whatever the tensor's size.
 _SLAB_ELEMENTS = 1 << 22
-# Shrinking the 4-bit grid a little clips the largest value and serves the others better.
+# Shrinking the 4-bit grid a little clips the largest value but fits the others better.
 _SHRINKS_4 = (1.0, 0.94, 0.88, 0.82)
-# Of blocks with a minimum: steps from the smallest value to the largest. More than 15 clip both.
+# For blocks with a minimum: steps from the smallest value to the largest. More than 15 clip both.
 _STEPS_4 = (15, 16, 17, 18)
-# Columns of a block of llama.cpp's 4-bit types.
+# Columns per block of llama.cpp's 4-bit types.
 GRID_BLOCK = 32
-# Steps between the ends of a block that was on a grid of 16 values already, and rows looked at.
+# Steps to try for a block already on a grid of 16 values, and rows sampled to detect such grids.
 _STEPS_BEFORE, _LOOKED_AT = tuple(range(15, 7, -1)), 64
-# Rows of so many elements at a time stay in a processor's cache.
+# Rows with this many elements at a time stay in a processor's cache.
 _CACHED_ELEMENTS = 1 << 18
 
 
 def quantize_blocks(weight: F32, bits: int, block: int) -> tuple[U8, F32]:
-    """weight [N, K] → packed [N, K/block, block·bits/8] and scales [N, K/block].
+    """Quantize weight [N, K] to packed [N, K/block, block·bits/8] and scales [N, K/block].
 
     The layout is that of `edge::LinearBits` (com.microsoft.MatMulNBits): unsigned with zero point
-    2^(bits-1). 8 bits: scale = absmax/127, half to even. 4 bits: the value of largest magnitude
-    sits at -8, which makes scales signed (llama.cpp's Q4_0), and the grid is shrunk by whichever of
-    a few factors has the least squared error.
+    2^(bits-1). With 8 bits, scale = absmax/127, rounded half to even. With 4 bits, the value of
+    largest magnitude maps to -8, which makes scales signed (llama.cpp's Q4_0), and the grid is
+    shrunk by the one of a few factors that gives the least squared error.
 
-    Raises ExportError for a value that is not finite or a K that blocks do not divide.
+    Raises ExportError for a value that is not finite or a K that `block` does not divide.
     """
     rows, columns = weight.shape
     if columns % block:
@@ -56,7 +56,7 @@ def quantize_blocks(weight: F32, bits: int, block: int) -> tuple[U8, F32]:
 
 
 def inverse(scale: F32) -> F32:
-    """1/scale, and 0 where the block is all zeros."""
+    """Return 1/scale, or 0 where the block is all zeros."""
     result = np.zeros_like(scale)
     np.divide(np.float32(1), scale, out=result, where=np.abs(scale) > np.finfo(np.float32).tiny)
     return result
@@ -87,14 +87,15 @@ def _four(blocks: F32) -> tuple[U8, F32]:
 def quantize_minimum(
     weight: F32, block: int, importance: F32 | None = None
 ) -> tuple[U8, Scales, Scales]:
-    """weight [N, K] → packed [N, K/block, block/2], scales and minimums [N, K/block], 4 bits.
+    """Quantize weight [N, K] to 4 bits: packed [N, K/block, block/2], scales and minimums
+    [N, K/block].
 
     The layout is that of `edge::LinearBitsMinimum`: w = q · scale + minimum. A weight whose blocks
-    are on such a grid already, as those of a Q4_0 or Q4_1 file are, stays as it is. For any other
-    the grid is the best of a few widths in squared error, each moved to where its codes say
-    (least squares, as k-quants of llama.cpp do). importance [K]: what the error of a column counts.
+    are already on such a grid, as in a Q4_0 or Q4_1 file, is kept exactly. Otherwise the grid with
+    the least squared error of a few widths is used, each refitted to its codes by least squares, as
+    llama.cpp's k-quants do. importance [K] weights the error of each column.
 
-    Raises ExportError as `quantize_blocks`.
+    Raises ExportError as `quantize_blocks` does.
     """
     rows, columns = weight.shape
     if columns % block:
@@ -118,14 +119,14 @@ def quantize_minimum(
 
 
 def _scale_type(blocks: F32) -> type[np.float16] | type[np.float32]:
-    """fp16 where its smallest steps are small beside the scales."""
+    """Return fp16 if its range and its smallest normal number suit the scales, else fp32."""
     mean = np.ptp(blocks, axis=-1).mean() / 15 if blocks.size else 0.0
     fits = np.abs(blocks).max(initial=0) < np.finfo(np.float16).max
     return np.float16 if fits and mean >= np.finfo(np.float16).tiny else np.float32
 
 
 def on_a_grid(weight: F32) -> bool:
-    """Whether blocks of GRID_BLOCK columns, which must divide K, have 16 even steps already."""
+    """Return whether blocks of GRID_BLOCK columns, which must divide K, are on 4-bit grids."""
     some = weight[:: max(1, len(weight) // _LOOKED_AT)].reshape(-1, GRID_BLOCK)
     return _lossless(some, _scale_type(some))
 
@@ -138,8 +139,8 @@ def _lossless(blocks: F32, dtype: type) -> bool:
 def _from_minimum(
     blocks: F32, counts: F32, before: bool, dtype: type
 ) -> tuple[U8, Scales, Scales, F32]:
-    """Quants, scales, minimums and what is left as error, of the best grid tried. `before`: they
-    are on one."""
+    """Return quants, scales, minimums and error of the best grid tried. `before` says that the
+    blocks are already on a grid."""
     low, high = blocks.min(-1, keepdims=True), blocks.max(-1, keepdims=True)
     best: list[F32] = []
     for steps in _STEPS_BEFORE if before else _STEPS_4:
@@ -158,7 +159,7 @@ def _from_minimum(
 
 
 def _rounded(blocks: F32, counts: F32, scale: F32, minimum: F32, dtype: type) -> list[F32]:
-    """Quants, the scale and the minimum as they are kept, and the error."""
+    """Return quants, the scale and the minimum as stored, and the error."""
     scale, minimum = (x.astype(dtype).astype(np.float32) for x in (scale, minimum))
     quants = np.clip(np.rint((blocks - minimum) * inverse(scale)), 0, 15)
     error = (np.square(quants * scale + minimum - blocks) * counts).sum(-1, keepdims=True)
@@ -173,7 +174,7 @@ def _better(found: list[F32], best: list[F32]) -> list[F32]:
 
 
 def _refitted(blocks: F32, counts: F32, quants: F32, scale: F32, minimum: F32) -> tuple[F32, F32]:
-    """The scale and the minimum with the least squared error for these quants."""
+    """Return the scale and the minimum with the least squared error for these quants."""
     weighted = quants * counts
     n, q = counts.sum(-1, keepdims=True), weighted.sum(-1, keepdims=True)
     x, qq, qx = ((a * b).sum(-1, keepdims=True) for a, b in (
@@ -189,7 +190,7 @@ def _refitted(blocks: F32, counts: F32, quants: F32, scale: F32, minimum: F32) -
 
 
 def dequantize_blocks(packed: U8, scales: Scales, bits: int, minimums: Scales | None = None) -> F32:
-    """The inverse: packed, scales and minimums, where there are any → weight [N, K]."""
+    """Return weight [N, K]: the inverse of `quantize_blocks`, or of `quantize_minimum`."""
     if bits == 4:
         packed = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], -1).reshape(
             *packed.shape[:-1], -1
@@ -203,28 +204,29 @@ def dequantize_blocks(packed: U8, scales: Scales, bits: int, minimums: Scales | 
 
 
 def quantize_int8(array: F32, rows: bool = False) -> tuple[I8, F32]:
-    """array [N, …] → int8 of its shape and scales [1], or [N] with `rows`: absmax / 127.
+    """Quantize array [N, …] to int8 of the same shape, and scales [1] or, with `rows`, [N].
 
-    What is all zeros has scale 1. Raises ExportError for a value that is not finite.
+    A scale is absmax / 127, or 1 if all values are zero. Raises ExportError for a value that is not
+    finite.
     """
     axes = tuple(range(1, array.ndim)) if rows else None
     largest = np.abs(array).max(axes, initial=0)
     if not np.isfinite(largest).all():
         raise ExportError("a weight is NaN or infinite")
     scale = np.asarray(largest, np.float32).reshape(-1) / np.float32(127)
-    # Below this an fp32 quotient by the scale would overflow; such a weight is zero.
+    # Dividing by a smaller scale would overflow fp32, so such a weight is treated as zero.
     scale = np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale)
     column = scale.reshape(-1, *[1] * (array.ndim - 1)) if rows else scale
     return round_int8(array, column), scale.astype(np.float32)
 
 
 def round_int8(array: F32, scale: F32) -> I8:
-    """clip(half to even(array / scale), -128, 127); `scale` is broadcast."""
+    """Return array / scale, rounded half to even and clipped to int8; `scale` is broadcast."""
     quotient: NDArray[Any] = np.rint(array / scale)
     return np.clip(quotient, -128, 127).astype(np.int8)
 
 
 def dequantize_int8(quants: I8, scale: F32, rows: bool = False) -> F32:
-    """The inverse of `quantize_int8`."""
+    """Invert `quantize_int8`."""
     column = scale.reshape(-1, *[1] * (quants.ndim - 1)) if rows else scale
     return quants.astype(np.float32) * column

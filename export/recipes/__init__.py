@@ -1,4 +1,4 @@
-"""Recipes by name, and the plans that they make of a model."""
+"""Recipes by name, and the plans that they make for a model."""
 
 from edge.export.recipes import tables
 from edge.export.recipes.base import Recipe, names, recipe, register

@@ -1,4 +1,4 @@
-"""Recipes by name: `--quant NAME` looks one up here."""
+"""The registry of recipes, in which `--quant NAME` is looked up."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KINDS = tuple(map(mixers.kind_of, mixers.every()))
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named list of (tensor → how) for every kind of layer and for the two ends of a model.
+    """A named set of tables, one for each kind of layer and one for the two ends of a model.
 
     Attributes:
-        bits, block_size: of most weights, for the manifest.
-        ends: `embedding`, `final` (what the head reads) and `head`.
-        layers: a table a kind of layer.
-        details: for the manifest; what a reader must know to compare two bundles.
-        kv_cache: what attention keeps keys and values in.
+        bits, block_size: bits and block of most weights, for the manifest.
+        ends: table for `embedding`, `final` (the input of the head) and `head`.
+        layers: kind of layer → table.
+        details: facts for the manifest that are needed to compare two bundles.
+        kv_cache: type of attention's keys and values.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Recipe:
 
     @property
     def calibrated(self) -> bool:
-        """Whether scales have to be found on text."""
+        """Whether scales must be calibrated on text."""
         tables = (self.ends, *self.layers.values())
         return any(isinstance(how, Static) for table in tables for how in table.values())
 
@@ -52,7 +52,7 @@ def register(recipe: Recipe) -> None:
 
 
 def recipe(name: str, field: str = "quant") -> Recipe:
-    """The recipe called `name`. Raises ExportError naming those there are."""
+    """Return the recipe called `name`. Raises ExportError listing the known ones if unknown."""
     found = _RECIPES.get(name)
     if found is None:
         near = get_close_matches(name, list(names()), 1)
@@ -66,5 +66,5 @@ def recipe(name: str, field: str = "quant") -> Recipe:
 
 
 def names() -> Iterable[str]:
-    """Every recipe's name, in the order they were registered."""
+    """Return the names of all recipes, in the order of registration."""
     return tuple(_RECIPES)

@@ -1,4 +1,4 @@
-"""From a recipe, and what calibration saw, to the plan of one model."""
+"""Make the plan of one model from recipes and calibration statistics."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ from edge.tensors import parameters
 Array = NDArray[np.float32]
 EndType = Literal["int8", "fp16"]
 _ENDS: dict[EndType, Storage] = {"int8": INT8_ROWS, "fp16": F16}
-# p by model size: the best of each size in Quamba's Table 5 (LAMBADA); the largest is for the rest.
+# p by model size, the best in Quamba's Table 5 (LAMBADA); larger models use _LARGE.
 _PERCENTILES = ((370e6, 99.999), (1.4e9, 99.99))
 _LARGE = 99.9
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What a user may change of a recipe; None leaves it as it is.
+    """A user's changes to a recipe; None leaves an entry as it is.
 
     Attributes:
-        layers: kind of layer → the recipe whose table is taken for it.
+        layers: kind of layer → recipe whose table it uses.
         percentile: p of sites that are clipped by a percentile.
         ssm_state: type of every Mamba layer's ssm_state.
         kv_cache: type of attention's keys and values.
-        embedding, head: how the two ends are kept.
-        groups: x, B and C of Mamba-2 by Quamba2's groups.
+        embedding, head: how the two ends are stored.
+        groups: whether Mamba-2's x, B and C use Quamba2's groups.
     """
 
     layers: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Observations:
-    """Values of the fp32 graph that calibration has to look at: themselves, or their rotations."""
+    """Values of the fp32 graph that calibration must observe, as they are or rotated."""
 
     values: tuple[str, ...]
     rotated: tuple[str, ...]
@@ -77,16 +77,16 @@ class Observations:
 
 
 def default_percentile(config: ModelConfig) -> float:
-    """p for a model of this size."""
-    size = parameters(config) / 1.05  # "370M" models have a few more
+    """Return the default percentile p for a model of this size."""
+    size = parameters(config) / 1.05  # "370M" models have slightly more parameters
     return next((p for largest, p in _PERCENTILES if size <= largest), _LARGE)
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Recipes that fit a model: one for its ends, one for each kind of layer.
+    """Recipes chosen for a model: one for its ends, one for each kind of layer.
 
-    `tables` are those of the recipes, changed by the user's choices.
+    `tables` are the recipes' tables, changed by the user's choices.
     """
 
     config: ModelConfig
@@ -99,7 +99,7 @@ class Mixture:
     cache: CacheType
 
     def observations(self) -> Observations:
-        """What calibration has to look at; nothing when no scale is to be found."""
+        """Return what calibration must observe; empty when no scale needs calibration."""
         found: dict[bool, list[str]] = {False: [], True: []}
         for index, layer in enumerate(self.config.layers):
             for name, how in self.tables[layer.kind].items():
@@ -114,7 +114,7 @@ class Mixture:
         return Observations(tuple(found[False]), tuple(found[True]))
 
     def choices(self) -> dict[str, Any]:
-        """What differs from the recipe as it is, or follows from the model, for the manifest."""
+        """Return, for the manifest, what the user changed and what the model's size decided."""
         found: dict[str, Any] = {}
         hows = [how for table in self.tables.values() for how in table.values()]
         if any(isinstance(how, Static) and how.clip == "percentile" for how in hows):
@@ -131,7 +131,7 @@ class Mixture:
 
     @property
     def four_bits(self) -> bool:
-        """Whether matrices are kept in 4 bits, which GPTQ can round."""
+        """Whether matrices are stored in 4 bits, which GPTQ can round."""
         used = (self.tables[layer.kind] for layer in self.config.layers)
         return any(
             isinstance(how, Storage) and how.bits == 4 for table in used for how in table.values()
@@ -144,16 +144,16 @@ class Mixture:
 
 
 def _value(layer: Mixer, name: str, d_model: int) -> str:
-    """A table's name for a value → the graph's."""
+    """Return the graph's name for a value that a table lists as `name`."""
     matrices = mixer_of(layer).matrices(d_model).values()
     return next((matrix.reads for matrix in matrices if matrix.reads_listed == name), name)
 
 
 def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> Mixture:
-    """The recipes that `name` and the choices stand for, when they fit the model.
+    """Return the mixture that a recipe's name and the user's choices select for a model.
 
-    Raises ExportError for a recipe that is not known; and for all kinds of layer that are not, and
-    all choices that the model or the recipe has no use for.
+    Raises ExportError for an unknown recipe. Also raises it, listing every fault, for kinds of
+    layer that the model lacks and choices that have no effect on the model or the recipe.
     """
     choices, faults = choices or Choices(), Faults()
     base = recipe(name)
@@ -165,7 +165,7 @@ def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> M
         else:
             why = "the model has none" if kind in KINDS else "unknown kind"
             message = f"no layer is of kind {kind!r}: {why}"
-            faults.add("layers", message, f"choose of: {', '.join(present)}")
+            faults.add("layers", message, f"choose from: {', '.join(present)}")
     full_name = ",".join(
         [name, *(f"{k}={choices.layers[k]}" for k in KINDS if k in choices.layers)]
     )
@@ -187,11 +187,11 @@ def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> M
 
 
 def _ends(config: ModelConfig, base: Recipe, choices: Choices, faults: Faults) -> Table:
-    """The recipe's ends with the user's choices: one matrix, so one choice, where they are tied."""
+    """Return the recipe's ends with the user's choices; tied ends are one matrix, so one choice."""
     embedding, head = choices.embedding, choices.head
     if config.tie_embeddings and embedding != head:
         if embedding and head:
-            message = f"the head is the embedding, and cannot be {head} while that is {embedding}"
+            message = f"is tied to the embedding, and cannot be {head} while that is {embedding}"
             faults.add("head", message, "give both the same type")
         embedding = head = embedding or head
     ends = dict(base.ends)
@@ -207,7 +207,7 @@ def _ends(config: ModelConfig, base: Recipe, choices: Choices, faults: Faults) -
 def _with_groups(tables: Mapping[str, Table], faults: Faults) -> dict[str, Table]:
     table = dict(tables.get("mamba2", {}))
     if not all(isinstance(table.get(name), Static) for name in "xBC"):
-        message = "groups need Mamba-2's x, B and C with static scales, and the recipe has none"
+        message = "groups need static scales for Mamba-2's x, B and C; the recipe has none"
         faults.add("groups", message, "leave --groups out")
     return {**tables, "mamba2": table | dict.fromkeys("xBC", Static(groups=True))}
 
@@ -215,7 +215,7 @@ def _with_groups(tables: Mapping[str, Table], faults: Faults) -> dict[str, Table
 def _refuse_useless(
     config: ModelConfig, name: str, tables: Mapping[str, Table], choices: Choices, faults: Faults
 ) -> None:
-    """Note choices that change nothing."""
+    """Add a fault for each choice that has no effect."""
     hows = [how for table in tables.values() for how in table.values()]
     clips = {how.clip for how in hows if isinstance(how, Static)}
     p = choices.percentile
@@ -237,11 +237,11 @@ def plan_model(
     calibration: Calibration | None = None,
     fetch: Callable[[str], Array] | None = None,
 ) -> ModelPlan:
-    """The plan of one model.
+    """Make the plan of one model.
 
-    `fetch` gives a canonical tensor as fp32; it is asked by recipes that look at weights
-    (SmoothQuant). Raises ExportError when a recipe that has to be calibrated is not, when a scale
-    comes out as zero, and when a state cannot be kept as wanted.
+    `fetch` returns a canonical tensor as fp32, for recipes that read weights (SmoothQuant). Raises
+    ExportError when a recipe needs a calibration and gets none, when a scale is zero, and when a
+    state cannot have the requested type.
     """
     mixed = mixture(config, chosen.name) if isinstance(chosen, Recipe) else chosen
     sites = Sites(calibration, mixed.percentile)
@@ -284,4 +284,4 @@ def _head(config: ModelConfig, mixed: Mixture, sites: Sites) -> Product:
 
 
 def _no_weights(name: str) -> Array:
-    raise TypeError(f"the recipe looks at {name}, and no weights were given")
+    raise TypeError(f"the recipe reads {name}, but no weights were given")

@@ -1,4 +1,4 @@
-"""The size of a model's weights under a recipe, from its config alone."""
+"""Compute the size of a model's weights under a recipe from its config alone."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from edge.export.quantize.plan import F16, F32, Dynamic, Storage, fitting
 from edge.export.recipes.mixture import mixture
 from edge.tensors import tensor_shapes
 
-# of a block: an fp32 scale, or a scale and a minimum in fp16
+# bytes per block: an fp32 scale, or a scale and a minimum in fp16
 _A_BLOCK = 4
 _A_SCALE = 4
 
 
 class WeightBytes(NamedTuple):
-    """What weights take.
+    """Sizes of weights in bytes.
 
     Attributes:
-        stored: in weights.bin, where blocks that share a matrix have it once.
-        read: of them for one token, at every use; of experts those that are chosen.
+        stored: bytes in weights.bin, which holds shared matrices once.
+        read: bytes read for one token, counting every use; only the chosen experts.
     """
 
     stored: int
@@ -32,10 +32,10 @@ class WeightBytes(NamedTuple):
 
 
 def weight_bytes(layout: Layout, recipe: str) -> WeightBytes:
-    """The weights of a checkpoint as `recipe` would keep them.
+    """Return the size of a checkpoint's weights as `recipe` would store them.
 
-    Left out: what aligns them, and channels that calibration leaves floating. Raises ExportError
-    for an unknown recipe.
+    Excludes alignment, and channels that calibration leaves floating. Raises ExportError for an
+    unknown recipe.
     """
     config, mixed = layout.config, mixture(layout.config, recipe)
     ends = {
@@ -45,7 +45,7 @@ def weight_bytes(layout: Layout, recipe: str) -> WeightBytes:
     mixers = [mixer_of(layer) for layer in config.layers]
     matrices = [mixer.matrices(config.d_model) for mixer in mixers]
     shares: dict[str, tuple[Storage, float]] = {}
-    twice: set[str] = set()  # in fp16 too, for outliers that runs find
+    twice: set[str] = set()  # stored in fp16 too, for outliers found at run time
     members: dict[str, list[str]] = defaultdict(list)
     shapes = tensor_shapes(config)
     for name, shape in shapes.items():

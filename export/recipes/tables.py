@@ -1,11 +1,11 @@
-"""The recipes: weights alone; Quamba's (arXiv 2410.13229; Quamba2, arXiv 2503.22879), for Mamba and
-for hybrids; and what Quamba is compared with, in its own tables' words (section 6, appendix H).
+"""The recipes: weight-only ones, Quamba's (arXiv 2410.13229; Quamba2, arXiv 2503.22879) for Mamba
+and hybrids, and the methods that Quamba's paper compares with (section 6, appendix H).
 
-Read a table as: this tensor is kept so. Activations have the names they have in the fp32 graph. In
-recipes for weights alone norms, convolutions, biases, A, D and dt_bias stay fp32: they are small
-and steer the recurrence. `x_proj` and `dt_proj` make Δ, B and C, the quantities an SSM is most
-sensitive to (Quamba, section 4.1), and together are 4 % of a Mamba-1 layer: `dt_proj` stays fp32,
-beside 4 bits fp16, as in Quamba2's code; `x_proj` keeps 8 bits.
+A table maps a tensor to how it is stored or rounded. Activations are named as in the fp32 graph.
+In weight-only recipes, norms, convolutions, biases, A, D and dt_bias stay fp32: they are small and
+steer the recurrence. `x_proj` and `dt_proj` compute Δ, B and C, to which an SSM is most sensitive
+(Quamba, section 4.1), and are together 4 % of a Mamba-1 layer. So `dt_proj` stays fp32, or fp16
+in 4-bit recipes as in Quamba2's code, and `x_proj` keeps 8 bits.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from edge.export.recipes.base import Recipe
 
 Layers = dict[str, Table]
 
-# A scale a row and so many columns, or a smaller number that divides the matrix.
+# A scale per row and 128 columns, or fewer where 128 does not divide the matrix.
 _W8 = Storage(8, 128)
-# A scale and a minimum a block.
+# A scale and a minimum per block.
 _W4, _W4_128 = Storage(4, 32, minimum=True), Storage(4, 128, minimum=True)
 
 
-# -- weights alone --------------------------------------------------------------------------------
+# -- weight-only ----------------------------------------------------------------------------------
 
 
 def _weights(most: Storage, x_proj: Storage = _W8, dt_proj: Storage = F32) -> Layers:
@@ -64,8 +64,8 @@ W4 = Recipe(
     {"weights": "int4 with minimums; x_proj, embedding, head int8", "activations": "fp32"},
 )  # fmt: skip
 
-# "in groups of 128 for the big projections", as Quamba2 keeps weights in 4 bits; calibrated, GPTQ
-# rounds them.
+# "in groups of 128 for the big projections", as Quamba2 stores 4-bit weights; GPTQ rounds them when
+# calibrated.
 W4A16 = Recipe(
     "w4a16", 4, 128, _ends(_W8), _weights(_W4_128, dt_proj=F16),
     {"weights": "int4 with minimums; x_proj, embedding, head int8", "activations": "fp32"},
@@ -76,26 +76,26 @@ W4A16 = Recipe(
 ABSMAX = Static()
 PERCENTILE = Static(clip="percentile")
 HADAMARD = Static(rotate=True)
-# LLM.int8() (arXiv 2208.07339): what reaches 6 stays floating, tokens and rows have a scale each
+# LLM.int8() (arXiv 2208.07339): values from 6 on stay floating, tokens and rows have a scale each
 LLM_INT8 = Dynamic(outliers=6.0)
-# the same of calibrated channels, a sixteenth at most, and one scale for all tokens
+# the same for calibrated channels, at most a sixteenth, with one scale for all tokens
 CAPPED_LLM_INT8 = Static(outliers=6.0)
 
-# One static scale of what the head reads cost SmolLM2 more than any other rounding.
+# One static scale for the head's input cost SmolLM2 more than any other rounding.
 ENDS: Table = {"embedding": INT8_ROWS, "final": Dynamic(), "head": INT8_ROWS}
 _STATIC_ENDS: Table = {**ENDS, "final": ABSMAX}
 
 
 def mamba1(x: Static, y: Static, normed: Static = ABSMAX, low: Static = ABSMAX) -> Table:
-    """Quamba, figure 4, and its code: every tensor has one scale."""
+    """Return Quamba's table for Mamba-1 (figure 4, and its code): one scale per tensor."""
     return {
         "normed": normed,
         "in_proj": INT8,
-        "xz": ABSMAX,  # x before the convolution, and the gate z: one scale for both
+        "xz": ABSMAX,  # x before the convolution and the gate z share a scale
         "conv1d": INT8,
-        "conv": x,  # x: what x_proj and the scan read
+        "conv": x,  # x as x_proj and the scan read it
         "x_proj": INT8,
-        "dbc": low,  # dt of low rank, B and C: one scale for the three
+        "dbc": low,  # low-rank dt, B and C share a scale
         "dt_proj": INT8,
         "dt": ABSMAX,  # before its bias and softplus
         "A_log": INT8,
@@ -113,12 +113,12 @@ def mamba2(
     BC: Static = ABSMAX,
     big: Storage = INT8,
 ) -> Table:
-    """The same for Mamba-2, whose gate is part of the norm after the scan."""
+    """Return the same for Mamba-2, whose gate is part of the norm after the scan."""
     return {
         "normed": normed,
         "in_proj": big,
         "z": ABSMAX,
-        "xBC": ABSMAX,  # x, B and C before the convolution: a scale each
+        "xBC": ABSMAX,  # x, B and C before the convolution have a scale each
         "dt": ABSMAX,
         "conv1d": INT8,
         "x": x,
@@ -133,10 +133,10 @@ def mamba2(
 
 
 def _transformer(reads: Activation, weights: Storage) -> Layers:
-    """Attention, MLP, and the products of mixers that themselves stay floating.
+    """Return tables for attention, MLPs, and the products of mixers that otherwise stay floating.
 
-    What an expert reads has a scale a token, found when it runs: no text shows every expert all
-    that it will see. Weights have a scale a row or block (LLM.int8(), as Quamba keeps Jamba's).
+    Inputs of experts have a scale per token, found at run time: no calibration text exercises every
+    expert enough. Weights have a scale per row or block (LLM.int8(), as in Quamba's Jamba).
     """
     row: Activation = Dynamic()
     stacked = INT8_ROWS if weights.block is None else weights
@@ -171,7 +171,7 @@ W8A8 = _int8(
     "Quamba",
 )
 
-# what Quamba keeps Jamba's attention and experts in
+# as Quamba treats Jamba's attention and experts
 W8A8_LLM_INT8 = _int8(
     "w8a8-llm-int8",
     {**W8A8.layers, **_transformer(LLM_INT8, INT8_ROWS)},
@@ -182,12 +182,12 @@ W8A8_LLM_INT8 = _int8(
 
 
 def _octav(table: Table) -> Table:
-    """OCTAV in place of every absmax and percentile.
+    """Return the table with OCTAV in place of every absmax and percentile.
 
     The paper names no sites: "a clipping optimization algorithm can be applied to Quamba" (section
-    5.1) follows the sentence on the scales of all operators, so it is taken to mean all of them.
-    xBC keeps its absmax, being counted as a whole and scaled in parts, and so do channels beside
-    floating ones.
+    5.1) follows the sentence on the scales of all operators, so it is read as meaning all of them.
+    xBC keeps absmax, because its histogram covers the whole and its scales cover parts. So do
+    inputs with floating channels.
     """
     return {
         name: replace(how, clip="octav")
@@ -217,14 +217,14 @@ W4A8 = Recipe(
     },
 )
 
-# -- what Quamba is compared with -----------------------------------------------------------------
+# -- baselines of Quamba's paper ------------------------------------------------------------------
 
-# SmoothQuant: a divisor a channel, α = 0.5
+# SmoothQuant: a divisor per channel, α = 0.5
 SMOOTH = Static(smooth=0.5)
 
 
 def _same(reads: Static) -> Layers:
-    """One treatment of everything that a product reads."""
+    """Return tables that treat the inputs of all products the same."""
     return {
         "mamba1": mamba1(x=reads, y=reads, normed=reads),
         "mamba2": mamba2(x=reads, y=reads, normed=reads),
@@ -241,8 +241,8 @@ STATIC = _int8("w8a8-static", _PLAIN, "static", "min-max", _STATIC_ENDS)
 DYNAMIC = _int8(
     "w8a8-dynamic", {k: _dynamic(t) for k, t in _PLAIN.items()}, "a scale a token", "min-max"
 )
-# Smoothed wherever a product reads; Mamba-2's x is read by the scan alone. The head reads `final`
-# neither smoothed nor rotated: its matrix may be the embedding's table too.
+# Smooths the inputs of products; Mamba-2's x is read by the scan alone. The head's input `final` is
+# neither smoothed nor rotated, because its matrix may also be the embedding's table.
 SMOOTHQUANT = _int8(
     "w8a8-smoothquant",
     {
@@ -254,8 +254,8 @@ SMOOTHQUANT = _int8(
     "SmoothQuant, α = 0.5",
     _STATIC_ENDS,
 )
-# QuaRot on Mamba: every input of a product is rotated online, the norms' too, which QuaRot folds
-# into the residual stream; x is rotated back before the scan.
+# QuaRot on Mamba: every input of a product is rotated online, including the norms' outputs, whose
+# rotation QuaRot folds into the residual stream; x is rotated back before the scan.
 ROTATED = _int8("w8a8-hadamard", _same(HADAMARD), "static", "QuaRot: rotated online", _STATIC_ENDS)
 
 ALL = (

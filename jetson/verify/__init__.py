@@ -1,1 +1,1 @@
-"""`python -m jetson.verify`: everything this repository calls unproven, tried on a board."""
+"""`python -m jetson.verify`: tests on a board of everything this repository calls unproven."""

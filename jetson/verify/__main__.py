@@ -25,11 +25,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(step: VerifyStep, bundle: str, folder: Path, limit_s: float) -> Result:
-    """Run one step; whatever happens in it is the result."""
+    """Run one step. Failures and crashes are results too."""
     before, began = board.now(), time.monotonic()
     why = missing(step, bundle)
     if why is None and limit_s < 1:
-        why = "the time was up; --minutes gives more"
+        why = "no time was left; --minutes gives more"
     if why is not None:
         return Result(step.name, step.claim, "not run", why, before=before, after=before)
     log = folder / f"{step.name}.log"
@@ -54,7 +54,7 @@ def run(step: VerifyStep, bundle: str, folder: Path, limit_s: float) -> Result:
 
 
 def _process(step: VerifyStep, command: Sequence[str], log: Path, limit_s: float) -> int | None:
-    """The exit code; None after `limit_s`, when all that it started is ended."""
+    """Return the exit code, or None after `limit_s`. Kill all processes of a step that is late."""
     environment = dict(os.environ, PYTHONUNBUFFERED="1", **(step.environment or {}))
     environment["PYTHONPATH"] = os.pathsep.join(
         part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part
@@ -88,7 +88,7 @@ def _verdict(code: int | None, text: str, limit_s: float) -> tuple[Status, str]:
 
 
 def _figures(text: str) -> dict[str, Any]:
-    """The JSON object that a step's output ends with; {} where it does not."""
+    """Return the JSON object that a step's output ends with, or {}."""
     lines = text.strip().splitlines()
     for start in range(len(lines) - 1, -1, -1):
         if lines[start].startswith("{"):
@@ -108,7 +108,10 @@ def verify(
     *,
     again: bool = False,
 ) -> BoardReport:
-    """Run all steps that are not ok in an earlier report of the same machine and version."""
+    """Run all steps that are not ok in an earlier report of the same machine and version.
+
+    `again`: run those that are ok too.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     facts = board.facts()
     report = None if again else load(folder, bundle, facts)
@@ -132,11 +135,13 @@ def verify(
 def main() -> int:
     steps_there = ",".join(step.name for step in STEPS)
     parser = argparse.ArgumentParser(prog="jetson/verify.sh", description=__doc__)
-    parser.add_argument("bundle", nargs="?", default="demo", help="with kernels for this GPU")
-    parser.add_argument("-o", "--out", type=Path, default=None, help="the report's folder")
-    parser.add_argument("--minutes", type=float, default=60, help="for all steps together")
-    parser.add_argument("--again", action="store_true", help="also what was ok before")
-    parser.add_argument("--only", help=f"these steps alone, of {steps_there}")
+    parser.add_argument(
+        "bundle", nargs="?", default="demo", help="bundle with kernels for this GPU"
+    )
+    parser.add_argument("-o", "--out", type=Path, default=None, help="folder of the report")
+    parser.add_argument("--minutes", type=float, default=60, help="limit of all steps together")
+    parser.add_argument("--again", action="store_true", help="run steps that were ok too")
+    parser.add_argument("--only", help=f"run only these steps, of {steps_there}")
     given = parser.parse_args()
     names = given.only.split(",") if given.only else [step.name for step in STEPS]
     if unknown := set(names) - {step.name for step in STEPS}:
@@ -146,7 +151,7 @@ def main() -> int:
     bundle = given.bundle
     try:
         open_bundle(resolve(bundle)).close()
-    except EdgeError as problem:  # every step would find it out for itself
+    except EdgeError as problem:  # every step would fail with it
         print(f"error: {problem}", file=sys.stderr)
         return 1
     if os.path.isdir(bundle):

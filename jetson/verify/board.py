@@ -1,4 +1,4 @@
-"""The facts about a machine that a report has: read, never set."""
+"""The facts about a machine in a report: read, never set."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PACKAGES = (
     "numpy", "onnxruntime", "onnxruntime-gpu", "cuda-core", "cuda-bindings", "tokenizers", "triton",
     "torch",
 )  # fmt: skip
-# checks of `edge doctor` whose answers a result depends on
+# checks of `edge doctor` that results depend on
 CHECKS = ("jetson", "driver", "cuda-core", "tensorrt", "plugins")
-# zones that a Jetson has and nothing is read from
+# what thermal zones without a sensor read at most
 _ABSENT_ZONE_C = -200.0
 
 
 def facts(root: Path = ROOT) -> dict[str, Any]:
-    """Everything that a result depends on."""
+    """Return everything that results depend on."""
     return {
         "machine": machine(root),
         "found": {name: found(name).detail for name in CHECKS},
@@ -35,7 +35,7 @@ def facts(root: Path = ROOT) -> dict[str, Any]:
 
 
 def now(root: Path = ROOT) -> dict[str, Any]:
-    """What changes meanwhile: °C by sensor, bytes that are free, what throttles."""
+    """Return what changes over time: power mode, °C by sensor, free bytes, throttling counts."""
     here = conditions(root)
     temperatures = {
         name: round(value, 1)
@@ -52,12 +52,12 @@ def now(root: Path = ROOT) -> dict[str, Any]:
 
 @cache
 def found(check: str) -> Finding:
-    """What `edge doctor` finds, asked once: what a step runs changes none of it."""
+    """Return a finding of `edge doctor`. Cached, because no step changes it."""
     return examine(check, "demo-draft")
 
 
 def _commit() -> str | None:
-    """The checkout's commit, marked where files were changed."""
+    """Return the checkout's commit, marked if files were changed."""
     here = Path(__file__).parent
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
 """One node of the device graph as a graph of its own.
 
-The whole graph is run by ONNX Runtime on the CPU, through the ops' function bodies, with every
-value as an output. So a node's inputs are those of a real run, and its outputs are known before.
+ONNX Runtime runs the whole graph on the CPU, through the ops' function bodies, with every value as
+an output. So a node's inputs are those of a real run, and its outputs are known beforehand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edge.runtime.tensorrt import tensors
 
 Array = NDArray[Any]
 
-# by ONNX Runtime's names of types
+# NumPy types by ONNX Runtime's names
 _NUMPY: Mapping[str, type[np.generic]] = {
     "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8,
     "tensor(int32)": np.int32, "tensor(int64)": np.int64,
@@ -37,21 +37,21 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def read(model: bytes, file: str = "graph") -> onnx.ModelProto:
-    """The device graph. Raises BundleError for what is not an ONNX model."""
+    """Parse the device graph. Raises BundleError when it is not an ONNX model."""
     try:
         found: onnx.ModelProto = onnx.ModelProto.FromString(model)
-    except Exception as problem:  # protobuf's own kinds differ from version to version
+    except Exception as problem:  # protobuf's exceptions differ between versions
         raise BundleError(f"is not an ONNX model: {problem}", file=file) from None
     return found
 
 
 def device_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes that plugins run, in order."""
+    """Return the nodes that plugins run, in order."""
     return [node for node in model.graph.node if node.domain == DEVICE_DOMAIN]
 
 
 def first_of_each_op(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
-    """The first node of every op, in the graph's order."""
+    """Return the first node of every op, in the graph's order."""
     found: dict[str, onnx.NodeProto] = {}
     for node in device_nodes(model):
         found.setdefault(node.op_type, node)
@@ -59,13 +59,13 @@ def first_of_each_op(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
 
 
 def inputs_of(model: onnx.ModelProto, node: onnx.NodeProto) -> Sequence[str]:
-    """The node's inputs that are no initializers."""
+    """Return the node's inputs that are not initializers."""
     constant = {tensor.name for tensor in model.graph.initializer}
     return [name for name in dict.fromkeys(node.input) if name not in constant]
 
 
 def alone(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> bytes:
-    """A model of this node. `values` are its inputs and outputs, which give shapes and types.
+    """Return a model of this node alone. `values` has its inputs and outputs, for shapes and types.
 
     The node becomes the one that carries the engine's kernels.
     """
@@ -98,12 +98,12 @@ def _described(name: str, array: Array) -> onnx.ValueInfoProto:
 
 WINDOW = 4
 CAPACITY = 16
-# a prompt, two tokens that could be undone, and the three that are looked at
+# a prompt, two tokens that can be rewound, and the three whose values are used
 COUNTS = (5, 2, 3)
 
 
 class Values:
-    """Runs of the whole graph on the CPU, one after the other as a session's are."""
+    """Consecutive runs of the whole graph on the CPU, as in a session."""
 
     def __init__(
         self, model: onnx.ModelProto, plan: LaunchPlan, folder: Path, vocab_size: int
@@ -115,7 +115,7 @@ class Values:
         self._outputs = [output.name for output in self._session.get_outputs()]
 
     def _opened(self, model: onnx.ModelProto, folder: Path) -> Any:
-        """With all that device nodes yield as outputs, and all that they read."""
+        """Open a session with all inputs and outputs of device nodes as outputs."""
         whole, graph = onnx.ModelProto(), model.graph
         whole.CopyFrom(model)
         known = {each.name for each in (*graph.input, *graph.output, *graph.initializer)}
@@ -132,7 +132,7 @@ class Values:
         )
 
     def last(self) -> dict[str, Array]:
-        """Everything of the last of the runs COUNTS, its graph inputs included."""
+        """Run COUNTS tokens. Return all values of the last run, its graph inputs included."""
         ledger = ReplayLedger(WINDOW)
         states: dict[str, Array] = {}
         rng = np.random.default_rng(20261121)
@@ -169,11 +169,11 @@ class Values:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one output is from the wanted one.
+    """The difference of one output from the wanted one.
 
     Attributes:
-        worst: in steps of an integer, or of the largest value.
-        share: of integers that differ.
+        worst: largest difference, in integer steps, or relative to the largest value.
+        share: share of integers that differ.
     """
 
     output: str
@@ -182,12 +182,12 @@ class Difference:
     right: bool
 
 
-# order of floating-point sums; integers: one step, one value in 10,000, and one at least
+# for another order of floating-point sums; int8: by one step, in one value of 10,000 or one in all
 _FLOAT, _SHARE = 1e-3, 1e-4
 
 
 def compare(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> list[Difference]:
-    """Each output that was found beside what was wanted."""
+    """Compare each found output with the wanted one."""
     return [_difference(name, array, wanted[name]) for name, array in found.items()]
 
 
@@ -196,7 +196,7 @@ def _difference(name: str, found: Array, wanted: Array) -> Difference:
     if found.dtype.kind == "f":
         scale = float(np.abs(wanted.astype(np.float64)).max()) or 1.0
         worst = float(apart.max()) / scale
-        return Difference(name, worst, 0.0, worst <= _FLOAT)  # a NaN is not
+        return Difference(name, worst, 0.0, worst <= _FLOAT)  # false for NaN
     worst, others = float(apart.max()), int(np.count_nonzero(apart))
     allowed = found.dtype == np.int8 and others <= max(1, _SHARE * apart.size) and worst <= 1
     return Difference(name, worst, others / apart.size, allowed or others == 0)

@@ -1,4 +1,4 @@
-"""`edge doctor` with a verdict: exit code 1 where something is broken."""
+"""`edge doctor` with a verdict: exit code 1 if something is broken."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""One engine compared with another on this machine, and memory over a long run.
+"""Compare two engines on this machine, or watch an engine's memory over a long run.
 
     python -m jetson.verify.engines agree BUNDLE ENGINE OTHER
     python -m jetson.verify.engines grow BUNDLE ENGINE [--tokens N]
 
-One JSON line; exit code 0 right, 1 wrong.
+Prints one line of JSON. Exit code 0 means right, 1 wrong.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from edge.runtime import memory
 from edge.runtime.model import Model, load
 
 QUESTIONS = ("Hello, how are you?", "What did you do today?", "Do you like music?")
-# nats a token and share of equal best tokens, for any recipe. The demonstration model in w8a8 is
+# Nats per token and share of equal best tokens, for any recipe. The demonstration model in w8a8 is
 # 6.1e-3 nats from ONNX Runtime, in Triton's interpreter on a CPU and on an H100 alike, with the
-# same best tokens: rounding that tips over, not the engine.
+# same best tokens: the cause is rounding at ties, not the engine.
 KL, TOP1 = 1e-2, 0.9
 PROMPT, RUN, STEPS = 19, 4, 8
 TOKENS, GROWTH = 20_000, 4 << 20
 
 
 def agree(bundle: str, engine: str, other: str) -> dict[str, Any]:
-    """Logits after the same tokens, and greedy answers, of two engines of one bundle.
+    """Compare two engines of one bundle: logits after the same tokens, and greedy answers.
 
-    Answers may part at a tie that rounding decides: they are shown, logits decide.
+    Logits decide. Answers are only shown, because they may diverge at a tie that rounding decides.
     """
     (here, mine), (there, theirs) = (_said(bundle, name) for name in (engine, other))
     found = agreement(there, here)
@@ -47,7 +47,7 @@ def agree(bundle: str, engine: str, other: str) -> dict[str, Any]:
 
 
 def _said(bundle: str, engine: str) -> tuple[Logits, list[str]]:
-    """Logits [T, V] of every kind of run; answers."""
+    """Return logits [T, V] over every kind of run, and answers."""
     with load(bundle, engine=engine) as model:
         return _logits(model), [_answer(model, question) for question in QUESTIONS]
 
@@ -65,17 +65,17 @@ def _answer(model: Model, question: str) -> str:
 
 
 def grow(bundle: str, engine: str, tokens: int) -> dict[str, Any]:
-    """Measure this process's memory, and what the machine has left, over many answers.
+    """Measure this process's memory, and the machine's available memory, over many answers.
 
-    On a Jetson the GPU's memory is the machine's: what leaks there is missing in MemAvailable,
-    which other programs change too, so only this process's own memory decides.
+    On a Jetson the GPU shares the machine's memory, so its leaks lower MemAvailable. Other programs
+    change that too, so only this process's own memory decides.
     """
     with load(bundle, engine=engine) as model:
         made, answers, session = 0, 0, model.session(seed=1)
         say = session.generate if model.template is None else session.chat
         start: tuple[int, int | None] | None = None
         while made < tokens:
-            # a quarter of it warms up
+            # the first quarter of the tokens warms up
             if start is None and 4 * made >= tokens:
                 start = memory.private_bytes(), memory.available_bytes()
             session.reset()

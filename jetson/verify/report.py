@@ -1,4 +1,4 @@
-"""Results as JSON, from which a run resumes, and as Markdown, to attach to an issue."""
+"""Results as JSON, to resume from, and as Markdown, to attach to an issue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from edge.apps.measure.table import FigureTable
 
 SCHEMA = 1
-_TAIL = 2000  # characters of a step's output that the report has
+_TAIL = 2000  # characters of a step's output in the report
 Status = Literal["ok", "wrong", "not run"]
 
 
@@ -20,9 +20,9 @@ class Result:
     """The result of one step.
 
     Attributes:
-        reason: why it is not ok; "" where it is.
-        figures: its last line, where that is a JSON object.
-        before, after: `board.now`.
+        reason: why the step is not ok; "" if it is.
+        figures: JSON object that the output ends with, or {}.
+        before, after: `board.now` at the step's beginning and end.
     """
 
     name: str
@@ -41,8 +41,8 @@ class BoardReport:
     """The results of a verification.
 
     Attributes:
-        began: date and time, with the zone.
-        facts: `board.facts`, at the beginning.
+        began: date and time, with the time zone.
+        facts: `board.facts` at the beginning.
     """
 
     bundle: str
@@ -51,7 +51,7 @@ class BoardReport:
     results: list[Result] = field(default_factory=list)
 
     def put(self, result: Result) -> None:
-        """Add a result, or put it in the place of an earlier one."""
+        """Add a result, or replace an earlier one of the same step."""
         names = [each.name for each in self.results]
         if result.name in names:
             self.results[names.index(result.name)] = result
@@ -69,7 +69,7 @@ class BoardReport:
 
 
 def load(folder: Path, bundle: str, facts: dict[str, Any]) -> BoardReport | None:
-    """The report in the folder, if it is of this bundle, machine and version; else None."""
+    """Return the folder's report if it is of this bundle, machine and version, else None."""
     try:
         data = json.loads((folder / "report.json").read_text())
         results = [Result(**each) for each in data["results"]]
@@ -81,7 +81,7 @@ def load(folder: Path, bundle: str, facts: dict[str, Any]) -> BoardReport | None
 
 
 def _identity(facts: dict[str, Any]) -> dict[str, Any]:
-    """What results depend on: everything but the moment."""
+    """Return the facts that results depend on: all except the moment's."""
     return {name: value for name, value in facts.items() if name != "now"}
 
 
@@ -102,7 +102,7 @@ _SHOWN = {"ok": "ok", "wrong": "**WRONG**", "not run": "not run"}
 
 
 def markdown(report: BoardReport) -> str:
-    """The whole report."""
+    """Return the whole report."""
     return "\n".join([*_head(report), *_table(report), *_details(report), ""])
 
 
@@ -145,7 +145,7 @@ def _table(report: BoardReport) -> list[str]:
 
 
 def figures(found: dict[str, Any]) -> str:
-    """The figures of a step that the table shows; the JSON has all."""
+    """Return the figures of a step that the table shows; the JSON has all."""
     shown = {name: found[name] for name in _FIGURES if isinstance(found.get(name), int | float)}
     return ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
 
@@ -159,7 +159,7 @@ def _details(report: BoardReport) -> list[str]:
 
 
 def tail(text: str) -> str:
-    """The end of a step's output, from the beginning of a line where there is one."""
+    """Return the end of a step's output, from the beginning of a line if it has several."""
     text = text.strip()
     if len(text) <= _TAIL:
         return text

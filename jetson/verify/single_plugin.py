@@ -1,12 +1,13 @@
-"""An engine of one plugin, built by TensorRT on this GPU and compared with the op's function body.
+"""Build an engine of one plugin with TensorRT on this GPU and compare it with the op's definition.
 
     python -m jetson.verify.single_plugin [BUNDLE]             every op, each in its own process
-    python -m jetson.verify.single_plugin [BUNDLE] --op NAME   this op; one JSON line
+    python -m jetson.verify.single_plugin [BUNDLE] --op NAME   only this op; prints one line of JSON
 
-Exit codes: 0 right, 1 wrong, 3 there is no TensorRT, plugin library or GPU to try it with.
+Exit codes: 0 right, 1 wrong, 3 TensorRT, the plugin library or a GPU is missing.
 
-What it shows: the plugin library is found and registered, the parser finds the plugin, builder and
-runtime call it as they should, it loads its kernels and launches them with the right arguments.
+It shows that the plugin library is found and registered, that the parser finds the plugin, that
+builder and runtime call it as they should, and that it loads its kernels and launches them with the
+right arguments.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from jetson.verify.cut import Array
 LIMIT_S = 300
 NOT_RUN = 3
 _FILE = "one.onnx"
-# a network without symbols has one profile, of nothing
+# a network without symbols has one profile, without ranges
 _PROFILE = Profile("one", {})
 
 
 def opened(bundle: Bundle) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """The bundle's device graph, and everything of a run of it on the CPU."""
+    """Return the bundle's device graph, and all values of a run of it on the CPU."""
     file = machine.graph_file(bundle)
     graph = cut.read(bundle.read(file), f"{bundle.path}/{file}")
     vocab_size = bundle.manifest.model.vocab_size
@@ -55,7 +56,7 @@ def opened(bundle: Bundle) -> tuple[onnx.ModelProto, dict[str, Array]]:
 
 
 def compiled(trt: TensorRT, model: bytes, weights: int | None, order: Order, **more: Any) -> bytes:
-    """The engine of a graph without symbols, by the road that `edge build` goes."""
+    """Return the engine of a graph without symbols, compiled as by `edge build`."""
     source = GraphSource(graphfile.form_for(trt, model, _FILE), weights, _FILE)
     return bytes(compile_graph(trt, source, order, (_PROFILE,), **more).engine)
 
@@ -64,7 +65,7 @@ class Builder:
     """TensorRT, the plugin library and the bundle's kernels, ready to build engines of one node."""
 
     def __init__(self, bundle: Bundle, gpu: CoreDevice) -> None:
-        """Raises EngineError: no TensorRT, no library, no kernels for this GPU."""
+        """Raises EngineError without TensorRT, the plugin library, or kernels for this GPU."""
         self._trt = bindings.load()
         self._library = library.open_library()
         library.register(self._trt, self._library)
@@ -72,7 +73,7 @@ class Builder:
         self._kernels = build.kernels_of(bundle, gpu.sm)
 
     def engine(self, model: bytes) -> bytes:
-        """Raises EngineError with what TensorRT and the plugins say."""
+        """Build an engine. Raises EngineError with the messages of TensorRT and the plugins."""
         self._library.prepare(self._kernels, aliased=False)
         try:
             said = self._library.last_error
@@ -83,11 +84,11 @@ class Builder:
     def run(
         self, engine: bytes, node: onnx.NodeProto, values: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """What the engine yields for the node's inputs in `values`."""
+        """Return the engine's outputs for the node's inputs in `values`."""
         contexts = EngineContexts(self._trt, engine, self._gpu, [_PROFILE])
         placed = {name: self._put(values[name]) for name in contexts.inputs}
         for name in contexts.outputs:
-            # states are written in place: one memory, as in the engine of a model
+            # states are written in place: one buffer for both, as in the engine of a model
             source = placed.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
             placed[name] = source or self._gpu.allocate(max(1, values[name].nbytes))
         addresses = {name: memory.address for name, memory in placed.items()}
@@ -111,14 +112,14 @@ class Builder:
 
 
 def missing() -> None:
-    """Raises EngineError where there is no TensorRT, no plugin library or no GPU."""
+    """Raise EngineError when TensorRT, the plugin library or a GPU is missing."""
     bindings.load()
     library.find()
     machine.open_gpu()
 
 
 def prove(bundle: Bundle, op: str) -> dict[str, Any]:
-    """Build and run the first node of `op`. Raises EngineError, BundleError."""
+    """Build and run the first node of `op`. Raises EngineError or BundleError."""
     graph, values = opened(bundle)
     node = cut.first_of_each_op(graph).get(op)
     if node is None:
@@ -139,7 +140,7 @@ def prove(bundle: Bundle, op: str) -> dict[str, Any]:
 
 
 def each(bundle: str) -> int:
-    """Every op in a process of its own: one that crashes is a result too. The exit code."""
+    """Prove every op in its own process, where a crash is a result too. Return the exit code."""
     try:
         missing()
     except EngineError as problem:
@@ -154,7 +155,7 @@ def each(bundle: str) -> int:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            print(f"WRONG  {op}: not done after {LIMIT_S} s", flush=True)
+            print(f"WRONG  {op}: did not finish within {LIMIT_S} s", flush=True)
             wrong += 1
             continue
         wrong += done.returncode != 0
@@ -164,10 +165,10 @@ def each(bundle: str) -> int:
 
 
 def line(op: str, code: int, out: str, errors: str) -> str:
-    """What one process found."""
+    """Return a line about the result of one process."""
     last = (out.strip().splitlines() or [""])[-1]
     if not last.startswith("{"):
-        said = (errors.strip().splitlines() or ["it said nothing"])[-1]
+        said = (errors.strip().splitlines() or ["no output"])[-1]
         return f"WRONG  {op}: exit code {code}: {said}"
     found = json.loads(last)
     worst = max((one["worst"] for one in found["outputs"]), default=0.0)

@@ -1,4 +1,4 @@
-"""The steps, from the simplest to the largest, so that each fails for reasons of its own."""
+"""The steps, from the simplest to the largest, so that each one fails for its own reasons."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edge.errors import EdgeError
 from edge.runtime.model import resolve
 from jetson.verify import board
 
-# a step's program says by this exit code that it could not be tried; its last line has the reason
+# exit code of a step's program that cannot run here; its last line has the reason
 NOT_RUN = 3
-# the least Python of `mamba-edge[export]`; the runtime's is 3.10, which is JetPack 6's
+# minimum Python of `mamba-edge[export]`; the runtime's is 3.10, JetPack 6's version
 EXPORTER = (3, 11)
 
 Need = Callable[[str], str | None]
@@ -23,13 +23,14 @@ Need = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class VerifyStep:
-    """One program.
+    """One program that proves a claim.
 
     Attributes:
-        claim: what it proves.
-        command: after Python's; `{bundle}` and `{out}` (this step's files) are filled in.
-        needs: names of NEEDS.
-        limit_s: it is ended then.
+        claim: the claim that it proves.
+        command: arguments of Python, with `{bundle}` and `{out}` (folder of the step's files).
+        needs: names in NEEDS.
+        limit_s: seconds after which it is killed.
+        environment: additional environment variables.
     """
 
     name: str
@@ -40,7 +41,7 @@ class VerifyStep:
     environment: Mapping[str, str] | None = None
 
     def line(self, bundle: str, out: Path) -> list[str]:
-        """The command as it is run."""
+        """Return the command line."""
         return [
             sys.executable,
             *(part.format(bundle=bundle, out=out) for part in self.command),
@@ -48,7 +49,7 @@ class VerifyStep:
 
 
 def _ok(check: str) -> Need:
-    """That `edge doctor` finds it in order."""
+    """Need a check of `edge doctor` to be ok."""
 
     def need(_: str) -> str | None:
         found = board.found(check)
@@ -59,7 +60,7 @@ def _ok(check: str) -> Need:
 
 
 def _kernels(bundle: str) -> str | None:
-    """For any GPU: loading them shows whether they fit this one."""
+    """Need kernels for any GPU; loading them shows whether they fit this one."""
     try:
         with open_bundle(resolve(bundle)) as opened:
             there = bool(opened.manifest.kernels)
@@ -74,7 +75,7 @@ def _kernels(bundle: str) -> str | None:
 
 
 def _exporter(_: str) -> str | None:
-    """The packages that lower and compile kernels: not available on JetPack 6."""
+    """Need the packages that lower and compile kernels, which JetPack 6 cannot have."""
     if sys.version_info < EXPORTER:
         here, least = (".".join(map(str, version[:2])) for version in (sys.version_info, EXPORTER))
         return f"needs the exporter, which needs Python {least}; this is {here}"
@@ -116,20 +117,20 @@ STEPS: tuple[VerifyStep, ...] = (
     ),
     VerifyStep(
         "first-cubin",
-        "what Triton's ptxas makes is read by this driver, and one kernel is right",
+        "this driver loads the output of Triton's ptxas, and one kernel is right",
         ("-m", "tests.gpu.first_cubin"),
         ("exporter", "gpu", "bindings"),
     ),
     VerifyStep(
         "single-plugins",
-        "TensorRT builds an engine of each plugin alone, and it is right",
+        "TensorRT builds an engine of each single plugin, and it is right",
         ("-m", "jetson.verify.single_plugin", "{bundle}"),
         (*_TRT, "onnx"),
         1800,
     ),
     VerifyStep(
         "kernels",
-        "every kernel, device memory and graphs, on this GPU",
+        "every kernel, device memory and graphs are right on this GPU",
         (
             "-m", "pytest", "-q", "-p", "no:cacheprovider",
             "tests/gpu", "tests/kernels", "tests/cuda",
@@ -140,7 +141,7 @@ STEPS: tuple[VerifyStep, ...] = (
     ),
     VerifyStep(
         "cuda-engine",
-        "the CUDA engine says what ONNX Runtime says",
+        "the CUDA engine agrees with ONNX Runtime",
         ("-m", "jetson.verify.engines", "agree", "{bundle}", "cuda", "ort"),
         _CUDA,
     ),
@@ -153,7 +154,7 @@ STEPS: tuple[VerifyStep, ...] = (
     ),
     VerifyStep(
         "tensorrt-engine",
-        "the TensorRT engine says what the CUDA engine says",
+        "the TensorRT engine agrees with the CUDA engine",
         ("-m", "jetson.verify.engines", "agree", "{bundle}", "tensorrt", "cuda"),
         _TRT,
     ),
@@ -167,14 +168,14 @@ STEPS: tuple[VerifyStep, ...] = (
     ),
     VerifyStep(
         "memory-cuda",
-        "memory stays as it is over many answers of the CUDA engine",
+        "memory does not grow over many answers of the CUDA engine",
         ("-m", "jetson.verify.engines", "grow", "{bundle}", "cuda"),
         _CUDA,
         1200,
     ),
     VerifyStep(
         "memory-tensorrt",
-        "memory stays as it is over many answers of the TensorRT engine",
+        "memory does not grow over many answers of the TensorRT engine",
         ("-m", "jetson.verify.engines", "grow", "{bundle}", "tensorrt"),
         _TRT,
         1200,
@@ -183,7 +184,7 @@ STEPS: tuple[VerifyStep, ...] = (
 
 
 def missing(step: VerifyStep, bundle: str) -> str | None:
-    """Why the step cannot run here; None where it can."""
+    """Return why the step cannot run here, or None if it can."""
     for need in step.needs:
         why = NEEDS[need](bundle)
         if why is not None:

@@ -1,1 +1,1 @@
-"""The best tokens of a row of logits, found on the device."""
+"""Selection of the largest logits of a row, on the device."""

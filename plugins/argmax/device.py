@@ -1,4 +1,4 @@
-"""The best token of a row, as TensorRT has it: no graph for other engines has this op."""
+"""Device op for the best token of a row. Only the device graph has this op."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def statements() -> Iterator[Op]:
     )
 
 
-# Equal logits are told apart by number, which ArgMax leaves to the runtime.
+# The lowest of equal logits wins; ArgMax leaves the choice to the runtime.
 GREEDY = """
     from_0 = Constant<value = int64 {0}>()
     by_1 = Constant<value = int64 {1}>()

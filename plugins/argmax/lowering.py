@@ -1,6 +1,6 @@
-"""How `pick` is called: the best tokens of the wanted rows, found on the device.
+"""Lowering to the kernels of `pick`, which find the best tokens of the wanted rows on the device.
 
-Two ops that no graph has; a program may end with one of them instead of with its logits:
+No bundle's graph has these two ops, but a program may end with one of them instead of its logits:
 
     Greedy(logits) → picked i32 [L·B, 1]
     Best(logits; k) → values f32 [L·B, k], picked i32 [L·B, k]
@@ -14,20 +14,20 @@ from edge.errors import ExportError
 from edge.launch import Size
 from edge.plugins.lowering.context import Lowering, Node, cdiv, next_power_of_2
 
-# More are of no use to a sampler, and fewer are sorted sooner.
+# A sampler needs no more, and fewer are faster to sort.
 MOST = 64
 _BLOCK = 2048
 
 
 def lower_best(at: Lowering, node: Node) -> None:
-    """2048 logits a program: 25 programs a row of 50280, 16 keys a thread to sort.
+    """Launch one program per 2048 logits: 25 for a row of 50280, with 16 keys a thread to sort.
 
-    Of 256k logits the second launch sorts 128·64 keys, 32 a thread.
+    For 256k logits the second launch sorts 128·64 keys, 32 a thread.
     """
     logits, picked = at.view(node.inputs["logits"]), node.outputs["picked"]
     k = node.attributes.get("k", 1)
     if not 1 <= k <= min(MOST, logits.width):
-        raise ExportError(f"picks {k} of {logits.width} tokens", field=node.name)
+        raise ExportError(f"cannot pick {k} of {logits.width} tokens", field=node.name)
     count = next_power_of_2(k)
     span = min(_BLOCK, max(count, next_power_of_2(logits.width)))
     blocks = cdiv(logits.width, span)

@@ -1,9 +1,9 @@
-"""The largest logits of each row and their tokens, in descending order; of equal ones the lowest
-token first.
+"""The largest logits of each row and their tokens, in descending order, equal ones by ascending
+token.
 
-A logit and its token are one 64-bit key whose order is that. Keys are found in two launches: the
-best of every block of the vocabulary, then the best of those. A NaN is larger than all others, so
-that it is found, and then no token is given: ids of that row are -1.
+A logit and its token form a 64-bit key that sorts in this order. Two launches find the largest
+keys: first those of every block of the vocabulary, then those of the row. NaN sorts as the largest
+logit, so it is always found; the ids of its row are then -1.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

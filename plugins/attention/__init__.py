@@ -1,1 +1,1 @@
-"""Causal attention over a KV cache that is written in place."""
+"""Rotary embedding, and causal attention over a KV cache that is updated in place."""

@@ -31,14 +31,14 @@ ROPE = """
     y = Reshape(turned, flat)
 """
 
-# The op indexes its cos and sin tables by offset + t; ours already hold one row a token.
+# The op indexes its cos and sin tables by offset + t; ours already have one row per token.
 ORT_ROPE = """
     offset = Constant<value = int64[1] {0}>()
     y = com.microsoft.RotaryEmbedding<interleaved: int = 0, num_heads: int = @heads,
         rotary_embedding_dim: int = @dim>(x, offset, cos, sin)
 """
 
-# Writes the caches in place when key_cache_out is bound to key_cache's buffer.
+# The caches are updated in place when key_cache_out is bound to key_cache's buffer.
 ORT_ATTENTION = """
     y, key_cache_out, value_cache_out = com.microsoft.GroupQueryAttention
         <do_rotary: int = 0, num_heads: int = @heads, kv_num_heads: int = @kv_heads,
@@ -46,8 +46,8 @@ ORT_ATTENTION = """
         (q, k, v, key_cache, value_cache, last, total, "", "", "", bias)
 """
 
-# The same arithmetic on fp32 copies of what is valid: its own caches would have to be of q's type.
-# Binding …_out to a cache's buffer makes the scatter write the new rows alone.
+# The same op on fp32 copies of the valid slots, because its caches must have q's type. Binding
+# …_out to a cache's buffer makes the scatter write only the new rows.
 ORT_ATTENTION_F16 = """
     first = Constant<value = int64[1] {0}>()
     one = Constant<value = int64 {1}>()

@@ -1,7 +1,7 @@
-"""Attention over caches that stay where they are, for chains and trees; with or without rotation.
+"""Device ops of attention over caches updated in place, for chains and trees, with or without RoPE.
 
-The body attends to all C slots of a cache, because how many are valid is known on the device alone;
-what lies in the others, even NaN, has no part in the result.
+The body attends to all C slots of a cache, because only the device knows how many are valid. The
+contents of the others, even NaN, do not affect the result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge.plugins.device.text import CONSTANTS, call, fields, views
 
 
 def statements() -> Iterator[Op]:
-    """A rotation alone is no device op."""
+    """Yield attention with and without RoPE. RoPE alone is not a device op."""
     for attention in (_attention(STATED), _attention(ATTENTION_F16)):
         yield attention
         yield replace(
@@ -31,7 +31,7 @@ def statements() -> Iterator[Op]:
 
 
 def _attention(op: Op) -> Op:
-    """Keys and values go to slots run[PAST] … of the caches; those before are the past."""
+    """Return attention that writes k and v to cache slots from run[PAST] on, after the past."""
     caches = tuple(
         state(v.name, "f32[B,KV,C,P]", "slots below run[PAST] are valid")
         for v in op.inputs
@@ -90,7 +90,7 @@ _APPEND = """
     value_cache_out = Gather<axis=2>(values_grown, slot_from)
 """
 
-# sees [T, C]: which slots a token looks at
+# sees [T, C]: which slots each token attends to
 _SEES = """
     token = Range(from_0, new_count, by_1)
     token_column = Unsqueeze(token, axis_1)
@@ -176,7 +176,7 @@ def attention_f16() -> str:
     return _BEFORE + append + _SEES + _CASTS + attend
 
 
-# q and k are rotated as the functional op has them, batch first.
+# The functional op rotates q and k batch first.
 _ROTATED = """
     {x}_b = Transpose<perm=[1, 0, 2]>({x}_own)
     {x}_turned = edge.Rope<heads: int = @{heads}, head_dim: int = @head_dim, dim: int = @dim>

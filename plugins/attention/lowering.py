@@ -1,8 +1,8 @@
-"""How `rope` and `attention` are called: append, attend and, in a step, join.
+"""Lowering to the kernels of `rope` and `attention`: append, attend and, in a step, join.
 
-A rotation is no launch of its own: the first launch rotates q and k and puts k and v into the
-caches. A step and a chunk, or a step after another number of slots, add up in another order: their
-results agree to about 10⁻⁶ of the values, not to the bit. A tree of one branch has the bits of the
+RoPE has no launch of its own: the first launch rotates q and k, and writes k and v to the caches. A
+step and a chunk, or steps after different numbers of slots, sum in different orders: their results
+agree to about 10⁻⁶ of the values, not bit for bit. A tree of one branch gives the bits of the
 chain.
 """
 
@@ -20,17 +20,17 @@ PAIRS = tuple(
     for name in ("Attention", "AttentionF16")
 )
 
-# Programs that the slots of one sequence should keep busy: an H200 has 132 SMs.
+# Programs to split the slots of one sequence into, to use all SMs: an H200 has 132.
 _PROGRAMS = 128
 _HEADS = 8
 
 
 def lower_attention(at: Lowering, node: Node) -> None:
-    """y = softmax(scale · q·Kᵀ)·V over all slots a token may see."""
+    """Launch y = softmax(scale · q·Kᵀ)·V over all slots that a token may attend to."""
     q = append(at, node)
     heads, kv, p = (int(node.attributes[name]) for name in ("heads", "kv_heads", "head_dim"))
     if heads % kv or q.width != heads * p:
-        raise ExportError(f"{heads} heads of {p} over {kv} of keys", field=node.name)
+        raise ExportError(f"{heads} heads of {p} do not fit q or {kv} KV heads", field=node.name)
     y = at.new(node.outputs["y"], "f32", q.rows, q.width)
     _attend(at, node, q, y, heads // kv)
 
@@ -45,9 +45,10 @@ def _caches(at: Lowering, node: Node) -> dict[str, tuple[Pointer, str]]:
 
 
 def append(at: Lowering, node: Node) -> View:
-    """Put k and v of the Attention `node` into its caches, slots PAST…; returns q, rotated.
+    """Write k and v of the Attention `node` to its caches, from slot PAST on; return q, rotated.
 
-    One launch: a program takes up to 8 heads of q, k or v of one row, 32 values a head and lane.
+    This is one launch. A program takes up to 8 heads of q, k or v of one row, 32 values a head and
+    lane.
     """
     q, k, v = (at.view(node.inputs[name]) for name in ("q", "k", "v"))
     dim = int(node.attributes.get("dim", 0))
@@ -90,14 +91,14 @@ def append(at: Lowering, node: Node) -> View:
 
 
 class _Tiles(NamedTuple):
-    """How a launch of `attend` is cut.
+    """The tiling of a launch of `attend`.
 
     Attributes:
-        splits: parts of the slots, each for a program.
-        rows: queries of a program.
-        slots: of a tile.
-        wide: columns, a power of two.
-        stages: tiles in flight, and the one in use.
+        splits: number of parts of the slots, one program each.
+        rows: queries per program.
+        slots: slots per tile.
+        wide: columns per tile, a power of two.
+        stages: number of tiles in flight or in use.
     """
 
     splits: int
@@ -108,11 +109,13 @@ class _Tiles(NamedTuple):
 
 
 def _tiles(at: Lowering, kv: int, group: int, p: int) -> _Tiles:
-    """A step splits the slots: reading them is its cost, and one token of 8 KV heads would keep 8
-    SMs busy. A tile of keys and one of values are 16 KB each; a step has two of both in flight
-    beside the one in use, 90 KB of shared memory at most, which every architecture from sm_86 has.
-    Queries are held as the two tf32 parts of each value: 16 rows of 128 are 128 registers a thread,
-    and more of them would not fit.
+    """Choose the tiling.
+
+    A step splits the slots: reading them is its cost, and one token of 8 KV heads would otherwise
+    use 8 SMs. Tiles of keys and of values are 16 KB each. A step has two of both in flight and one
+    in use, at most 90 KB of shared memory, which every architecture from sm_86 has. Queries are
+    held as two tf32 parts per value: 16 rows of 128 take 128 registers a thread, and more rows
+    would not fit.
     """
     wide = max(16, next_power_of_2(p))
     if at.regime.many:
@@ -124,8 +127,8 @@ def _tiles(at: Lowering, kv: int, group: int, p: int) -> _Tiles:
 
 
 def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
-    """The queries of one KV head share what is read of the caches. Parts of the slots are joined by
-    a second launch.
+    """Launch attention, with one read of the caches for all queries of a KV head. A second launch
+    joins the parts of the slots.
     """
     kv, p = int(node.attributes["kv_heads"]), int(node.attributes["head_dim"])
     tiles = _tiles(at, kv, group, p)

@@ -12,9 +12,9 @@ from edge.plugins.soft_cap.reference import soft_cap
 
 
 def rope(x: Tensor, positions: Tensor, inverse: Tensor) -> Tensor:
-    """Rotate the first values of each head, half against half (RoFormer, equation 34).
+    """Rotate the first values of each head, first half against second (RoFormer, equation 34).
 
-    x [B, heads, T, P]; positions [T] or [B, T], integer; inverse frequencies f32 [dim/2], of
+    x [B, heads, T, P]; positions [T] or [B, T], integer; inverse frequencies f32 [dim/2], from
     `edge.rope`.
     """
     angle = positions.float()[..., None] * inverse
@@ -23,7 +23,7 @@ def rope(x: Tensor, positions: Tensor, inverse: Tensor) -> Tensor:
 
 
 def rope_tables(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rope` with the cos and sin of its angles given: each [T, dim/2] or [B, 1, T, dim/2]."""
+    """Apply `rope` with given cos and sin of its angles, each [T, dim/2] or [B, 1, T, dim/2]."""
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
@@ -37,11 +37,12 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """softmax(scale·q·kᵀ)·v with grouped heads; scale is 1/√P unless it is given.
+    """Return softmax(scale·q·kᵀ)·v with grouped heads.
 
-    q [B, n_heads, T, P]; k, v [B, n_kv_heads, S, P] with S = past + T; mask [T, S] or [B, 1, T, S],
-    True where a query may look, default causal (query t sees keys up to S-T+t); or of floats,
-    added to the scores. With a `softcap` these are first softcap·tanh(score/softcap).
+    q [B, n_heads, T, P]; k, v [B, n_kv_heads, S, P] with S = past + T. mask [T, S] or [B, 1, T, S]
+    is True where a query may attend, or holds floats that are added to the scores; the default is
+    causal (query t attends to keys up to S-T+t). scale defaults to 1/√P. With a `softcap`, scores
+    become softcap·tanh(score/softcap) before the mask is added.
     """
     steps, seen = q.shape[2], k.shape[2]
     if mask is None:
@@ -60,7 +61,7 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap
 
 
 def rope_node(x: Tensor, cos: Tensor, sin: Tensor, heads: int, head_dim: int) -> Tensor:
-    """The op as stated."""
+    """Apply RoPE as the op is stated."""
     by_head = x.unflatten(-1, (heads, head_dim)).transpose(1, 2)
     return rope_tables(by_head, cos, sin).transpose(1, 2).flatten(-2)
 
@@ -79,7 +80,7 @@ def attention_node(
     scale: float,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The op as stated; `bias` says what a window hides."""
+    """Apply attention as the op is stated. `bias` masks the slots outside a window."""
     end, steps = int(total), q.shape[1]
     if q.shape[0] > 1 and 1 < steps < end:
         raise ValueError("several sequences of several tokens need empty caches")
@@ -95,4 +96,4 @@ def attention_node(
     return y.transpose(1, 2).flatten(-2), *caches
 
 
-attention_f16_node = attention_node  # the caches' type says how k and v are kept
+attention_f16_node = attention_node  # the type of the caches determines how k and v are stored

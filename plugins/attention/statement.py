@@ -1,4 +1,4 @@
-"""Rotary embedding, and attention over a KV cache that is written in place."""
+"""Statements of rotary embedding, and of attention over a KV cache that is updated in place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edge.ops import Attribute, Op, Value, index, state, value
 
-_SCALE = Attribute("scale", "float", "of q·k; 1/sqrt of the head_dim before any padding")
+_SCALE = Attribute("scale", "float", "factor of q·k; 1/sqrt of the head_dim before any padding")
 
 ROPE = Op(
     "Rope",
@@ -19,7 +19,7 @@ ROPE = Op(
     (
         Attribute("heads", "int", "H"),
         Attribute("head_dim", "int", "P"),
-        Attribute("dim", "int", "values of each head that are rotated: the first ones; even"),
+        Attribute("dim", "int", "number of values rotated, the first of each head; even"),
     ),
     "per head: a = x[:dim/2], b = x[dim/2:dim]\ny = concat(a·cos - b·sin, b·cos + a·sin, x[dim:])",
     "RoFormer, arXiv 2104.09864, equation 34, halves rotated as in GPT-NeoX",
@@ -35,7 +35,7 @@ ATTENTION = Op(
         state("value_cache", "f32[B,KV,capacity,P]", "likewise"),
         index("last", "i32[B]", "past + T - 1, the last slot that is valid after this run"),
         index("total", "i32[]", "past + T"),
-        value("bias", "f32[1,1,T,past+T]", "0 where a query may look, very negative elsewhere"),
+        value("bias", "f32[1,1,T,past+T]", "0 where a query may attend, very negative elsewhere"),
     ),
     (
         value("y", "f32[B,T,H·P]", ""),
@@ -48,8 +48,8 @@ ATTENTION = Op(
         Attribute("kv_heads", "int", "KV; divides H"),
         Attribute("head_dim", "int", "P, a multiple of 8"),
         _SCALE,
-        Attribute("window", "int", "positions a query looks back on, its own among them, as bias "
-                  "has it; 0: all", absent=0),
+        Attribute("window", "int", "positions a query attends to, its own included, as in bias; "
+                  "0: all", absent=0),
         Attribute("softcap", "float", "bound that scores approach, before bias; 0: none", absent=0),
     ),
     "K, V = the caches' first past+T slots, the last T being k and v\n"
@@ -61,7 +61,7 @@ ATTENTION = Op(
 
 
 def in_f16(v: Value) -> Value:
-    """A cache that is kept in fp16; any other value as it is."""
+    """Return a cache in fp16; any other value unchanged."""
     return replace(v, dtypes=("f16",)) if v.role == "state" else v
 
 

@@ -1,8 +1,8 @@
-"""Attention over KV caches that hold this run's keys and values already.
+"""Attention over KV caches that already hold this run's keys and values.
 
 The queries of one KV head are rows r = t·GROUP + g: token t, query head kv·GROUP + g. A program
-takes BLOCK_R of them over some slots of the cache, a tile of BLOCK_N slots at a time, with the
-softmax kept running: its largest score so far, the sum of exponentials below it, and their mix of
+takes BLOCK_R of them over some slots of the cache, a tile of BLOCK_N slots at a time. It keeps a
+running softmax: the largest score so far, the sum of exponentials relative to it, and their mix of
 values (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention, arXiv 2205.14135, algorithm 1).
 Scores and mixes are fp32: products are three passes of tf32, or plain fp32 for a single row.
 """

@@ -1,1 +1,1 @@
-"""Causal depthwise convolution with state, then SiLU: fp32 and int8, alone or after a product."""
+"""Causal depthwise convolution with state and SiLU, fp32 and int8, alone or fused to a product."""

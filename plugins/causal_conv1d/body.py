@@ -6,8 +6,8 @@ from string import Template
 
 from edge.plugins.quantize.body import STEPS_AND_ZEROS, widened_constants
 
-# Taps are added up by a product with ones, because ReduceSum takes 5 µs for one token of 1536
-# channels, more than all else here, and the product with its two changes of shape 1.5 µs.
+# Taps are summed by a product with ones: for one token of 1536 channels, ReduceSum takes 5 µs, more
+# than everything else here, and the product with its two reshapes 1.5 µs.
 _CONVOLUTION = Template("""
     inputs = Concat<axis=0>(conv_state, x)
     windows = Gather<axis=0>(inputs, taps)
@@ -36,7 +36,7 @@ def causal_conv1d(
     bias: str = "bias",
     widen: str = "",
 ) -> str:
-    """The convolution in fp32 of the values of these names, the first three of `widen`'s making."""
+    """Return the body in fp32 on values of these names. `widen` has nodes that make the inputs."""
     text = _CONVOLUTION.substitute(
         biased="biased", windows=windows, weight=weight, bias=bias, widen=widen
     )
@@ -44,7 +44,7 @@ def causal_conv1d(
 
 
 def causal_conv_plain() -> str:
-    """The same in fp32 without SiLU."""
+    """Return the body in fp32 without SiLU."""
     return _CONVOLUTION.substitute(
         biased="y", windows="windows", weight="weight", bias="bias", widen=""
     )
@@ -55,8 +55,8 @@ _CONV_WIDEN = """
     windows_wide = Cast<to=1>(windows)
 """
 
-# QuantizeLinear by channel takes 30 µs for 1536 numbers, dividing first 3, and one scale needs no
-# division.
+# Per-channel QuantizeLinear takes 30 µs for 1536 numbers, dividing first 3 µs. A single scale needs
+# no division.
 _ROUNDED = """
     steps = Div(y_wide, y_scale)
     y = QuantizeLinear(steps, one_step, zero_s8)
@@ -76,7 +76,7 @@ _ORT_ROUNDED = """
 
 
 def causal_conv1d_int8(ort: bool) -> str:
-    """Dequantized, then as the floating body."""
+    """Return a body that dequantizes and continues as the float one."""
     widen = widened_constants(ort, "weight", "bias") + _CONV_WIDEN
     text = causal_conv1d("y_wide", "windows_wide", "weight_of_steps", "bias_wide", widen)
     return STEPS_AND_ZEROS + text + (_ORT_ROUNDED if ort else _ROUNDED)

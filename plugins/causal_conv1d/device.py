@@ -1,7 +1,7 @@
-"""The convolution whose state stays where it is, alone or after a product.
+"""Device ops of the convolution with its state in place, alone or fused to a product.
 
-The functional op does the work: what a token reads lies in [state slot | log | new tokens], which
-is its state and its x.
+They call the functional op: [state slot | log | new tokens], from which a token reads, serves as
+its state and x.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from edge.plugins.linear.statement import LINEAR, LINEAR_INT8_QUANTIZE
 _TAPS = (
     index("taps", "i32[T,K]", "rows of [state slot: K-1 | log: S | x: T] that each token reads, "
           "oldest first, itself last"),
-    index("state_taps", "i32[K-1]", "rows that are the stored state; looked at when one is"),
+    index("state_taps", "i32[K-1]", "rows to store as the state; read only if run[STORE] is set"),
 )  # fmt: skip
 
 
 def behind_product(op: Op) -> dict[str, str]:
-    """What inputs of the convolution are called behind a product, where constants have a prefix."""
+    """Return the names of the convolution's inputs in the fused op, where weights have a prefix."""
     return {v.name: f"conv_{v.name}" if v.role == "weight" else v.name for v in op.inputs}
 
 
-# products, and convolutions behind them
+# products, and the convolutions after them
 _BEHIND = ((LINEAR, CAUSAL_CONV1D), (LINEAR_INT8_QUANTIZE, CAUSAL_CONV1D_INT8))
 
 
@@ -56,8 +56,8 @@ def _alone(op: Op) -> Op:
 
 
 def _after_product(product: Op, conv: Op) -> Op:
-    """A product, some columns of which a device convolution reads."""
-    # K is the convolution's
+    """Return the fusion of a product and the convolution of some of its columns."""
+    # in the fused op, K is the width of the convolution
     symbols = {"K": "I", "N": "O"}
     names = behind_product(conv)
     y = replace(renamed(product.outputs[0], {}, symbols), doc="the product")
@@ -84,7 +84,7 @@ def _after_product(product: Op, conv: Op) -> Op:
 
 
 def _conv(op: Op, x: str, prefix: str = "") -> str:
-    """`{prefix}y` and the states after it; constants have the prefix too."""
+    """Return nodes that make `{prefix}y` and the new states; weights have the prefix too."""
     names = {v.name: f"{prefix}{v.name}" for v in op.inputs if v.role == "weight"}
     names |= {"x": x, "conv_state": "conv_before", "kept_taps": "kept_taps"}
     return (
@@ -103,7 +103,7 @@ def _conv(op: Op, x: str, prefix: str = "") -> str:
     )
 
 
-# The convolution has as many channels as its weight.
+# The number of channels of the convolution is that of its weight.
 _CONVOLVED = """
     first_0 = Constant<value_int: int = @conv_start>()
     first = Reshape(first_0, end)
@@ -114,7 +114,7 @@ _CONVOLVED = """
 
 
 def body(op: str) -> str:
-    """The body of a convolution, alone or behind its product."""
+    """Return the body of a convolution, alone or fused to its product."""
     for product, stated in _BEHIND:
         if op == f"{product.name}Conv":
             made = call(product.name, stateless(product), {}, {}, DEVICE_DOMAIN)

@@ -1,8 +1,8 @@
-"""How `conv` is called, and `linear_conv`: the convolution behind the product that feeds it.
+"""Lowering to the kernels `conv` and `linear_conv`, a product fused with the convolution after it.
 
-A convolution moves two bytes (int8) for some thirty instructions a value, so it is worth little on
-its own: in a step it is a launch of a few µs (the planner joins it to the product before it), and
-in prefill it reads each row K times, of which the first alone comes from memory.
+A convolution moves two bytes (int8) and takes some thirty instructions per value, so it costs
+little: in a step, a launch of a few µs (which the fusion with the product saves); in prefill, K
+reads of each row, only the first of them from memory.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SCALES = ("x_scale", "weight_scale", "bias_scale", "y_scale")
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """Rows of tokens by blocks of channels; the first rows' programs also store the state.
+    """Launch programs for rows by blocks of channels; those of the first rows also store the state.
 
-    A step has one row a program, so that 5120 channels are 40 programs; prefill has 16, and a
-    thread 16 values of it: one 16-byte load a tap of int8 values, four of fp32.
+    A step has one row per program, so 5120 channels are 40 programs. Prefill has 16, with 16 values
+    per thread: one 16-byte load a tap for int8, four for fp32.
     """
     x, width = at.view(node.inputs["x"]), at.constant(node.inputs["weight"]).shape[0]
     y = at.new(node.outputs["y"], "i8" if node.int8 else "f32", "TB", x.width)
@@ -59,7 +59,7 @@ def lower(at: Lowering, node: Node) -> None:
 
 
 def _memory(at: Lowering, node: Node, x: View, y: View, width: int, output: str = "y") -> Arguments:
-    """The state, what steers, and sizes."""
+    """Return the state, log and output, the index inputs and the sizes as arguments."""
     state = node.inputs["conv_state"]
     return {
         "state": at.state(state, x.dtype),
@@ -75,17 +75,17 @@ def _memory(at: Lowering, node: Node, x: View, y: View, width: int, output: str 
 
 
 def lower_linear_conv(at: Lowering, node: Node) -> None:
-    """The tiles are those of the product.
+    """Launch a product fused with a convolution, in the tiles of the product.
 
-    The convolution adds some 2 µs of waiting to a program's end, which others of the SM fill, and
-    saves the launch of its own.
+    The convolution adds some 2 µs of latency to the end of a program, which other programs on the
+    SM hide, and needs no launch of its own.
     """
     x, weight = at.view(node.inputs["x"]), at.constant(node.inputs["weight"])
     outputs, columns = weight.shape
     taps = at.constant(node.inputs["conv_weight"])
     window, channels = taps.shape[0], taps.shape[-1]
     if at.regime.many:
-        raise ExportError("is made for few rows", field=node.op)
+        raise ExportError("takes few rows only", field=node.op)
     y = at.new(node.outputs["y"], "i8" if node.int8 else "f32", "TB", outputs)
     output = at.new(node.outputs["conv_y"], y.dtype, "TB", channels)
     pointers: Arguments = {

@@ -1,4 +1,4 @@
-"""Causal depthwise convolution with state, on floats and on int8 values; SiLU follows it mostly."""
+"""Causal depthwise convolution with state, on floats and on int8 values, with and without SiLU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.plugins.quantize.reference import quantize
 def causal_conv1d(
     x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """silu(Σ_k weight[:, k] · x[t-K+1+k] + bias), reading tokens before x from conv_state.
+    """Return silu(Σ_k weight[:, k] · x[t-K+1+k] + bias), with the tokens before x in conv_state.
 
     x [B, T, C]; conv_state [B, K-1, C], oldest token first; weight [C, K]; bias [C] or None.
     Returns y [B, T, C] and the last K-1 inputs.
@@ -26,7 +26,7 @@ def causal_conv1d(
 def causal_conv_plain(
     x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The same without SiLU."""
+    """Return causal_conv1d without SiLU."""
     width, steps = weight.shape[1], x.shape[1]
     padded = torch.cat([conv_state.to(x.dtype), x], dim=1)
     y = sum(padded[:, k : k + steps] * weight[:, k] for k in range(width))
@@ -46,7 +46,7 @@ def causal_conv1d_int8(
     bias_scale: Tensor,
     y_scale: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """quantize(silu(Σ_k weight[:, k] · x[t-K+1+k] + bias) / y_scale), before x from conv_state.
+    """Return causal_conv1d on int8 values, quantized by y_scale.
 
     All values int8: x [B, T, C]; conv_state [B, K-1, C], oldest token first, with x's scale;
     weight [C, K], weight_scale [1] or [C]; bias [C]. Returns y [B, T, C] and the last K-1 inputs.
@@ -64,7 +64,7 @@ def causal_conv1d_int8(
 
 
 def _over_chain(conv: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The op as stated, over a chain."""
+    """Wrap a convolution as the op is stated, for chains only."""
 
     def node(
         x: Tensor, conv_state: Tensor, kept_taps: Tensor, weight: Tensor, **others: Tensor

@@ -1,6 +1,6 @@
-"""Causal convolution: of floats, and of int8 values.
+"""Statements of the causal convolution, of floats and of int8 values.
 
-Chains, trees, paths and kept rows are as `edge.plugins.selective_scan.statement` says.
+See `edge.plugins.selective_scan.statement` for chains, trees, paths and kept rows.
 """
 
 from dataclasses import replace
@@ -17,8 +17,8 @@ CAUSAL_CONV1D = Op(
             "taps", "i64[T,K]", "last K inputs on each token's path, oldest first, itself last: "
             "rows of concat(conv_state, x)",
         ),
-        index("kept_taps", "i64[R,K-1]", "taps[kept, 1:]: the inputs that are the state after it"),
-        weight("weight", "f32[K,1,C]", "tap k meets the k-th oldest input"),
+        index("kept_taps", "i64[R,K-1]", "taps[kept, 1:]: the state after each kept token"),
+        weight("weight", "f32[K,1,C]", "tap k multiplies the k-th oldest input"),
         weight("bias", "f32[C]", "zeros when the model has none"),
     ),
     (
@@ -45,7 +45,7 @@ CAUSAL_CONV1D_INT8 = Op(
         *scaled("x", "C", "inputs"),
         state("conv_state", "i8[K-1,B,C]", "the K-1 inputs before this run, oldest first"),
         *CAUSAL_CONV1D.only("taps", "kept_taps"),
-        *constant("weight", "K,1,C", "1|C", "tap k meets the k-th oldest input"),
+        *constant("weight", "K,1,C", "1|C", "tap k multiplies the k-th oldest input"),
         *constant("bias", "C", "1|C", "zeros when the model has none"),
         weight("y_scale", "f32[1|C]", ""),
     ),

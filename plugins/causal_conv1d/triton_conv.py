@@ -1,9 +1,9 @@
-"""Causal depthwise convolution, SiLU and rounding: rows of tokens by blocks of channels.
+"""Causal depthwise convolution, SiLU and quantization, on rows of tokens by blocks of channels.
 
-A token's window is K rows that the host names: of the state, of the logs of tokens which the state
-does not contain yet, of this run. So trees, replays and chains are the same to it. The same kernel
-stores the state, which is K-1 such rows, and keeps the run's inputs in the logs. It only reads rows
-that no program writes: the other state slot and free log slots are written.
+The host lists the K rows of each token's window: rows of the state, of the logs of tokens that the
+state does not contain yet, or of this run. Trees, replays and chains are therefore the same to the
+kernel. It also stores the state, which is K-1 such rows, and logs the run's inputs. It writes only
+the other state slot and free log slots, so no program reads a row that another one writes.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

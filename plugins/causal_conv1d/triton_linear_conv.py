@@ -1,7 +1,7 @@
-"""A product of at most 16 rows, and the causal convolution of some of its columns.
+"""A product of at most 16 rows, fused with the causal convolution of some of its columns.
 
-What a channel's convolution reads of this run was all made by the program that made the channel, so
-it is read back as the convolution of its own would read it: the same numbers.
+The program that computes a channel computes all the rows of this run that the channel's convolution
+needs. It reads them back as a separate convolution would, so results are the same.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

@@ -1,4 +1,4 @@
-"""Kernels become cubins: in worker processes, cached by content, read back without CUDA tools.
+"""Compile kernels to cubins in worker processes, with a cache; read cubins without CUDA tools.
 
-Nothing here imports Triton but the workers, so a parent may interpret kernels, or have no Triton.
+Only workers compile with Triton, so their parent may interpret kernels or have no Triton at all.
 """

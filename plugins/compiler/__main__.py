@@ -1,4 +1,4 @@
-"""`python -m edge.plugins.compiler PLAN.json --sm 87,89 [--table]`: what the kernels came to."""
+"""`python -m edge.plugins.compiler PLAN.json --sm 87,89 [--table]`: compile a plan's kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.plugins.compiler.aot import Kernels, compile_variants
 
 
 def main() -> int:
-    """0, or 1 when a kernel has local memory or cannot be compiled."""
+    """Return 0, or 1 when a kernel uses local memory or cannot be compiled."""
     parser = argparse.ArgumentParser(prog="python -m edge.plugins.compiler", description=__doc__)
     parser.add_argument("plan", type=Path, help="graphs/cuda.json of a bundle")
     parser.add_argument("--sm", default="87", help="architectures: 87 or 75,87,120")
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def table(variants: tuple[Variant, ...], built: Mapping[int, Kernels]) -> str:
-    """One line for each variant and architecture; constants tell variants of a kernel apart."""
+    """Format one line per variant and architecture; constants tell a kernel's variants apart."""
     rows = ["  sm  warps  registers  local  shared     size  kernel"]
     for variant in sorted(variants, key=lambda v: (v.kernel, v.key)):
         constants = " ".join(f"{name}={value}" for name, value in variant.constants.items())

@@ -1,4 +1,4 @@
-"""Variants compiled for architectures, through the cache."""
+"""Compile kernel variants for GPU architectures, through the cache."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from edge.launch import CompiledKernel, KernelIndex, Variant
 from edge.plugins.compiler import cache, pool
 
 Progress = Callable[[int, int], None]
-# torch's own builds bring Triton under another name
+# torch's own builds install Triton under another name
 DISTRIBUTIONS = ("triton", "pytorch-triton")
-INSTALL = "pip install 'mamba-edge[kernels]' on Linux; in a checkout, make test does"
+INSTALL = "pip install 'mamba-edge[kernels]' on Linux; in a checkout, run make test"
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """A plan's kernels for one architecture: the index, and each cubin by its file's name."""
+    """A plan's kernels for one architecture: the index, and the cubins by file name."""
 
     index: KernelIndex
     cubins: dict[str, bytes]
 
     def get(self, variant: Variant) -> tuple[CompiledKernel, bytes]:
-        """A kernel of the plan and its cubin."""
+        """Return a variant's kernel and cubin."""
         found = self.index.kernels[variant.key]
         return found, self.cubins[found.file]
 
 
 def compile_variant(variant: Variant, sm: int) -> tuple[CompiledKernel, bytes]:
-    """One kernel for one architecture (87 for sm_87), never from the cache. Raises ExportError."""
+    """Compile a variant for one architecture (87 for sm_87), bypassing the cache.
+
+    Raises ExportError when Triton is not installed, or the kernel cannot be compiled.
+    """
     triton_version()
     with pool.Worker() as worker:
         made = worker.compile(variant, sm)
@@ -45,12 +48,18 @@ def compile_variants(
     *,
     precompiled: bool = True,
 ) -> dict[int, Kernels]:
-    """All variants for all architectures; `progress` receives how many are made, and of how many.
+    """Return all variants compiled for all architectures, by architecture.
 
-    `precompiled`: take what EDGE_PRECOMPILED names, which is to be run and not to be shipped.
+    The same variants, Triton and ptxas give the same bytes.
 
-    The same variants, Triton and ptxas give the same bytes. Raises ExportError: no Triton here, or
-    a kernel that cannot be compiled, by name.
+    Args:
+        variants: kernels to compile.
+        architectures: compute capabilities, 87 for sm_87.
+        progress: called with the number of finished kernels and the total.
+        precompiled: whether to use kernels from EDGE_PRECOMPILED, which may be run but not shipped.
+
+    Raises:
+        ExportError: Triton is not installed, or a kernel cannot be compiled (`field` names it).
     """
     version = triton_version()
     unique = list({variant.key: variant for variant in variants}.values())
@@ -95,7 +104,7 @@ def _collected(sm: int, version: str, made: dict[str, pool.Compiled]) -> Kernels
 
 
 def triton_version() -> str:
-    """The version of the installed Triton. Raises ExportError when none is installed."""
+    """Return the version of the installed Triton. Raises ExportError when none is installed."""
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)

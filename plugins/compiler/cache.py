@@ -1,12 +1,12 @@
-"""Compiled kernels kept between runs, named by everything that can change their bytes.
+"""A cache of compiled kernels, keyed by everything that can change their bytes.
 
-One file each in the user's cache folder, `kernels/<hash>`: SHA-256 of the rest in hexadecimal, a
-line of JSON, the cubin. It appears whole or not at all; one that does not match its hash is made
-again. Without a writable folder every run compiles.
+Each kernel is a file in the user's cache folder, `kernels/<hash>`: the SHA-256 of the rest in
+hexadecimal, a line of JSON, the cubin. Files are written atomically. A file that does not match its
+hash is compiled again. Without a writable folder, every run compiles.
 
-EDGE_PRECOMPILED names a folder of such files that another machine compiled (`tests/gpu/pack.sh`).
-Engines take them before anything is compiled, whatever version of Triton is installed here; bundles
-never. Their hash finds damage: whoever names the folder trusts it as code.
+EDGE_PRECOMPILED names a folder of such files from another machine (`tests/gpu/pack.sh`). Engines
+prefer them to compiling, whatever version of Triton is installed here; bundles never contain them.
+The hash only detects damage: to name the folder is to trust its contents as code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DIGEST = 64
 
 
 def entry(variant: Variant, sm: int, triton: str) -> Path:
-    """The file of a kernel: by variant, architecture, Triton, ptxas and kernel sources."""
+    """Return the cache file for a variant, architecture, Triton, ptxas and kernel sources."""
     parts = (
         variant.key,
         str(sm),
@@ -43,13 +43,13 @@ def entry(variant: Variant, sm: int, triton: str) -> Path:
 
 
 def precompiled(variant: Variant, sm: int) -> str:
-    """The kernel's file name in a folder that EDGE_PRECOMPILED names."""
+    """Return the kernel's file name in the folder EDGE_PRECOMPILED."""
     parts = (variant.key, str(sm), sources(variant.kernel))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def find(variant: Variant, sm: int, triton: str) -> Compiled | None:
-    """The kernel as another machine compiled it, or as it was compiled here; else None."""
+    """Return the kernel from EDGE_PRECOMPILED, else from this machine's cache, else None."""
     if folder := os.environ.get(PRECOMPILED):
         found = read(Path(folder) / precompiled(variant, sm))
         if found is not None:
@@ -58,12 +58,12 @@ def find(variant: Variant, sm: int, triton: str) -> Compiled | None:
 
 
 def find_own(variant: Variant, sm: int, triton: str) -> Compiled | None:
-    """The kernel as it was compiled here, else None."""
+    """Return the kernel from this machine's cache, or None."""
     return read(entry(variant, sm, triton))
 
 
 def read(path: Path) -> Compiled | None:
-    """What is kept there; None when there is nothing, or it is damaged."""
+    """Return the kernel stored in a file, or None when the file is missing or damaged."""
     try:
         data = path.read_bytes()
         digest, body = data[:_DIGEST], data[_DIGEST:]
@@ -77,7 +77,7 @@ def read(path: Path) -> Compiled | None:
 
 
 def write(path: Path, made: Compiled) -> None:
-    """Keep a kernel, if the folder can be written."""
+    """Store a kernel, if the folder is writable."""
     facts = {"kernel": made.kernel.model_dump(mode="json"), "ptxas": made.ptxas}
     body = json.dumps(facts).encode() + b"\n" + made.cubin
     with contextlib.suppress(OSError):
@@ -94,8 +94,8 @@ def write(path: Path, made: Compiled) -> None:
 
 @functools.cache
 def sources(kernel: str) -> str:
-    """SHA-256 over what a kernel is made of: its file, those it imports, how it is compiled."""
-    # constants that kernels read, and the exact way to compile them
+    """Return the SHA-256 of a kernel's sources: its file, the files it imports, the worker's."""
+    # launch.py has constants that kernels read; worker.py decides how they are compiled
     files = {Path(launch.__file__), Path(__file__).with_name("worker.py")}
     waiting = [catalogue.kernel_file(kernel.partition(".")[0])]
     while waiting:
@@ -115,7 +115,7 @@ def sources(kernel: str) -> str:
 
 
 def _tool(name: str) -> str:
-    """Another ptxas than Triton's own, when one is named."""
+    """Identify the ptxas that the environment variable `name` sets; "" when it is not set."""
     path = os.environ.get(name, "")
     try:
         info = os.stat(path)

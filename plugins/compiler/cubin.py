@@ -1,8 +1,9 @@
-"""What a cubin says of its kernel, read without NVIDIA's tools.
+"""Read a kernel's resource usage from its cubin, without NVIDIA's tools.
 
 A cubin is an ELF file. Its sections `.nv.info` and `.nv.info.<kernel>` are lists of attributes:
-format u8, number u8, then u16, which is the value itself or the size of what follows. Numbers and
-layouts as `cuobjdump -elf` names them (EIATTR_…); the tests compare with it where it is installed.
+format u8, number u8, then u16, which is the value itself or the size of the data that follows.
+Numbers and layouts are those that `cuobjdump -elf` prints (EIATTR_…); the tests compare with it
+where it is installed.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _SYMBOL_BYTES = 24
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel takes.
+    """Resource usage of a kernel.
 
     Attributes:
-        registers: of a thread.
-        local_bytes: stack of a thread, where spilled registers go too.
-        threads: of a block, as it must be launched.
-        parameters: how many there are.
+        registers: registers per thread.
+        local_bytes: stack per thread, which includes spilled registers.
+        threads: threads per block that the kernel must be launched with.
+        parameters: number of parameters.
     """
 
     registers: int
@@ -38,7 +39,7 @@ class Resources:
 
 
 def resources(cubin: bytes, symbol: str) -> Resources:
-    """Read the attributes of the kernel `symbol`. Raises ExportError: not a cubin that has it."""
+    """Read the attributes of the kernel `symbol`. Raises ExportError when the cubin lacks them."""
     try:
         sections = _sections(cubin)
         number = _symbol_number(sections, symbol)

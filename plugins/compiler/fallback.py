@@ -1,6 +1,6 @@
-"""Kernels of a running engine: from the bundle, or compiled here and now.
+"""Kernels for a running engine, from the bundle or compiled on this machine.
 
-The runtime reaches this module by name, so that it never imports what compiles.
+The runtime imports this module by name at run time, so it does not depend on the compiler.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from edge.plugins.compiler.aot import Progress, compile_variants, triton_version
 
 
 class KernelSource(Protocol):
-    """Gives a variant's kernel and its cubin."""
+    """A source of compiled kernels."""
 
     def get(self, variant: Variant) -> tuple[CompiledKernel, bytes]:
-        """Raises BundleError when it is missing or damaged."""
+        """Return a variant's kernel and cubin. Raises BundleError when missing or damaged."""
         ...
 
 
 def kernels_for(
     bundle: Bundle, plan: LaunchPlan, sm: int, progress: Progress | None = None
 ) -> KernelSource:
-    """The bundle's kernels for an architecture; without them, compiled where Triton is installed.
+    """Return the bundle's kernels, or compile them if some are missing and Triton is installed.
 
-    Raises BundleError: neither (it says what to do), or the bundle's are damaged; EngineError: one
-    cannot be compiled.
+    Raises BundleError when the kernels are damaged, or when the bundle has none for `sm` and Triton
+    is not installed. Raises EngineError when a kernel cannot be compiled.
     """
     try:
         bundled = open_kernels(bundle, sm)
     except BundleError as problem:
-        # only what is missing is made: what is damaged is refused
+        # missing kernels are compiled, but damaged ones are an error
         if problem.field != f"kernels.sm_{sm}" or not can_compile():
             raise
         return compiled_here(plan.variants, sm, progress)
@@ -46,9 +46,9 @@ def kernels_for(
 def compiled_here(
     variants: Iterable[Variant], sm: int, progress: Progress | None = None
 ) -> KernelSource:
-    """Kernels by the Triton of this machine: also for a driver that refuses the bundle's.
+    """Compile kernels with this machine's Triton, also for a driver that rejects the bundle's.
 
-    They are cached; the first time takes about a second a kernel. Raises EngineError.
+    Kernels are cached; the first time takes about a second per kernel. Raises EngineError.
     """
     try:
         return compile_variants(variants, [sm], progress)[sm]
@@ -59,7 +59,7 @@ def compiled_here(
 
 
 def can_compile() -> bool:
-    """Whether Triton is installed here."""
+    """Return whether Triton is installed here."""
     try:
         triton_version()
     except ExportError:

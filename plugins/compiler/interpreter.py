@@ -1,8 +1,8 @@
 """A device without a GPU: kernels run in Triton's interpreter, one program after the other.
 
-It is `edge.runtime.cuda.device.Device` by its shape. Slow by a factor of thousands, it shows that
-launches, memory and the ledger are right, and finds what a GPU would let pass: pointers that are
-not aligned as promised, copies beyond a buffer, writes next to one.
+It implements the protocol `edge.runtime.cuda.device.Device`, thousands of times slower than a GPU.
+It tests launches, memory and the ledger, and detects errors that a GPU would not: pointers that are
+not aligned as declared, copies beyond a buffer, writes next to one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from edge.plugins.catalogue import kernel_module
 Bytes = NDArray[np.uint8]
 VARIABLE = "TRITON_INTERPRET"
 ALIGNMENT = 256
-# No number a kernel could use: NaN in fp16 and fp32, -1 in integers.
+# Bytes that no kernel can use by accident: NaN in fp16 and fp32, -1 in integers.
 _GUARD_BYTE, _GUARD = 0xFF, 4096
-# Triton's types: bytes, and torch's name
+# Triton's types: bytes, and torch's names
 _TYPES = {
     "fp32": (4, "float32"),
     "fp16": (2, "float16"),
@@ -62,19 +62,19 @@ class GuardedMemory:
             zone[:] = _GUARD_BYTE
 
     def at(self, address: int) -> Bytes:
-        """Eight bytes where `address` points; it may be the end of the buffer."""
+        """Return the eight bytes at `address`, which may be the end of the buffer."""
         start = address - self._block.ctypes.data
         return self._block[start : start + 8]
 
     def part(self, at: int, nbytes: int) -> Bytes:
-        """Raises EngineError for bytes outside."""
+        """Return some bytes of the buffer. Raises EngineError when they are outside it."""
         if at < 0 or nbytes < 0 or at + nbytes > self.nbytes:
-            raise EngineError(f"bytes {at} … {at + nbytes} of a buffer of {self.nbytes}")
+            raise EngineError(f"bytes {at} to {at + nbytes} are outside a buffer of {self.nbytes}")
         return self.data[at : at + nbytes]
 
 
 class Recorded:
-    """What was issued while recording."""
+    """The actions issued during a recording."""
 
     def __init__(self, actions: list[Callable[[], None]]) -> None:
         self._actions = actions
@@ -85,10 +85,10 @@ class Recorded:
 
 
 class InterpretDevice:
-    """See the module. Raises EngineError unless Triton was imported to interpret.
+    """A device that runs kernels in Triton's interpreter; see the module.
 
     Attributes:
-        name, sm: as `Device` says.
+        name, sm: see `Device`.
     """
 
     name = "Triton's interpreter"
@@ -96,10 +96,13 @@ class InterpretDevice:
     records_early = True
 
     def __init__(self, package: str | None = None) -> None:
-        """`package`: where the kernels' files are; None: in the ops' folders."""
+        """Load kernels from `package`, or from the ops' folders if None.
+
+        Raises EngineError when TRITON_INTERPRET is not set, or Triton or torch is missing.
+        """
         if os.environ.get(VARIABLE) != "1":
             raise EngineError(
-                "Triton interprets kernels only when told so before it is imported",
+                "Triton interprets kernels only if this is set before it is imported",
                 field=VARIABLE,
                 remedy=f"set {VARIABLE}=1",
             )
@@ -107,7 +110,7 @@ class InterpretDevice:
         if missing:
             raise EngineError(
                 f"interpreting kernels needs {' and '.join(missing)}",
-                remedy="pip install 'mamba-edge[kernels]'; in a checkout, make test does",
+                remedy="pip install 'mamba-edge[kernels]'; in a checkout, run make test",
             )
         self._package = package
         self.memories: weakref.WeakSet[GuardedMemory] = weakref.WeakSet()
@@ -156,12 +159,12 @@ class InterpretDevice:
             owner = owner.base
         known = self._hosts.get(id(owner))
         if known is None or known() is not owner or not array.flags.c_contiguous:
-            raise EngineError("not memory made by host(), or not all in one piece")
+            raise EngineError("needs contiguous memory allocated by host()")
 
     # -- launches --------------------------------------------------------------------------------
 
     def load(self, variant: Variant, compiled: CompiledKernel | None, cubin: bytes) -> Any:
-        """(variant, function). Raises EngineError: no such function, or other parameters."""
+        """Return (variant, function). Raises EngineError for an unknown function or parameters."""
         file, _, name = variant.kernel.partition(".")
         module = f"{self._package}.{file}" if self._package else kernel_module(file)
         try:
@@ -172,16 +175,16 @@ class InterpretDevice:
             raise EngineError(f"unknown kernel {variant.kernel}")
         if type(function).__name__ != "InterpretedFunction":
             raise EngineError(
-                "Triton was imported without being told to interpret",
+                "this was not set when Triton was imported",
                 field=VARIABLE,
                 remedy=f"set {VARIABLE}=1 before the process starts",
             )
         wanted = [*variant.arguments, *variant.constants]
         parameters = inspect.signature(function.fn).parameters
-        # what a plan of before does not know is as it was then
+        # parameters newer than the plan keep their defaults
         needed = [name for name, one in parameters.items() if one.default is one.empty]
         if not set(needed) <= set(wanted) <= set(parameters):
-            raise EngineError(f"{variant.kernel} takes {function.arg_names}, given is {wanted}")
+            raise EngineError(f"{variant.kernel} takes {function.arg_names} but got {wanted}")
         return variant, function
 
     def launch(
@@ -189,7 +192,7 @@ class InterpretDevice:
     ) -> None:
         variant, function = kernel
         if min(grid) < 1:
-            raise EngineError(f"{variant.kernel}: a grid of {grid}")
+            raise EngineError(f"{variant.kernel}: the grid {grid} is empty")
         values = {
             name: self._argument(variant, name, kind, value)
             for name, kind, value in zip(variant.arguments, variant.types, arguments, strict=True)
@@ -205,12 +208,12 @@ class InterpretDevice:
             (m for m in self.memories if m.address <= address <= m.address + m.nbytes), None
         )
         if memory is None or address % int(multiple or _TYPES[kind][0]):
-            what = "points nowhere" if memory is None else "is not aligned as promised"
+            what = "points to no buffer" if memory is None else "is not aligned as declared"
             raise EngineError(f"{variant.kernel}: {name} {what}")
         import torch
 
-        # kernels see an address and a type. The interpreter makes one storage of all arguments at
-        # the same address, so all views are of the same size
+        # Kernels see only an address and a type. The interpreter shares one storage among arguments
+        # at the same address, so all views have the same size.
         return torch.from_numpy(memory.at(address)).view(getattr(torch, _TYPES[kind][1]))
 
     def _run(
@@ -227,7 +230,7 @@ class InterpretDevice:
 
     @contextmanager
     def record(self) -> Iterator[list[Recorded]]:
-        """Raises EngineError inside another recording."""
+        """Record issued actions instead of running them. Raises EngineError when nested."""
         if self._recording is not None:
             raise EngineError("a recording is under way")
         out: list[Recorded] = []
@@ -246,7 +249,7 @@ class InterpretDevice:
             self._recording.append(action)
 
     def wait(self) -> None:
-        """Raises EngineError when a guard zone was written since the last time."""
+        """Check the guard zones. Raises EngineError when one was written since the last call."""
         launched, self._launched = dict.fromkeys(self._launched), []
         for memory in self.memories:
             for where, zone in zip(("before", "after"), memory.guards, strict=True):

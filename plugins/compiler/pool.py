@@ -1,4 +1,4 @@
-"""Worker processes that compile, several at a time, in an environment that only they have."""
+"""Worker processes that compile in parallel, each in a clean environment."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edge import child
 from edge.errors import ExportError
 from edge.launch import CompiledKernel, Variant
 
-# Workers at a time: a quarter of a gigabyte each.
+# Number of parallel workers, at a quarter of a gigabyte each.
 PARALLEL = max(2, min(8, (os.cpu_count() or 1) // 2))
-# Seconds for one kernel: the slowest take a few. A plan from elsewhere must not compile forever.
+# Seconds allowed per kernel; the slowest take a few. An untrusted plan must not compile forever.
 LIMIT = 300.0
 TOOLS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
-# Everything else may change what Triton makes (its own variables, LLVM's, ptxas options).
+# Other variables may change Triton's output (its own, LLVM's, ptxas options).
 _KEPT = (
     "PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV",
     *TOOLS,
@@ -33,7 +33,7 @@ _KEPT = (
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel as it was compiled, and by which ptxas."""
+    """A compiled kernel, and the version of ptxas that compiled it."""
 
     kernel: CompiledKernel
     ptxas: str
@@ -41,7 +41,7 @@ class Compiled:
 
 
 class Worker:
-    """One process. Use as a context manager; several threads need several."""
+    """One worker process, used as a context manager. Each thread needs its own."""
 
     def __init__(self) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="mamba-edge-compile-")
@@ -55,7 +55,7 @@ class Worker:
             )  # fmt: skip
 
     def compile(self, variant: Variant, sm: int) -> Compiled:
-        """Raises ExportError naming the kernel."""
+        """Compile a variant. Raises ExportError, which names the kernel, when that fails."""
         limit = threading.Timer(LIMIT, self._kill)
         limit.start()
         try:
@@ -85,17 +85,17 @@ class Worker:
         return (answer, cubin) if len(cubin) == answer["bytes"] else (self._last_words(), b"")
 
     def _last_words(self) -> dict[str, Any]:
-        """An answer in place of the one that never came."""
+        """Return an error in place of the missing answer of a worker that ended."""
         status = self._process.wait()
         said = self._log.read_text("utf-8", "replace").strip().splitlines()[-1:]
-        why = f"the compiler ended with {status}: {''.join(said)}"
+        why = f"the compiler exited with {status}: {''.join(said)}"
         if status == -signal.SIGKILL:
-            why = f"the compiler was ended: it took more than {LIMIT:.0f} s, or memory ran out"
+            why = f"the compiler was killed: it took more than {LIMIT:.0f} s or ran out of memory"
         return {"error": why}
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # ptxas, which it started, too
+            os.killpg(self._process.pid, signal.SIGKILL)  # ptxas too, which the worker started
 
     def __enter__(self) -> Worker:
         return self
@@ -109,9 +109,9 @@ class Worker:
 def compile_each(
     jobs: Iterable[tuple[Variant, int]], done: Callable[[Variant, int, Compiled], None]
 ) -> None:
-    """Compile every (variant, sm); `done` is called for each, one at a time, in any order.
+    """Compile every (variant, sm) and call `done` for each, one at a time, in any order.
 
-    Raises ExportError for the first that cannot be; the rest are given up.
+    Raises ExportError for the first that fails; the others are abandoned.
     """
     waiting, lock = list(jobs), threading.Lock()
     queue: Iterator[tuple[Variant, int]] = iter(waiting)

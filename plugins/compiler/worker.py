@@ -1,6 +1,6 @@
-"""A process that compiles: lines of JSON in; a line of JSON and the cubin out for each.
+"""A compiler process: it reads lines of JSON and answers each with a line of JSON and the cubin.
 
-It runs in an environment of its own (`edge.plugins.compiler.pool`), without TRITON_INTERPRET.
+`edge.plugins.compiler.pool` starts it in a clean environment, without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from edge.launch import CompiledKernel, Variant
 from edge.plugins.catalogue import kernel_module
 from edge.plugins.compiler.cubin import resources
 
-# KB of shared memory that a block can have (CUDA C++ Programming Guide, Technical Specifications
-# per Compute Capability)
+# Maximum shared memory per block in KB (CUDA C++ Programming Guide, Technical Specifications per
+# Compute Capability)
 _SHARED_KB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 
 
@@ -35,14 +35,14 @@ def main() -> None:
             answer: dict[str, Any] = {"kernel": compiled.model_dump(), "ptxas": ptxas}
         except EdgeError as problem:
             answer = {"error": problem.message, "remedy": problem.remedy}
-        except Exception as problem:  # Triton raises many kinds: all mean this kernel
+        except Exception as problem:  # Triton raises many types, all about this kernel
             answer = {"error": _told(problem), "remedy": None}
         answers.write(json.dumps({**answer, "bytes": len(cubin)}).encode() + b"\n" + cubin)
         answers.flush()
 
 
 def _told(problem: BaseException) -> str:
-    """The line at which Triton stopped and, from the innermost function it was in, why."""
+    """Format an exception and its causes: where Triton stopped and, innermost, why."""
     causes = [problem]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
@@ -50,14 +50,14 @@ def _told(problem: BaseException) -> str:
 
 
 def compile_here(variant: Variant, sm: int) -> tuple[CompiledKernel, str, bytes]:
-    """The kernel, ptxas' version and the cubin. Raises ExportError and what Triton raises."""
+    """Return the kernel, ptxas' version and the cubin. Raises ExportError and Triton's errors."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import get_ptxas
     from triton.compiler import ASTSource
 
     function = _function(variant)
-    # what a plan of before does not know is as it was then
+    # parameters newer than the plan keep their defaults
     defaults = {p.name: p.default for p in function.params if p.has_default}
     given = {name: value for name, value in defaults.items() if name not in variant.arguments}
     constants = given | variant.constants
@@ -68,7 +68,7 @@ def compile_here(variant: Variant, sm: int) -> tuple[CompiledKernel, str, bytes]
         options={
             "num_warps": variant.warps,
             "num_stages": variant.stages,
-            # products and sums are rounded one by one, as the references do
+            # round products and sums separately, as the references do
             "enable_fp_fusion": False,
         },
     )
@@ -93,7 +93,7 @@ def _function(variant: Variant) -> Any:
 def _signature(
     variant: Variant, names: list[str], constants: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[tuple[int, ...], list[list[Any]]]]:
-    """Types by parameter, and which parameters are multiples of 16."""
+    """Return the type of each parameter, and which parameters are multiples of 16."""
     runtime = tuple(name for name in names if name not in constants)
     if runtime != variant.arguments or not constants.keys() <= set(names):
         raise ExportError(
@@ -114,10 +114,10 @@ def _signature(
 def described(variant: Variant, sm: int, metadata: Any, cubin: bytes) -> CompiledKernel:
     for what in ("global_scratch_size", "profile_scratch_size"):
         if getattr(metadata, what):
-            raise ExportError(f"needs {getattr(metadata, what)} bytes of {what}, there are none")
+            raise ExportError(f"needs {getattr(metadata, what)} bytes of {what}; none is given")
     if sm in _SHARED_KB and metadata.shared > _SHARED_KB[sm] << 10:
         raise ExportError(
-            f"needs {metadata.shared} bytes of shared memory, a block has {_SHARED_KB[sm]} KB there"
+            f"needs {metadata.shared} bytes of shared memory, but a block has {_SHARED_KB[sm]} KB"
         )
     found = resources(cubin, metadata.name)
     if found.threads != 32 * variant.warps:

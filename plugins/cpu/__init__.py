@@ -1,1 +1,1 @@
-"""Kernels for CPUs: `src/` is compiled by the install where there is a C++ compiler."""
+"""Kernels for CPUs. Installing the package compiles `src/` if there is a C++ compiler."""

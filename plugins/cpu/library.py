@@ -1,4 +1,4 @@
-"""The compiled kernels for CPUs, through ctypes: variants in, calls out."""
+"""ctypes bindings of the compiled CPU kernels."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class CallValue(ctypes.Union):
 
 
 class CpuCall(ctypes.Structure):
-    """One launch, or one copy: a kernel, its values and what a GPU's grid would be; of several
-    states, how many, and the addresses of their values.
+    """One launch or copy: a kernel, its argument values and its grid, as on a GPU. For a run over
+    several states, `states` is their number and `values` has the address of each one's values.
     """
 
     _fields_ = (
@@ -45,8 +45,8 @@ class CpuCall(ctypes.Structure):
 
 
 class CpuReader(ctypes.Structure):
-    """An argument of a launch that points into a weight of so many bytes; -1 for one that points
-    behind its beginning.
+    """A launch argument that points to a weight of `bytes` bytes; `argument` is its index, or -1 if
+    it does not point to the start of the weight.
     """
 
     _fields_ = (
@@ -59,8 +59,8 @@ class CpuReader(ctypes.Structure):
 
 @functools.cache
 def path() -> Path | None:
-    """Where the library is, or the one that EDGE_CPU_LIBRARY names (`make sanitize`); None where
-    the install could not compile it.
+    """Return the library's path: EDGE_CPU_LIBRARY if set (`make sanitize`), else the installed one,
+    or None if the install could not compile it.
     """
     if named := os.environ.get(LIBRARY_VARIABLE):
         return Path(named)
@@ -71,22 +71,22 @@ def path() -> Path | None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The library. Raises EngineError where there is none, or one of other sources."""
+    """Load the library. Raises EngineError when it is missing or its version differs."""
     file = path()
     if file is None:
         raise EngineError(
-            "the kernels for CPUs are not compiled",
+            "the CPU kernels are not compiled",
             remedy=_REMEDY,
         )
     try:
         native = ctypes.CDLL(str(file))
     except OSError as problem:
-        raise EngineError(f"does not load: {problem}", file=file, remedy=_REMEDY) from problem
+        raise EngineError(f"cannot be loaded: {problem}", file=file, remedy=_REMEDY) from problem
     if getattr(native, "edge_cpu_version", int)() != VERSION:
         raise EngineError(
-            "was compiled from other sources than these",
+            "was compiled from a different version of the sources",
             file=file,
-            remedy="run pip install again; in a checkout, make chat does",
+            remedy="run pip install again; in a checkout, run make chat",
         )
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     native.edge_cpu_sets.argtypes = (text, ctypes.c_int)
@@ -104,14 +104,14 @@ def library() -> ctypes.CDLL:
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Those that this machine has and kernels are compiled for, the best one last."""
+    """Return the instruction sets that this machine supports and kernels exist for, best last."""
     buffer = ctypes.create_string_buffer(_MESSAGE)
     library().edge_cpu_sets(buffer, _MESSAGE)
     return tuple(buffer.value.decode().split())
 
 
 def instruction_set() -> str:
-    """The best one, or that which EDGE_CPU_SET names. Raises EngineError: this machine lacks it."""
+    """Return EDGE_CPU_SET, or the best set. Raises EngineError when the machine lacks it."""
     here = instruction_sets()
     wanted = os.environ.get(SET_VARIABLE, "")
     if wanted and wanted not in here:
@@ -124,7 +124,7 @@ def instruction_set() -> str:
 
 
 class CpuKernel:
-    """A variant's kernel. Raises EngineError: there is none for a CPU."""
+    """A variant's kernel. Raises EngineError when there is none for CPUs."""
 
     def __init__(self, text: str, name: str) -> None:
         self._library = library()
@@ -134,7 +134,7 @@ class CpuKernel:
             raise EngineError(problem.value.decode(errors="replace"))
 
     def read_alike(self, other: CpuKernel) -> None:
-        """Read weights as `other` does, which reads the same."""
+        """Read weights in the layout that `other`, a kernel with the same weights, uses."""
         self._library.edge_cpu_read_alike(self.handle, other.handle)
 
     def __del__(self) -> None:
@@ -143,7 +143,7 @@ class CpuKernel:
 
 
 def text_of(variant: Variant) -> str:
-    """A variant as the library reads it. Raises EngineError: a word that would be read as more."""
+    """Format a variant for the library. Raises EngineError when a name contains whitespace."""
     said = [variant.kernel, *variant.arguments, *variant.types, *variant.constants]
     said += [value for value in variant.constants.values() if isinstance(value, str)]
     if wrong := [word for word in said if len(word.split()) != 1 or word != word.strip()]:

@@ -1,4 +1,4 @@
-"""Makes the `FunctionProto` of a device op from its statement and the body's text."""
+"""Build the `FunctionProto` of a device op from its statement and the text of its body."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _DOMAINS = {"": OPSETS[""], DOMAIN: VERSION, DEVICE_DOMAIN: DEVICE_VERSION}
 
 @cache
 def device_function(name: str) -> FunctionProto:
-    """The function `edge.device::{name}`, of ONNX's own ops and of functions that it calls."""
+    """Return the function `edge.device::{name}`, made of standard ONNX ops and other functions."""
     op = DEVICE_OPS[name]
     return parsed(op, name, _body(name), DEVICE_DOMAIN, _DOMAINS)
 
 
 def _body(name: str) -> str:
-    """The body in the folder's `device.py`, else the functional op on columns of values."""
+    """Return the body in the folder's `device.py`, else the functional op on columns of inputs."""
     folder, op, form = form_of(name)
     module = parts("device").get(folder)
     own = body_in(module, "", name, op.name, form) if module else None
@@ -32,7 +32,7 @@ def _body(name: str) -> str:
 
 
 def device_functions(names: Iterable[str]) -> list[FunctionProto]:
-    """The functions of these device ops, and all that they call: what a model needs to have."""
+    """Return the functions of these device ops and of all ops they call, for a model."""
     found: dict[tuple[str, str], FunctionProto] = {}
     waiting = [(DEVICE_DOMAIN, name) for name in names]
     while waiting:

@@ -1,12 +1,12 @@
-"""How the statement of a device op is derived from that of an op.
+"""Derive the statement of a device op from that of an op.
 
-A device op is an op but for this:
+A device op differs from its op in the following:
 
-- A state stays where it is: all of its memory goes in, an output `…_out` is the same memory after
-  the run. The memory is that of the CUDA engine: two slots of the state, a log of what the tokens
-  since then put in, or a KV cache; `run` (`edge.launch.RUN_FIELDS`) and lists of rows steer.
+- A state is updated in place: the input is all of its memory, the output `…_out` the same memory
+  after the run. As in the CUDA engine, this is two slots of the state, a log of the inputs of the
+  tokens since then, or a KV cache. `run` (`edge.launch.RUN_FIELDS`) and lists of rows select parts.
 - An activation may be some columns of a wider tensor: attributes `x_start`, `x_width`.
-- Activations are [T,B,C] everywhere, indices i32. int8 is signed; packed bytes are i8, the same
+- Activations are always [T,B,C], indices i32. int8 is signed; packed bytes are i8 with the same
   bits.
 - Two ops that are one launch in a step are one op (`edge.plugins.lowering.fuse.Pair`), and a norm
   may pick the wanted rows itself (`…Rows`).
@@ -29,15 +29,15 @@ ANCESTORS = index(
 
 
 def columns(name: str) -> tuple[Attribute, Attribute]:
-    """Attributes that say which columns of an input are read."""
+    """Return the attributes that select columns of an input."""
     return (
         Attribute(f"{name}_start", "int", f"first column of {name} that is read"),
-        Attribute(f"{name}_width", "int", "how many are"),
+        Attribute(f"{name}_width", "int", "number of columns that are read"),
     )
 
 
 def narrow(v: Value) -> Value:
-    """i32 tokens, and bytes as signed ones."""
+    """Return the value with i32 token ids and signed bytes."""
     if v.name == "tokens":
         return replace(v, dtypes=("i32",))
     dtypes = tuple(dict.fromkeys("i8" if dtype == "u8" else dtype for dtype in v.dtypes))
@@ -45,7 +45,7 @@ def narrow(v: Value) -> Value:
 
 
 def renamed(v: Value, names: Mapping[str, str], symbols: Mapping[str, str]) -> Value:
-    """Another name, and other symbols in its shape: `1|N` has the symbol N."""
+    """Return a value with its name, and the symbols of its shape, replaced (`1|N` has symbol N)."""
     shape = tuple("|".join(symbols.get(one, one) for one in dim.split("|")) for dim in v.shape)
     return replace(narrow(v), name=names.get(v.name, v.name), shape=shape)
 
@@ -53,7 +53,7 @@ def renamed(v: Value, names: Mapping[str, str], symbols: Mapping[str, str]) -> V
 def device(
     op: Op, inputs: tuple[Value, ...], outputs: tuple[Value, ...], maths: str, *, views: bool = True
 ) -> Op:
-    """`op` with other inputs and outputs. `views`: values may be columns of wider tensors."""
+    """Return `op` with new inputs and outputs. `views`: values may be columns of wider tensors."""
     inputs, outputs = tuple(map(narrow, inputs)), tuple(map(narrow, outputs))
     names = (v.name for v in inputs if views and v.role == "value" and v.shape[-1] != "1")
     attributes = (*op.attributes, *(one for name in names for one in columns(name)))
@@ -65,7 +65,7 @@ def stateless(op: Op, *, views: bool = True) -> Op:
 
 
 def of_rows(op: Op) -> Op:
-    """A norm of the wanted rows alone. The sum that it norms is not an output."""
+    """Return a norm of the wanted rows only, without the sum as an output."""
     whole = ("T", "B", "D")
     inputs = tuple(replace(v, shape=whole) if v.role == "value" else v for v in op.inputs)
     found = device(
@@ -79,18 +79,23 @@ def of_rows(op: Op) -> Op:
 
 
 def after(v: Value) -> Value:
-    """The memory of a state after the run."""
+    """Return the output for the memory of a state after the run."""
     return replace(v, name=f"{v.name}_out", doc=f"{v.name} after the run, in place")
 
 
 def recurrent(op: Op, logs: Mapping[str, str], steering: tuple[Value, ...], maths: str) -> Op:
-    """An op with a state of fixed size.
+    """Return the device op for `op`, which has a state of fixed size.
 
-    `logs`: name of a log → the input that it keeps. `steering` replaces what steers `op`. Logs are
-    memory here, not inputs.
+    Logs are in-place memory here, not inputs.
+
+    Args:
+        op: the functional op.
+        logs: log name → the input whose values it stores.
+        steering: index inputs that replace those of `op`.
+        maths: definition of the device op.
     """
     own = tuple(
-        replace(v, shape=("2", *v.shape), doc="two slots of it, in place")
+        replace(v, shape=("2", *v.shape), doc="two slots of the state, updated in place")
         if v.role == "state"
         else v
         for v in op.inputs

@@ -1,4 +1,4 @@
-"""The statement of every device op, by function name: one for each form."""
+"""The statements of all device ops by function name, one for each form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge.plugins.device.rules import stateless
 
 
 def _statements() -> Iterator[tuple[str, Op]]:
-    """With the folder of each."""
+    """Yield every device op with its folder."""
     devices = parts("device")
     for folder in sorted({*parts("statement"), *devices}):
         stated = getattr(devices.get(folder), "statements", None)
@@ -27,23 +27,23 @@ DEVICE_OPS: dict[str, Op] = {name: replace(op, name=name) for name, (_, op, _) i
 
 
 def device_name(op: str, attributes: Mapping[str, float]) -> str:
-    """The device op of a planned node. A norm with the attribute `rows` set picks rows."""
+    """Return the device op of a planned node. A norm with the attribute `rows` set picks rows."""
     return f"{op}Rows" if attributes.get("rows") else _STATED[op][1].function(attributes)
 
 
 def form_of(name: str) -> tuple[str, Op, Form]:
-    """The folder of a device op, the statement it is a form of, and the form."""
+    """Return the folder of a device op, the statement it is a form of, and the form."""
     return _FORMS[name]
 
 
 def in_place(op: Op) -> dict[str, str]:
-    """Outputs that are an input's memory: output → input."""
+    """Return the outputs that share an input's memory: output → input."""
     inputs = {v.name for v in op.inputs}
     outputs = (v.name for v in op.outputs if v.name.endswith("_out"))
     return {name: name.removesuffix("_out") for name in outputs if name[:-4] in inputs}
 
 
 def viewable(op: Op) -> tuple[str, ...]:
-    """Inputs that may be columns of a wider tensor."""
+    """Return the inputs that may be columns of a wider tensor."""
     attributes = {a.name for a in op.attributes}
     return tuple(v.name for v in op.inputs if f"{v.name}_start" in attributes)

@@ -1,4 +1,4 @@
-"""Pieces of text that several bodies have in common."""
+"""Pieces of ONNX text shared by several bodies."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _VIEW = Template("""
 
 
 def views(names: Iterable[str]) -> str:
-    """`{name}_own`, the columns that are read, of each input."""
+    """Return nodes that make `{name}_own`, the columns that are read, of each input."""
     return "".join(_VIEW.substitute(name=name) for name in names)
 
 
 def fields(*names: str) -> str:
-    """Fields of `run` as int64 scalars, called as in RUN_FIELDS but in small letters."""
+    """Return nodes that make int64 scalars of fields of `run`, named in lower case."""
     text = "    run_long = Cast<to=7>(run)\n"
     for name in names:
         at = RUN_FIELDS.index(name.upper())
@@ -43,7 +43,7 @@ def fields(*names: str) -> str:
     return text
 
 
-# log_from [S]: what will be in each log row, counted in concat(log, new tokens).
+# log_from [S]: the row of concat(log, new tokens) that each log row gets.
 _LOG_ROWS = Template("""
     log_size = Shape<end=1>($log)
     log_count = Squeeze(log_size)
@@ -66,7 +66,10 @@ _LOG_ROWS = Template("""
 
 
 def logs(values: Mapping[str, str]) -> str:
-    """`{log}_out` of each log: token t of its value at row slots[t], where that is not below 0."""
+    """Return nodes that make `{log}_out` of each log: row slots[t] gets the value of token t.
+
+    Tokens with a negative slot are not stored.
+    """
     text = _LOG_ROWS.substitute(log=next(iter(values)))
     for log, value in values.items():
         text += f"    {log}_grown = Concat<axis=0>({log}, {value})\n"
@@ -75,7 +78,7 @@ def logs(values: Mapping[str, str]) -> str:
 
 
 def stored(state: str, new: str) -> str:
-    """`{state}_out`: `new`, of leading axis 1, in slot `target` where `store` is not 0."""
+    """Return nodes that make `{state}_out`: slot `target` gets `new` [1, …] unless `store` is 0."""
     return f"""
     both = Constant<value = int64[2] {{0, 1}}>()
     behind_both = Constant<value = int64 {{2}}>()
@@ -96,9 +99,10 @@ def call(
     domain: str = DOMAIN,
     **attributes: str,
 ) -> str:
-    """A node of a function of `op`: its names → those here, where they differ.
+    """Return a node that calls a function of `op`.
 
-    Its attributes are those here, but for `attributes`.
+    `inputs` and `outputs` map names in the statement to names here, where these differ. Attributes
+    have the caller's values, except those in `attributes`.
     """
     given = [f"{a.name}: {a.kind} = {attributes.get(a.name, f'@{a.name}')}" for a in op.attributes]
     bracketed = f"<{', '.join(given)}>" if given else ""
@@ -108,13 +112,13 @@ def call(
 
 
 def on_views(name: str, op: Op, seen: Iterable[str]) -> str:
-    """The function `name` of an op on the columns that the device op's attributes pick."""
+    """Return a body that calls the function `name` on the columns that the attributes select."""
     own = {each: f"{each}_own" for each in seen}
     return CONSTANTS + views(own) + call(name, op, own, {})
 
 
 def on_rows(op: Op) -> str:
-    """A norm of the rows that are wanted; the sum is left unread."""
+    """Return the body of a norm of the wanted rows; nothing reads its sum."""
     rows = {"x": "x_rows", "added": "added_rows"}
     text = "".join(f"    {to} = Gather<axis=0>({name}, rows)\n" for name, to in rows.items())
     return text + call(op.name, op, rows, {})

@@ -1,1 +1,1 @@
-"""Rows of the embedding table, one a token."""
+"""Embedding: one row of a table per token."""

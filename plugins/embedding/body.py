@@ -8,7 +8,7 @@ EMBED = """
     y = Cast<to=1>(rows)
 """
 
-# (quant - zero) · scale per block; blocks are laid side by side again by Reshape.
+# (quant - zero) · scale per block; Reshape joins the blocks of a row.
 _FROM_BLOCKS = """
     zero = Constant<value = float {%(zero)s.0}>()
     centred = Sub(quants, zero)

@@ -1,4 +1,4 @@
-"""The embedding as TensorRT has it: packed bytes are i8."""
+"""Device ops of the embedding, where packed bytes are i8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `embed` is called, of the input `tokens`."""
+"""Lowering to the kernels of `embed`, which read the input `tokens`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from edge.plugins.lowering.context import Arguments, Lowering, Node, cdiv, next_
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """Embed and EmbedInt8."""
+    """Lower Embed and EmbedInt8."""
     width = at.constant(node.inputs["table"]).shape[1]
     step = int(at.count(node, "scale") > 1)
     _launch(at, node, "embed", at.given(node, "table", "scale"), width, {"SCALE_STEP": step})
@@ -27,7 +27,7 @@ def _launch(
     width: int,
     constants: dict[str, int],
 ) -> None:
-    """1024 columns a program: a row of 2560 is three, and each of its bytes is read once."""
+    """Launch one program per 1024 columns: a row of 2560 is three. Each byte is read once."""
     block = min(1024, next_power_of_2(width))
     y = at.new(node.outputs["y"], "f32", "TB", width)
     at.launch(

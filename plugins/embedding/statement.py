@@ -1,4 +1,4 @@
-"""The embedding table in fp32, fp16, int8 or blocks of 8 or 4 bits."""
+"""Statements of the embedding, with a table in fp32, fp16, int8 or blocks of 8 or 4 bits."""
 
 from edge.ops import Op, value, weight
 from edge.plugins.linear.statement import BITS, PACKED, SCALES
@@ -7,7 +7,7 @@ EMBED = Op(
     "Embed",
     (
         value("tokens", "i64[T,B]", "token ids in [0, V)"),
-        weight("table", "f32|f16[V,D]", "one row a token"),
+        weight("table", "f32|f16[V,D]", "one row per token"),
     ),
     (value("y", "f32[T,B,D]", "the rows"),),
     (),
@@ -28,8 +28,8 @@ EMBED_INT8 = Op(
     "EmbedInt8",
     (
         value("tokens", "i64[T,B]", "token ids in [0, V)"),
-        weight("table", "i8[V,D]", "one row a token; may be a tied head's weight"),
-        weight("scale", "f32[1|V]", "of table: one, or one a row"),
+        weight("table", "i8[V,D]", "one row per token; may be a tied head's weight"),
+        weight("scale", "f32[1|V]", "scale of table, one or one per row"),
     ),
     (value("y", "f32[T,B,D]", "the rows, dequantized"),),
     (),

@@ -1,4 +1,4 @@
-"""Rows of a table as fp32, one a token: of floats, of scaled int8, of blocks of 8 or 4 bits."""
+"""Embedding lookups as fp32, from tables of floats, scaled int8, or blocks of 8 or 4 bits."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A mixture of experts: the router's choice, products with the chosen experts, their sum."""
+"""Mixture of experts: routing, products with the chosen experts, and their weighted sum."""

@@ -1,7 +1,7 @@
-"""ONNX function bodies of routing, of products with chosen experts and of their sum.
+"""ONNX function bodies of routing, of products with the chosen experts and of their sum.
 
-The plain bodies gather a weight a slot: short, and what they cost grows with the run. ONNX Runtime
-goes through the experts that were chosen, one after the other, and reads each once a run.
+The plain bodies gather one weight per slot: they are short, but their cost grows with the run. The
+bodies for ONNX Runtime loop over the chosen experts and read each weight once a run.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ _CHOICE = """
 
 
 def route(groups: int | None) -> str:
-    """Routing by ONNX's TopK, which takes the first of equal values."""
+    """Return the body of routing. ONNX's TopK takes the first of equal values."""
     return _SCORE + (_GROUPS if groups is None else "    open = Identity(ranked)\n") + _CHOICE
 
 
-# Each pair by expert · P + its own number, so that no two are equal.
+# Pairs are sorted by expert · P + pair number, so that no two keys are equal.
 EXPERT_ORDER = """
     flat = Constant<value = int64[1] {-1}>()
     pairs_i32 = Reshape(chosen, flat)
@@ -90,9 +90,9 @@ EXPERT_ORDER = """
 
 # -- products -------------------------------------------------------------------------------------
 
-# rows [R, K] of x, the expert of each of P pairs of a token and a slot, and pairs that read a row.
-# `columns` int64 [1] is K. P is a Size: ONNX Runtime may take a Shape for a constant, and would
-# compute what is as large as it says while it loads a graph (runtime/folding.py).
+# rows [R, K] of x; the expert of each of the P (token, slot) pairs; the number of pairs that read a
+# row. `columns` int64 [1] is K. P is from Size, not Shape: ONNX Runtime may fold a Shape, and would
+# then compute arrays of that size while it loads a graph (runtime/folding.py).
 _PAIRS = """
     flat = Constant<value = int64[1] {-1}>()
     pairs_i32 = Reshape(chosen, flat)
@@ -151,7 +151,9 @@ _BY_STEP = "    each_y = Mul(unscaled, scale)\n"
 
 
 def plain(shapes: str, rounds: str, weights: str) -> str:
-    """`weights` makes `wide` [P, N, K] of every pair; `rounds`, `q_float` and `scale` of its x."""
+    """Return a plain body. `weights` has nodes that make `wide` [P, N, K] for every pair, `rounds`
+    those that make `q_float` and `scale` from its x.
+    """
     product = _GATHERED
     if rounds:
         product = product.replace("Unsqueeze(pair_x,", "Unsqueeze(q_float,")
@@ -256,8 +258,9 @@ def _ort(shapes: str, product: str) -> str:
     return shapes + _PAIRS + _LOOP.substitute(product=product) + _JOINED
 
 
-# Blocks are summed apart, less their zero point, and scaled then, or scaled and moved by their
-# minimum: MatMulNBits would dequantize weights that are no constants, which takes 4 times as long.
+# Each block is summed on its own, then its zero point is subtracted and it is scaled, or it is
+# scaled and its minimum added. MatMulNBits takes 4 times as long, because it dequantizes weights
+# that are not constants.
 _BLOCKS = Template("""
       own_packed = Gather(packed, expert)
       own_scales = Gather(scales, expert)
@@ -344,7 +347,8 @@ def ort_expert_linear_bits(bits: int) -> str:
     return _ort(PACKED, _blocks(bits, "own_x", "own_y"))
 
 
-# u8 by u8, 128 standing for 0: where u8 by s8 saturates, only constants are turned at load.
+# u8 by u8, with zero point 128: on processors whose u8 by s8 products saturate, ONNX Runtime
+# converts only constants to u8.
 ORT_EXPERT_LINEAR_INT8 = _ort(
     _WEIGHT,
     _OWN_ROUNDED.replace("y = QuantizeLinear<output_dtype: int=3>(scaled, one)", ZERO.strip())

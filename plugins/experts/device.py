@@ -1,4 +1,4 @@
-"""Products with experts in 8 or 4 bits as TensorRT has them, where packed bytes are i8."""
+"""Device ops of products with experts in 8 or 4 bits, where packed bytes are i8."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edge.plugins.device.text import CONSTANTS, views
 from edge.plugins.experts.body import PACKED, ROUNDED, plain
 from edge.plugins.linear.device import QUANTS, SIGNED
 
-# names that the plain bodies have too
+# names that the plain bodies also use
 _TAKEN = re.compile(r"\b(pairs|lead|block|nothing)\b")
 
 

@@ -1,7 +1,7 @@
-"""How routing, products with chosen experts and their sum are called.
+"""Lowering of routing, products with the chosen experts and their sum.
 
-Programs of a product share the experts, not the rows: one finds the rows of its expert, and ends at
-once where there are none, so only weights of chosen experts are read, and once a tile of rows.
+Each program of a product has one expert. It finds the expert's rows and exits at once if there are
+none, so only weights of chosen experts are read, once per tile of rows.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def lower_expert_order(at: Lowering, node: Node) -> None:
 
 
 def _pairs(at: Lowering, chosen: View) -> int:
-    """How many pairs of a row and a slot are looked at together."""
+    """Return the number of (row, slot) pairs that a kernel reads at a time."""
     rows = 64 if at.regime.max_rows is None else at.regime.max_rows
     return min(1024, next_power_of_2(rows * chosen.width))
 
@@ -83,16 +83,17 @@ def _product(
     columns: int,
     later: tuple[str, ...] = (),
 ) -> None:
-    """By weights of `shape` [E, N, K]; `columns` of a row are a step; `later`: inputs that the
-    kernel got after all others.
+    """Launch a product by weights of `shape` [E, N, K], in steps of `columns` columns of a row.
+
+    `later` are inputs that the kernel takes after all others.
     """
     x, chosen = at.view(node.inputs["x"]), at.view(node.inputs["chosen"])
     experts, outputs, width = shape
     y = at.new(node.outputs["y"], "f32", x.rows, chosen.width * outputs)
     rows = 64 if at.regime.many else 16
     block_n = 64 if at.regime.many else 32
-    # blocks of 128 columns take 255 registers on 4 warps, and spill, and 80 KB of three stages; on
-    # sm_75 blocks of 4 bits spill 8 to 32 bytes all the same, of 128 with a minimum 80
+    # On 4 warps, blocks of 128 columns take 255 registers and spill, and three stages take 80 KB.
+    # On sm_75, blocks of 4 bits still spill 8 to 32 bytes, and those of 128 with a minimum 80.
     wide = columns >= 128
     warps: Warps = (8 if wide else 4) if at.regime.many else 2
     at.launch(

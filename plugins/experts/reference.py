@@ -1,4 +1,4 @@
-"""Routing, products with chosen experts and their sum, an expert after the other, in fp32."""
+"""Routing, products with the chosen experts, one expert after the other, and their sum, in fp32."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def route(
     groups: int,
     top_groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """logits f32 [..., E], bias [E] → chosen i32 [..., k] and gates f32 [..., k]."""
+    """Choose experts: logits f32 [..., E], bias [E] → chosen i32 [..., k], gates f32 [..., k]."""
     score = logits.sigmoid() if sigmoid else logits.softmax(-1)
     ranked = score + bias
     if groups > 1:
@@ -45,18 +45,18 @@ def route(
 
 
 def expert_order(chosen: Tensor) -> Tensor:
-    """chosen i32 [..., k] → the numbers of its pairs, sorted by expert, in its shape."""
+    """Sort pairs by expert: chosen i32 [..., k] → pair numbers in the same shape."""
     order = chosen.flatten().sort(stable=True).indices
     return order.int().reshape(chosen.shape)
 
 
 def _largest(x: Tensor, count: int) -> Tensor:
-    """Indices of the largest, in order; of equal ones the first comes first."""
+    """Return the indices of the largest values, in descending order, equal ones by index."""
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def expert_linear(x: Tensor, chosen: Tensor, weight: Tensor, parts: int) -> Tensor:
-    """x [..., K] or [..., k·K] by weight [chosen], [E, N, K] → [..., k·N], see the statement."""
+    """Multiply x [..., K] or [..., k·K] by weight[chosen], weight [E, N, K] → [..., k·N]."""
     return _each(x, chosen, weight.shape[2], parts, lambda x, e: linear(x, weight[e]))
 
 
@@ -107,7 +107,7 @@ def expert_linear_int4_minimum(
 def _each(
     x: Tensor, chosen: Tensor, K: int, parts: int, product: Callable[[Tensor, int], Tensor]
 ) -> Tensor:
-    """`product` of the rows of every chosen expert."""
+    """Apply `product` to the rows of every chosen expert, in the order of the statement."""
     slots = chosen.shape[-1]
     rows = x.reshape(*chosen.shape[:-1], -1, K).expand(*chosen.shape, K)
     found: Tensor | None = None
@@ -123,5 +123,5 @@ def _each(
 
 
 def expert_sum(x: Tensor, gates: Tensor) -> Tensor:
-    """x [..., k·N], gates [..., k] → [..., N]."""
+    """Sum the slots of x weighted by gates: x [..., k·N], gates [..., k] → [..., N]."""
     return (x.unflatten(-1, (gates.shape[-1], -1)) * gates[..., None]).sum(-2)

@@ -1,7 +1,7 @@
-"""A mixture of experts: which experts a token goes to, and products with the chosen ones alone.
+"""Statements of a mixture of experts: routing, products with the chosen experts, their sum.
 
-A token has k slots, one for each expert that it is routed to. Values of all slots lie side by side
-in a row: [..., k·N]. The weights of X experts are stacked, [X, N, K].
+A token has k slots, one for each expert it is routed to. A row has the values of all slots side by
+side: [..., k·N]. The weights of the X experts are stacked: [X, N, K].
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from edge.ops import Attribute, Op, Value, index, value, weight
 from edge.plugins.linear.statement import BITS, FROM_MINIMUM, PACKED, SCALES
 from edge.plugins.quantize.statement import ROUND
 
-_X = value("x", "f32[...,J·K]", "a row of K for all slots of a token (J is 1), or one for each (k)")
+_X = value("x", "f32[...,J·K]", "one row of K for all slots of a token (J = 1), or k rows (J = k)")
 _CHOSEN = index("chosen", "i32[...,k]", "the expert of each slot, 0 to X-1")
-_ORDER = index("order", "i32[...,k]", "row·k + slot, those of the first expert first")
+_ORDER = index("order", "i32[...,k]", "row·k + slot of every pair, sorted by expert")
 _Y = value("y", "f32[...,k·N]", "[parts, k, N/parts] in a row")
 
 _PARTS = Attribute(
-    "parts", "int", "matrices that each expert's weight is made of, one below another"
+    "parts", "int", "number of matrices stacked along the rows of each expert's weight"
 )
 
 ROUTE = Op(
     "Route",
     (
-        value("logits", "f32[...,X]", "the router's"),
-        weight("bias", "f32[X]", "added to scores for the choice alone"),
+        value("logits", "f32[...,X]", "router logits"),
+        weight("bias", "f32[X]", "added to scores for the choice only"),
     ),
     (
-        index("chosen", "i32[...,k]", "experts, the best first; of equal ones the first"),
-        value("gates", "f32[...,k]", "what each is worth"),
+        index("chosen", "i32[...,k]", "experts, best first, equal ones by number"),
+        value("gates", "f32[...,k]", "weight of each chosen expert"),
     ),
     (
-        Attribute("k", "int", "experts a token"),
+        Attribute("k", "int", "experts per token"),
         Attribute("sigmoid", "int", "1: scores are sigmoids; 0: a softmax"),
         Attribute("normalise", "int", "1: gates are divided by their sum"),
-        Attribute("scale", "float", "what gates are multiplied by"),
-        Attribute("groups", "int", "parts that the experts fall into; divides X", (1, None)),
-        Attribute("top_groups", "int", "groups that a token may choose from"),
+        Attribute("scale", "float", "factor of the gates"),
+        Attribute("groups", "int", "number of groups of experts; divides X", (1, None)),
+        Attribute("top_groups", "int", "number of groups that a token may choose from"),
     ),
     "score = sigmoid(logits), or softmax(logits); s = score + bias\n"
     "a group is worth the sum of its two largest s; outside the top_groups best ones s = -inf\n"
@@ -101,7 +101,7 @@ EXPERT_LINEAR_INT8 = _product(
     "ExpertLinearInt8",
     (
         weight("weight", "i8[X,N,K]", "rows are outputs"),
-        weight("weight_scale", "f32[X,N]", "one a row of weight"),
+        weight("weight_scale", "f32[X,N]", "one per row of weight"),
     ),
     f"{_ROWS}\n{_SLOT}, with q · step for x and weight · weight_scale for w; sums of integers are "
     "exact",
@@ -129,8 +129,8 @@ EXPERT_LINEAR_INT4_MINIMUM = _product(
 EXPERT_SUM = Op(
     "ExpertSum",
     (
-        value("x", "f32[...,k·N]", "of every slot"),
-        value("gates", "f32[...,k]", "what each is worth"),
+        value("x", "f32[...,k·N]", "values of every slot"),
+        value("gates", "f32[...,k]", "weight of each slot"),
     ),
     (value("y", "f32[...,N]", ""),),
     (),

@@ -1,7 +1,7 @@
-"""Products with chosen experts: a program has one expert, some of its outputs, and all its rows.
+"""Products with the chosen experts. A program has one expert, some of its outputs and all its rows.
 
-A program whose expert was not chosen ends after a look at `chosen`. Rows are gathered by `order`, a
-tile of BLOCK_M at a time, so weights are read once a tile, and of chosen experts alone.
+A program whose expert was not chosen exits after reading `chosen`. Rows are gathered by `order` in
+tiles of BLOCK_M, so only weights of chosen experts are read, once per tile.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

@@ -1,4 +1,4 @@
-"""The router's choice, the order that experts are gone through in, and the sum of their outputs."""
+"""Routing, the order of pairs by expert, and the weighted sum of the experts' outputs."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The gated delta rule: a state that forgets, and writes what it does not know yet."""
+"""The gated delta rule: a state that decays, and stores only what it does not predict yet."""

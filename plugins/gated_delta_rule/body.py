@@ -1,10 +1,10 @@
-"""The ONNX function body of the gated delta rule, which goes token by token."""
+"""ONNX function body of the gated delta rule, token by token."""
 
 from __future__ import annotations
 
 from edge.plugins.selective_scan.recurrence import Step, walks
 
-# A row of the state, of one channel, is multiplied with the token's key: what it knows of it.
+# `known`: the product of each row of the state, one channel, with the key is its prediction of x.
 STEP = Step(
     """
             faded = Mul({before}, {decay5})
@@ -26,8 +26,8 @@ STEP = Step(
     read="B,H,P,1",
 )
 
-# `STEP.rows` of x, dt, B and C: of each head g, β and its values, and the key and query of its
-# group.
+# Nodes that make `STEP.rows` from x, dt, B and C: for each head g, β and its values, and the key
+# and query of its group.
 ROWS = """
     behind = Constant<value = int64[1] {{-1}}>()
     two_behind = Constant<value = int64[2] {{-1, -2}}>()

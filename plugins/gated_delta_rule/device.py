@@ -1,4 +1,4 @@
-"""The gated delta rule whose state stays where it is."""
+"""Device op of the gated delta rule, with its state in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def statements() -> Iterator[Op]:
     yield scan(GATED_DELTA_RULE, GATED_DELTA_RULE.maths)
 
 
-# B of the replayed tokens stands in for their C, which is never read.
+# B of the replayed tokens fills in for their C, which is never used.
 _C = """
     C_replayed = Slice(scan_B_rows, axis_0, replay_size, axis_0)
     C_all = Concat<axis=0>(C_replayed, C_own)

@@ -1,4 +1,4 @@
-"""How `scan` is called: as Mamba-2's token by token, for chains, trees and prompts alike."""
+"""Lowering to the kernel of `delta_rule`, token by token for chains, trees and prefill alike."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from edge.plugins.lowering.context import Lowering, Node, cdiv, next_power_of_2
 from edge.plugins.selective_scan.lowering import logs, steering
 from edge.plugins.selective_scan_heads.lowering import warps_for_states
 
-_ELEMENTS = 4096  # of the state, for a program
+_ELEMENTS = 4096  # elements of the state per program
 _VALUES = ("x", "dt", "B", "C")
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """One program for some channels of a head: a row of the state needs no other row."""
+    """Launch one program for some channels of a head; rows of the state are independent."""
     heads, p, n = (int(node.attributes[name]) for name in ("heads", "head_dim", "d_state"))
     views = {name: at.view(node.inputs[name]) for name in _VALUES}
     y = at.new(node.outputs["y"], "f32", "TB", heads * p)

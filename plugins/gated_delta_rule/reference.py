@@ -21,9 +21,9 @@ def gated_delta_rule(
     ssm_state: Tensor,
     beta_max: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """f = g·h;  h = f + β·(x - f·B) ⊗ B;  y = h·C  (Gated Delta Networks, equation 10).
+    """Run f = g·h;  h = f + β·(x - f·B) ⊗ B;  y = h·C  (Gated Delta Networks, equation 10).
 
-    With g = exp(-exp(A_log)·softplus(a + dt_bias)) and β = beta_max·sigmoid(b), a and b being the
+    g = exp(-exp(A_log)·softplus(a + dt_bias)) and β = beta_max·sigmoid(b), where a and b are the
     halves of dt. x [B, T, H, P]; dt [B, T, 2·H]; A_log, dt_bias [H]; B, C [B, T, G, N]; ssm_state
     [B, H, P, N]. Returns y [B, T, H, P] and the state after the last token, in fp32.
     """
@@ -55,7 +55,7 @@ def gated_delta_rule_node(
     groups: int,
     beta_max: float,
 ) -> tuple[Tensor, Tensor]:
-    """The op as stated, over a chain."""
+    """Run the op as stated, over a chain."""
     counts = {"x": heads, "B": groups, "C": groups}
     values = {"x": x, "dt": dt, "B": B, "C": C}
     values |= {name: values[name].unflatten(-1, (count, -1)) for name, count in counts.items()}

@@ -1,8 +1,8 @@
-"""The recurrence of Gated DeltaNet, over floats.
+"""Statement of the recurrence of Gated DeltaNet, over floats.
 
-Values are called as in Mamba-2's scan, whose state this one has: x are the values that linear
-attention calls v, B its keys k and C its queries q ("Transformers are SSMs", arXiv 2405.21060,
-section 5). Chains, trees and kept rows are as `edge.plugins.selective_scan.statement` says.
+Names are those of Mamba-2's scan, whose state has the same shape: x are the values v of linear
+attention, B its keys k and C its queries q ("Transformers are SSMs", arXiv 2405.21060, section 5).
+See `edge.plugins.selective_scan.statement` for chains, trees and kept rows.
 """
 
 from edge.ops import Attribute, Op, state, value, weight
@@ -12,8 +12,8 @@ GATED_DELTA_RULE = Op(
     "GatedDeltaRule",
     (
         value("x", "f32[T,B,H·P]", "values"),
-        value("dt", "f32[T,B,2·H]", "of every head, a, which the decay is made of; then b, how "
-              "strongly it writes"),
+        value("dt", "f32[T,B,2·H]", "of every head, a, from which the decay follows; then b, the "
+              "strength of writes"),
         value("B", "f32[T,B,G·N]", "keys, shared by the H/G heads of a group"),
         value("C", "f32[T,B,G·N]", "queries, shared likewise"),
         weight("A", "f32[H]", "-exp(A_log)"),
@@ -30,7 +30,7 @@ GATED_DELTA_RULE = Op(
         Attribute("head_dim", "int", "P"),
         Attribute("groups", "int", "G"),
         Attribute("d_state", "int", "N"),
-        Attribute("beta_max", "float", "1, or 2 where a state may turn its sign"),
+        Attribute("beta_max", "float", "1, or 2 where a state may change its sign"),
     ),
     "a, b = halves of dt\ng = exp(softplus(a + dt_bias)·A)\nβ = beta_max · sigmoid(b)\n"
     "f[t] = g[t] · h[parents[t]]\nu[t] = β[t] · (x[t] - f[t]·B[t])\nh[t] = f[t] + u[t] ⊗ B[t]\n"

@@ -1,8 +1,8 @@
 """The gated delta rule, token by token: steps, chains, trees and prefill.
 
 A program holds the states [BLOCK_P, BLOCK_N] of some channels of one head of one sequence in
-registers, replays the tokens that its logs hold and then runs the new ones, as `triton_scan_heads`
-does. The recurrence is that of Gated Delta Networks, arXiv 2412.06464, equation 10.
+registers, replays the logged tokens and then runs the new ones, as `triton_scan_heads` does. The
+recurrence is that of Gated Delta Networks, arXiv 2412.06464, equation 10.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

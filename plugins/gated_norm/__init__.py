@@ -1,1 +1,1 @@
-"""Gated RMSNorm in groups, and the SiLU gate of an MLP."""
+"""Gated RMSNorm in groups, and gates without a norm."""

@@ -1,4 +1,4 @@
-"""ONNX function bodies of the gated norm, and of gates alone."""
+"""ONNX function bodies of the gated norm, and of gates without a norm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ORT_WIDE_GATE = """
     quants = Cast<to=1>(z)
     gate_in = Mul(quants, z_scale)
 """
-# One group needs no reshaping, and is then a norm ONNX Runtime fuses.
+# One group needs no reshape, so ONNX Runtime fuses the norm.
 _NORM_OF_ONE_GROUP = LAST + RMS % {"x": "gated"} + "    y = Mul(unit, weight)\n"
 
 SILU_GATE = """

@@ -1,4 +1,4 @@
-"""The gated norm as TensorRT has it: alone, or inside the rotation behind it."""
+"""Device ops of the gated norm: alone, or fused with the rotation after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `gated_norm` is called."""
+"""Lowering to the kernels of `gated_norm`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ PAIRS = (
         few=True,
     ),
 )
-_VALUES = 1024  # of a program that gates heads
-_TILE = 16  # the smallest of `tl.dot`: most programs for a row, and least padding
+_VALUES = 1024  # per program of `head_gate`
+_TILE = 16  # the minimum for `tl.dot`: the most programs for a row, and the least padding
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """One program a row and group: 5120 channels are 512 threads of 8 or 16 values.
+    """Launch one program per row and group: 5120 channels are 512 threads of 8 or 16 values.
 
-    What one row takes is the wait for memory and the barriers of the sum, as in `norm`.
+    Waiting for memory and the barriers of the sum determine the time for one row, as in `norm`.
     """
     x, z = at.view(node.inputs["x"]), at.view(node.inputs["z"])
     groups = node.attributes["groups"]
     if x.width % groups:
-        raise ExportError(f"{x.width} channels are not {groups} groups", field=node.name)
+        raise ExportError(f"{x.width} channels do not divide into {groups} groups", field=node.name)
     width = x.width // groups
     block = next_power_of_2(width)
     y = at.new(node.outputs["y"], "f32", x.rows, x.width)
@@ -63,7 +63,7 @@ def lower_sigmoid_gate(at: Lowering, node: Node) -> None:
 
 
 def lower_head_gate(at: Lowering, node: Node) -> None:
-    """Up to 1024 values a program, as in `group_norm`."""
+    """Launch up to 1024 values per program, as in `group_norm`."""
     x, z = at.view(node.inputs["x"]), at.view(node.inputs["z"])
     heads = int(node.attributes["heads"])
     if z.width != heads or x.width % heads:
@@ -90,11 +90,11 @@ def lower_head_gate(at: Lowering, node: Node) -> None:
 
 
 def lower_gated_rms_norm_int8_hadamard_quantize(at: Lowering, node: Node) -> None:
-    """The norm inside the rotation: every program gates the whole row, which it reads anyway.
+    """Fuse the norm into the rotation: every program gates the whole row, which it reads anyway.
 
     That is 5120 channels, 40 a thread, in each of the 5 programs of a row of Mamba-2 2.7B (80 x 64,
-    16 rows of 80 each); the launch that it spares costs more. Rows of several groups, which have
-    several mean squares, are normed by a launch before the rotation's.
+    16 of 80 rows each), which costs less than a separate launch. With several groups, and so
+    several mean squares per row, the norm is a launch before the rotation.
     """
     x, z = at.view(node.inputs["x"]), at.view(node.inputs["z"])
     p, q = parts_of(at, node, x.width)

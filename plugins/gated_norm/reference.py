@@ -1,4 +1,4 @@
-"""The gated, grouped RMSNorm of Mamba-2 and gates alone, in fp32 whatever the input."""
+"""The gated, grouped RMSNorm of Mamba-2, in fp32 for any input type, and gates without a norm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge.plugins.quantize.reference import dequantize
 
 
 def gated_rms_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:
-    """norm(x · silu(z)) over groups of D/groups (Mamba-2, `norm_before_gate=False`).
+    """Return norm(x · silu(z)) in groups of D/groups channels (Mamba-2, `norm_before_gate=False`).
 
     x, z [..., D]; weight [D].
     """
@@ -23,20 +23,20 @@ def gated_rms_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int
 def gated_rms_norm_int8(
     x: Tensor, z: Tensor, z_scale: Tensor, weight: Tensor, eps: float, groups: int
 ) -> Tensor:
-    """gated_rms_norm with a gate in int8. x f32, z i8 [..., D]; z_scale [1|D] → f32 [..., D]."""
+    """Return gated_rms_norm with an int8 gate. x f32, z i8 [..., D]; z_scale [1|D]."""
     return gated_rms_norm(x, dequantize(z, z_scale), weight, eps, groups)
 
 
 def silu_gate(x: Tensor, z: Tensor) -> Tensor:
-    """x · z · sigmoid(z)."""
+    """Return x · z · sigmoid(z)."""
     return x * F.silu(z)
 
 
 def sigmoid_gate(x: Tensor, z: Tensor) -> Tensor:
-    """x · sigmoid(z)."""
+    """Return x · sigmoid(z)."""
     return x * torch.sigmoid(z)
 
 
 def head_gate(x: Tensor, z: Tensor, heads: int) -> Tensor:
-    """Each head's values times the sigmoid of its gate. x [..., H·P], z [..., H] → [..., H·P]."""
+    """Multiply each head's values by the sigmoid of its gate. x [..., H·P], z [..., H]."""
     return (x.unflatten(-1, (heads, -1)) * torch.sigmoid(z).unsqueeze(-1)).flatten(-2)

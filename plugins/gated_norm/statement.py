@@ -1,5 +1,5 @@
-"""The gated norm of Mamba-2, with a gate in fp32 or int8, the SiLU gate of an MLP, and the sigmoid
-gates of attention, one for every value or one for every head.
+"""Statements of the gated norm of Mamba-2, with a gate in fp32 or int8, the SiLU gate of an MLP,
+and the sigmoid gates of attention, one per value or one per head.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ GATED_RMS_NORM_INT8 = Op(
     (
         *GATED_RMS_NORM.only("x"),
         value("z", "i8[T,B,D]", "gate"),
-        weight("z_scale", "f32[1|D]", "of z"),
+        weight("z_scale", "f32[1|D]", "scale of z"),
         *GATED_RMS_NORM.only("weight"),
     ),
     GATED_RMS_NORM.outputs,
@@ -55,7 +55,7 @@ SIGMOID_GATE = replace(
 HEAD_GATE = Op(
     "HeadGate",
     (
-        value("x", "f32[T,B,H·P]", "what the heads of attention give"),
+        value("x", "f32[T,B,H·P]", "output of the attention heads"),
         value("z", "f32[T,B,H]", "gate of each head"),
     ),
     (value("y", "f32[T,B,H·P]", ""),),

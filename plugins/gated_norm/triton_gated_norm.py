@@ -1,5 +1,5 @@
-"""x · silu(z), its RMSNorm in groups (Mamba-2, arXiv 2405.21060, section 7.1), and that rotated;
-and gates alone.
+"""RMSNorm of x · silu(z) in groups (Mamba-2, arXiv 2405.21060, section 7.1), with or without a
+rotation; and gates without a norm.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

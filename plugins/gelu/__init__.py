@@ -1,1 +1,1 @@
-"""GELU, exact and by tanh."""
+"""GELU, exact and with the tanh approximation."""

@@ -1,4 +1,4 @@
-"""How `gelu` is called."""
+"""Lowering to the kernel `gelu`."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x/2 · (1 + erf(x/√2))."""
+    """Return x/2 · (1 + erf(x/√2))."""
     return F.gelu(x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The same with tanh's approximation of erf."""
+    """Return GELU with the tanh approximation of erf."""
     return F.gelu(x, approximate="tanh")

@@ -1,4 +1,4 @@
-"""GELU, exact and by tanh."""
+"""GELU, exact and with the tanh approximation."""
 
 from edge.ops import Op, value
 

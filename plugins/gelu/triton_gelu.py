@@ -1,4 +1,4 @@
-"""GELU, exact or by tanh: every value on its own."""
+"""Elementwise GELU, exact or with the tanh approximation."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations

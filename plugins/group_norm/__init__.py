@@ -1,1 +1,1 @@
-"""RMSNorm of neighbouring values: of every head, or of dt, B and C."""
+"""RMSNorm of adjacent values: of every head, or of dt, B and C."""

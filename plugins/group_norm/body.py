@@ -1,4 +1,4 @@
-"""The ONNX function bodies of the norms in groups and in parts."""
+"""ONNX function bodies of the norms of groups and of parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the norms of groups and of parts are called."""
+"""Lowering of the norms of groups and of parts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from edge.errors import ExportError
 from edge.launch import Size
 from edge.plugins.lowering.context import Lowering, Node, cdiv, next_power_of_2, warps_for
 
-_VALUES = 1024  # of a program
+_VALUES = 1024  # per program
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """Up to 1024 values a program: 8 heads of 128."""
+    """Launch up to 1024 values per program: 8 heads of 128."""
     x, groups = at.view(node.inputs["x"]), int(node.attributes["groups"])
     if x.width % groups:
-        raise ExportError(f"{x.width} channels are not {groups} groups", field=node.name)
+        raise ExportError(f"{x.width} channels do not divide into {groups} groups", field=node.name)
     width = x.width // groups
     wide = next_power_of_2(width)
     block = min(max(1, _VALUES // wide), next_power_of_2(groups))
@@ -36,7 +36,7 @@ def lower(at: Lowering, node: Node) -> None:
 
 
 def lower_parts_rms_norm(at: Lowering, node: Node) -> None:
-    """One program a row and part."""
+    """Launch one program per row and part."""
     x, first = at.view(node.inputs["x"]), int(node.attributes["first"])
     half, over = divmod(x.width - first, 2)
     if over or half < 1:

@@ -1,4 +1,4 @@
-"""RMSNorm in groups, in fp32 whatever the input."""
+"""RMSNorm of groups and of parts, in fp32 for any input type."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def group_rms_norm(x: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:
-    """x [..., D] normed over each D/groups neighbours, times weight [D]."""
+    """Norm x [..., D] over groups of D/groups adjacent values, times weight [D]."""
     split = x.float().unflatten(-1, (groups, -1))
     split = split * torch.rsqrt(split.square().mean(-1, keepdim=True) + eps)
     return weight * split.flatten(-2).to(x.dtype)
 
 
 def parts_rms_norm(x: Tensor, weight: Tensor, eps: float, first: int) -> Tensor:
-    """x [..., D], its first values and both halves of the rest normed apart, times weight [D]."""
+    """Norm `first` values of x [..., D] and both halves of the rest apart, times weight [D]."""
     half = (x.shape[-1] - first) // 2
     parts = x.float().split([first, half, half], dim=-1)
     normed = [part * torch.rsqrt(part.square().mean(-1, keepdim=True) + eps) for part in parts]

@@ -1,4 +1,4 @@
-"""RMSNorm of neighbouring values: several groups a program, or one of three parts."""
+"""RMSNorm of adjacent values: several groups a program, or one of three parts."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations

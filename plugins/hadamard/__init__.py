@@ -1,1 +1,1 @@
-"""Orthonormal Hadamard rotations, alone or with the rounding behind them."""
+"""Orthonormal Hadamard rotations, with or without quantization after them."""

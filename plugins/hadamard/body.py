@@ -2,7 +2,7 @@
 
 from edge.plugins.quantize.body import TO_S8, TO_U8
 
-# Only the first and the last Reshape depend on x; the shape of the grid is known at load.
+# Only the first and the last Reshape depend on x; ONNX Runtime folds the grid's shape at load.
 _ROTATION = """
     rows = Constant<value = int64[1] {-1}>()
     slow_size = Shape<end=1>(slow)

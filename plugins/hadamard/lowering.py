@@ -1,4 +1,4 @@
-"""How `hadamard` is called."""
+"""Lowering to the kernel `hadamard`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from edge.errors import ExportError
 from edge.launch import Size
 from edge.plugins.lowering.context import Lowering, Node, cdiv, next_power_of_2
 
-# Rows of X at a time: no row of padding for p = 80, 8 of 48 for p = 40.
+# Rows of X per step: no padding for p = 80, 8 of 48 rows for p = 40.
 _BLOCK_K = 16
 
 
 def parts_of(at: Lowering, node: Node, width: int) -> tuple[int, int]:
-    """p and q of the rotation. Raises ExportError when it is one of other than `width` values."""
+    """Return p and q of the rotation. Raises ExportError when p·q is not `width`."""
     p, q = (at.constant(node.inputs[name]).shape[0] for name in ("slow", "fast"))
     if p * q != width:
         raise ExportError(f"rotates {width} values by {p} x {q}", field=node.name)
@@ -19,13 +19,13 @@ def parts_of(at: Lowering, node: Node, width: int) -> tuple[int, int]:
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """A program makes some rows of slow · X · fast, of one row of x.
+    """Launch programs that each compute some rows of slow · X · fast, for one row of x.
 
-    With 16 rows, one row of n = 5120 (p = 80, q = 64) is 5 programs on as many SMs: each reads all
-    of X, 16 rows of slow and all of fast, 41 KB from the L2 cache, and multiplies 147,000 times
-    (three passes of tf32; emulated, these round 5 of a million values otherwise than fp32).
-    Estimated from these counts, not measured: 2 to 3 µs on Orin Nano. Many rows take 32 at once
-    where that pads little, to read X less often.
+    With 16 rows, one row of n = 5120 (p = 80, q = 64) is 5 programs on 5 SMs. Each reads all of X,
+    16 rows of slow and all of fast, 41 KB from the L2 cache, and does 147,000 multiplications (in
+    three passes of tf32; emulated, these round 5 in a million values differently from fp32). That
+    is 2 to 3 µs on Orin Nano, estimated from these counts, not measured. For many rows of x,
+    programs take 32 rows where that pads little, to read X less often.
     """
     x = at.view(node.inputs["x"])
     p, q = parts_of(at, node, x.width)

@@ -13,11 +13,11 @@ AnyArray = TypeVar("AnyArray", "NDArray[Any]", "Tensor")
 
 
 def hadamard(x: AnyArray, slow: AnyArray, fast: AnyArray) -> AnyArray:
-    """R·x over the last axis. x [..., n], slow [p, p], fast [q, q], n = p·q."""
+    """Return R·x over the last axis. x [..., n], slow [p, p], fast [q, q], n = p·q."""
     grid = x.reshape(*x.shape[:-1], slow.shape[0], fast.shape[0])
     return (slow @ grid @ fast).reshape(x.shape)
 
 
 def hadamard_quantize(x: Tensor, slow: Tensor, fast: Tensor, scale: Tensor) -> Tensor:
-    """R·x, rounded by scale [1|n] → i8 [..., n]."""
+    """Return R·x quantized by scale [1|n] → i8 [..., n]."""
     return quantize(hadamard(x, slow, fast), scale)

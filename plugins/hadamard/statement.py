@@ -1,4 +1,4 @@
-"""Orthonormal rotations of the last axis, rounded or not."""
+"""Statements of orthonormal rotations of the last axis, with or without quantization."""
 
 from edge.ops import Op, value, weight
 from edge.plugins.quantize.statement import ROUND
@@ -22,8 +22,8 @@ HADAMARD = Op(
 
 HADAMARD_QUANTIZE = Op(
     "HadamardQuantize",
-    (*_ROTATED, weight("scale", "f32[1|n]", "of y")),
-    (value("y", "i8|u8[...,n]", "rotated, then rounded"),),
+    (*_ROTATED, weight("scale", "f32[1|n]", "scale of y")),
+    (value("y", "i8|u8[...,n]", "rotated, then quantized"),),
     (),
     f"{_ROTATION}\ny = {ROUND.format('r / scale')}",
     "Hadamard, then Quantize: Quamba, arXiv 2410.13229, section 4.3",

@@ -1,4 +1,4 @@
-"""Rotation of rows by slow ⊗ fastᵀ, rounded to int8 or not."""
+"""Rotation of rows by slow ⊗ fastᵀ, with or without quantization to int8."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations

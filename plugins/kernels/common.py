@@ -1,4 +1,4 @@
-"""Arithmetic that every kernel shares: the same numbers compiled and interpreted."""
+"""Arithmetic shared by all kernels, with the same results compiled and interpreted."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations
@@ -8,9 +8,9 @@ import triton.language as tl
 
 
 def tensor_cores(_semantic=None):
-    """Whether `tl.dot` runs on tensor cores: known when a kernel is compiled; interpreted, yes.
+    """Return whether `tl.dot` runs on tensor cores, at compile time; True when interpreted.
 
-    Triton 3.9 multiplies on the plain lanes below sm_80, and there has no product of int8.
+    Below sm_80, Triton 3.9 multiplies without tensor cores and has no int8 product.
     """
     if _semantic is None:
         return True
@@ -18,7 +18,7 @@ def tensor_cores(_semantic=None):
     return tl.constexpr(int(arch.removeprefix("sm")) >= 80)
 
 
-# what `tl.core.builtin` sets; that refuses to be called by the interpreter from outside `tl`
+# set by hand: under the interpreter, `tl.core.builtin` rejects functions from outside `tl`
 tensor_cores.__triton_builtin__ = True  # type: ignore[attr-defined]
 
 

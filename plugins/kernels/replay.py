@@ -1,5 +1,5 @@
-"""What kernels with a recurrent state share: the fields of `run`, states as they are kept, and the
-block of a state by heads that a program holds.
+"""Shared by kernels with a recurrent state: the fields of `run`, loading and storing of states, and
+the block of a state by heads that a program holds.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

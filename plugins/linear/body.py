@@ -1,7 +1,7 @@
 """ONNX function bodies of the products.
 
-For ONNX Runtime the integer products are written out, with u8 activations of zero point 128,
-instead of hoping that a fusion finds them.
+For ONNX Runtime, integer products are explicit, on u8 activations with zero point 128, so they do
+not depend on a fusion.
 """
 
 from edge.plugins.quantize.body import ONE, ZERO
@@ -12,7 +12,7 @@ LINEAR = """
     y = MatMul(x, columns)
 """
 
-# Bytes as the two 4-bit columns that each holds, low one first.
+# Unpacks bytes to the two 4-bit columns in each, low nibble first.
 NIBBLES = """
     low_mask = Constant<value = uint8 {15}>()
     four = Constant<value = uint8 {4}>()
@@ -31,8 +31,8 @@ ORT_LINEAR_BITS = """
         block_size: int = @block_size, accuracy_level: int = 4>(x, packed, scales)
 """
 
-# MatMulNBits is fast with zero points that are whole steps, 8 here; what a block lacks then is the
-# same for all its columns, so that a small product with the sums of x makes up for it.
+# MatMulNBits is fast only with zero points that are whole steps, 8 here. The difference to a
+# block's minimum is the same for all its columns, so a small product with the sums of x adds it.
 ORT_LINEAR_BITS_MINIMUM = """
     wide = Cast<to=1>(scales)
     least = Cast<to=1>(minimums)
@@ -81,8 +81,8 @@ LINEAR_INT8_ROWS = (
 """
 )
 
-# The weight's zero point is written out: on processors whose u8·s8 products saturate, ONNX Runtime
-# turns weights to u8 and writes the new zero point where the old one stands.
+# The weight's zero point is explicit: on processors whose u8·s8 products saturate, ONNX Runtime
+# converts weights to u8 and replaces it.
 _INTEGER_PRODUCT = (
     _COLUMNS
     + ZERO
@@ -111,8 +111,8 @@ ORT_LINEAR_INT8_ROWS = (
     + "    y = Mul(product, x_scale)\n"
 )
 
-# In fp32 (accuracy_level 1): level 4 is 4 times as fast for one token, but rounds the activations a
-# second time, block by block, which puts the product off by 0.4 %.
+# In fp32 (accuracy_level 1). Level 4 is 4 times as fast for one token, but quantizes activations a
+# second time, by block, which changes the product by 0.4 %.
 ORT_LINEAR_INT4 = (
     ZERO
     + """
@@ -122,7 +122,7 @@ ORT_LINEAR_INT4 = (
 """
 )
 
-# By channel QuantizeLinear is slow (see `TO_U8`); dividing first is not.
+# Per-channel QuantizeLinear is slow (see `TO_U8`); dividing first is not.
 ORT_LINEAR_INT4_QUANTIZE = (
     ORT_LINEAR_INT4.replace("    y = com", "    product = com")
     + ONE

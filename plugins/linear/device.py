@@ -1,11 +1,11 @@
-"""The products as TensorRT has them, where packed bytes are i8."""
+"""Device ops of the products, where packed bytes are i8."""
 
 from __future__ import annotations
 
 from edge.plugins.device.text import CONSTANTS, views
 
-# Bytes that are i8 here hold u8 quants: below 0 they are 256 less. All of it is exact in fp32.
-# (TensorRT wants constants of bytes right before a DequantizeLinear, and has no BitwiseAnd.)
+# i8 bytes hold u8 quants, so negative ones are 256 too small. All of this is exact in fp32.
+# (TensorRT requires byte constants to feed a DequantizeLinear directly, and has no BitwiseAnd.)
 SIGNED = """
     unit = Constant<value = float {1.0}>()
     nothing = Constant<value = float {0.0}>()

@@ -1,4 +1,4 @@
-"""How products are called, and what one program of them computes."""
+"""Lowering of products, and the tile that each program computes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PAIRS = tuple(
 
 @dataclass(frozen=True)
 class Tile:
-    """One program's share of x [rows, K] · weight [N, K]ᵀ.
+    """The part of x [rows, K] · weight [N, K]ᵀ that one program computes.
 
     Attributes:
-        m: its rows; of `few` kernels all there can be, 8 or 16.
-        n, k: its outputs, and the columns of a step.
-        warps, stages: `num_warps`, `num_stages`; stages - 1 steps are on their way from memory.
-        split: parts of the columns that warps sum side by side, for kernels that can.
+        m: rows; for `few` kernels the maximum of the run, 8 or 16.
+        n, k: outputs, and columns per step.
+        warps, stages: `num_warps`, `num_stages`; stages - 1 steps are in flight from memory.
+        split: parts of the columns that warps sum in parallel, for kernels that support it.
     """
 
     m: int
@@ -49,13 +49,13 @@ class Tile:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """The kernel's constants."""
+        """The tile's sizes as constants of the kernel."""
         rows = "BLOCK_M" if self.many else "ROWS"
         return {rows: self.m, "BLOCK_N": self.n, "BLOCK_K": self.k}
 
 
 def few_rows(at: Lowering) -> int:
-    """Rows of a `few` kernel's tile."""
+    """Return the rows of a `few` kernel's tile."""
     return 8 if at.regime.max_rows == 1 else 16
 
 
@@ -69,13 +69,13 @@ def launch_product(
     *,
     settles: bool = False,
 ) -> None:
-    """`few` or `many` of a kernel file, as the tile is. `constants` has N, the outputs."""
+    """Launch `few` or `many` of a kernel file, depending on the tile. `constants` includes N."""
     outputs = Size(times=cdiv(constants["N"], tile.n))
     at.launch(
         f"{file}.{'many' if tile.many else 'few'}",
         pointers,
         {**constants, **tile.blocks},
-        # neighbours share their weights
+        # neighbouring programs share their weights
         (Size(of=rows, per=tile.m) if tile.many else ONE, outputs),
         warps=tile.warps,
         stages=tile.stages,
@@ -93,8 +93,10 @@ def _product(
     constants: Mapping[str, int],
     later: tuple[str, ...] = (),
 ) -> None:
-    """x [rows, K] by a weight of `shape` [N, K]; `names`: the inputs in the kernel's order;
-    `later`: those that it got after all others."""
+    """Launch x [rows, K] · weightᵀ, for a weight of `shape` [N, K].
+
+    `names` are inputs in the kernel's order, `later` inputs that it takes after all others.
+    """
     x = at.view(node.inputs["x"])
     y = at.new(node.outputs["y"], "i8" if "y_scale" in node.inputs else "f32", x.rows, shape[0])
     pointers = {**at.given(node, *names), "y": at.pointer(y), "M": at.size(x.rows)}
@@ -107,11 +109,11 @@ def _product(
 
 
 def float_tile(at: Lowering, dtype: str, outputs: int, columns: int) -> Tile:
-    """As `int8_tile`, with weights of 2 or 4 bytes and x of 4.
+    """Return the tile for weights of 2 or 4 bytes and x of 4, chosen as in `int8_tile`.
 
-    x takes as much shared memory as 16 outputs of fp16 weights when it has 8 rows, so that steps
-    are half as long. fp32 weights are split into two tf32 parts in registers, which 64 columns
-    fill: more, shorter steps. Large products of 64 and of 128 rows take 126 registers a thread.
+    8 rows of x take as much shared memory as 16 outputs of fp16 weights, so steps are half as long.
+    fp32 weights are split into two tf32 parts in registers, which 64 columns fill, so steps are
+    shorter and more numerous. Large products of 64 and of 128 rows take 126 registers a thread.
     """
     if dtype == "f32":
         if at.regime.many:
@@ -136,20 +138,20 @@ def lower_linear(at: Lowering, node: Node) -> None:
 
 
 def int8_tile(at: Lowering, outputs: int, columns: int) -> Tile:
-    """The tile for x i8 [rows, columns] · weight i8 [outputs, columns]ᵀ.
+    """Return the tile for x i8 [rows, columns] · weight i8 [outputs, columns]ᵀ.
 
-    At most 16 rows: reading the weights is all the time there is. A memory of 4.8 TB/s answers
-    after about 0.7 µs, so 132 SMs must have 25 KB each on their way (an Orin's 8, of 102 GB/s,
-    10 KB). A program has (stages - 1)·n·k bytes, an SM as many programs as fit its shared memory,
-    which holds those and the like of 8 or 16 rows of x. 16 outputs are a warp's product. in_proj's
-    10240 outputs by 32 are 320 programs, 2.4 an SM of 48 KB each (with a stage less an H100 took
-    6 % longer, and 14 % for the head); fewer outputs a program would read x from L2 too often.
-    Where there are few (out_proj, 2560 outputs, 160 programs by 16) each has 48 KB on its way, in
-    72 or 96 KB, the most that sm_86, sm_89 and sm_120 give.
+    At most 16 rows: reading the weights takes all the time. With a bandwidth of 4.8 TB/s and a
+    latency of about 0.7 µs, 132 SMs need 25 KB in flight each (an Orin's 8, with 102 GB/s, 10 KB).
+    A program has (stages - 1)·n·k bytes in flight. Shared memory, which holds these and the same
+    columns of 8 or 16 rows of x, limits the programs per SM. 16 outputs are a warp's product.
+    in_proj's 10240 outputs by 32 are 320 programs, 2.4 per SM with 48 KB each (with one stage less,
+    an H100 took 6 % longer, and 14 % for the head); fewer outputs per program would read x from L2
+    too often. With few outputs (out_proj: 2560, 160 programs by 16), each program has 48 KB in
+    flight, in 72 or 96 KB, the maximum of sm_86, sm_89 and sm_120.
 
-    More rows: products that follow one another are shared by warps along the longer side, so 64 x
-    128 on 4 warps reads shared memory as seldom as can be. 128 registers a thread: 4 programs an
-    SM by registers, 2 or 3 by their shared memory of 48 to 72 KB.
+    More rows: warps divide consecutive products along the longer side, so 64 x 128 on 4 warps reads
+    shared memory least often. 128 registers a thread allow 4 programs per SM, shared memory of 48
+    to 72 KB allows 2 or 3.
     """
     if at.regime.many:
         return Tile(64, 128, 128, 4, 3)
@@ -158,14 +160,15 @@ def int8_tile(at: Lowering, outputs: int, columns: int) -> Tile:
         return Tile(rows, 32, max(64, next_power_of_2(columns)), 2, 2)
     if outputs >= 8192:
         return Tile(rows, 32, 512, 2, 4)
-    # few outputs, few programs: four parts of the columns side by side, each of whole loads of 16
+    # Few outputs are few programs, so warps sum four parts of the columns in parallel. Each part
+    # consists of whole 16-byte loads.
     if outputs <= 512 and columns % 64 == 0:
         return Tile(rows, 16, 1024, 2, 4, split=4)
     return Tile(rows, 16, 1024, 1, 4)
 
 
 def lower_linear_int8(at: Lowering, node: Node) -> None:
-    """x_scale is a value for Rows, one a row."""
+    """Lower the int8 products. x_scale is a value, one per row, for LinearInt8Rows."""
     outputs, columns = at.constant(node.inputs["weight"]).shape
     tile = int8_tile(at, outputs, columns)
     x_scale = at.views.get(node.inputs["x_scale"])
@@ -184,20 +187,23 @@ lower_linear_int8_quantize = lower_linear_int8_rows = lower_linear_int8
 
 # -- weights in blocks of 4 or 8 bits --------------------------------------------------------------
 
-# An fp32 tile of this width and 64 rows is 16 KB: three of them, and weights, are in shared memory.
+# An fp32 tile of this width and 64 rows is 16 KB; shared memory holds three of them, and weights.
 _WIDEST = 64
 
 
 def _blocks_tile(
     at: Lowering, outputs: int, columns: int, shared: int, *, least: int, step: int
 ) -> tuple[Tile, dict[str, int]]:
-    """For weights in blocks of `shared` columns, a product of which takes `least` at once.
+    """Return the tile and constants for weights in blocks of `shared` columns.
 
-    At most 16 rows: as in `int8_tile`, but a block is all that a product can sum exactly, so a step
-    is several blocks, `step` columns. Taking the nibbles apart costs some 200 instructions a KB of
-    weights, an SM's issue slots for 50 cycles: an Orin's SM is given one KB in 80, an H200's in 49.
+    `least` is the minimum number of columns of a product, `step` the columns per step.
 
-    More rows: the fp32 sums stand beside the block's, 32 registers a thread each for 64 x 64.
+    At most 16 rows: as in `int8_tile`, but a product can sum only one block exactly, so a step is
+    several blocks. Unpacking the nibbles takes some 200 instructions per KB of weights, or 50
+    cycles of an SM's issue slots; one KB arrives at an Orin's SM every 80 cycles, at an H200's
+    every 49.
+
+    More rows: the fp32 sums and the block's sums take 32 registers a thread each for 64 x 64.
     """
     k = max(least, next_power_of_2(shared))
     if at.regime.many:
@@ -213,7 +219,7 @@ def _blocks_tile(
 
 
 def _paired(x: View) -> bool:
-    """Whether rows start on multiples of two elements."""
+    """Return whether rows start on multiples of two elements."""
     return x.offset % 2 == 0 and x.stride % 2 == 0
 
 
@@ -239,7 +245,7 @@ lower_linear_int4_minimum = lower_linear_int4_minimum_quantize = lower_linear_in
 
 
 def lower_linear_bits(at: Lowering, node: Node) -> None:
-    """A step is 256 columns, because x takes 4 bytes each."""
+    """Lower the products of fp32 x. A step is 256 columns, because x takes 4 bytes each."""
     outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
     bits = node.attributes["bits"]
     least = 16 * 8 // bits

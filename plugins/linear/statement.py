@@ -1,6 +1,6 @@
-"""Products with a weight, of fp32 and int8 activations.
+"""Statements of products with a weight, of fp32 and int8 activations.
 
-Sums of products of integers are exact.
+Sums of integer products are exact.
 """
 
 from dataclasses import replace
@@ -21,13 +21,13 @@ PACKED = weight(
     "unsigned quants with zero point 2^(bits-1); 4-bit: even columns in the low nibble",
 )
 
-SCALES = weight("scales", "f32[N,K/block_size]", "one scale a block, of either sign")
+SCALES = weight("scales", "f32[N,K/block_size]", "one per block, of either sign")
 
-# a weight of 4 bits as LinearBitsMinimum has it
+# the 4-bit weight of LinearBitsMinimum
 FROM_MINIMUM = (
     replace(PACKED, doc="quants from 0; even columns in the low nibble"),
-    weight("scales", "f16|f32[N,K/block_size]", "one a block; not negative"),
-    weight("minimums", "f16|f32[N,K/block_size]", "what quant 0 stands for"),
+    weight("scales", "f16|f32[N,K/block_size]", "one per block, not negative"),
+    weight("minimums", "f16|f32[N,K/block_size]", "value of quant 0"),
 )
 
 LINEAR = Op(
@@ -63,14 +63,14 @@ LINEAR_BITS_MINIMUM = Op(
 
 _INT8_X = value("x", "i8|u8[...,K]", "activations")
 
-_X_SCALE = weight("x_scale", "f32[1]", "of x; one, because the sum runs over channels")
+_X_SCALE = weight("x_scale", "f32[1]", "scale of x; one, because the sum runs over channels")
 
 _INT8_WEIGHT = (
     weight("weight", "i8[N,K]", "rows are outputs"),
-    weight("weight_scale", "f32[1|N]", "of weight: one, or one a row"),
+    weight("weight_scale", "f32[1|N]", "scale of weight, one or one per row"),
 )
 
-_PRODUCT = value("y", "f32[...,N]", "not rounded")
+_PRODUCT = value("y", "f32[...,N]", "not quantized")
 
 _SUM = "x_scale · weight_scale[n] · Σ_k x[k] · weight[n,k]"
 
@@ -85,8 +85,8 @@ LINEAR_INT8 = Op(
 
 LINEAR_INT8_QUANTIZE = Op(
     "LinearInt8Quantize",
-    (_INT8_X, _X_SCALE, *_INT8_WEIGHT, weight("y_scale", "f32[1|N]", "of y")),
-    (value("y", "i8[...,N]", "rounded"),),
+    (_INT8_X, _X_SCALE, *_INT8_WEIGHT, weight("y_scale", "f32[1|N]", "scale of y")),
+    (value("y", "i8[...,N]", "quantized"),),
     (),
     f"y[n] = {ROUND.format(f'{_SUM} / y_scale[n]')}; the sum is an exact integer",
     "LinearInt8, then Quantize; ONNX QLinearMatMul",
@@ -94,7 +94,7 @@ LINEAR_INT8_QUANTIZE = Op(
 
 LINEAR_INT8_ROWS = Op(
     "LinearInt8Rows",
-    (_INT8_X, value("x_scale", "f32[...,1]", "of x, one a row"), *_INT8_WEIGHT),
+    (_INT8_X, value("x_scale", "f32[...,1]", "scale of x, one per row"), *_INT8_WEIGHT),
     (_PRODUCT,),
     (),
     f"y[n] = {_SUM}; the sum is an exact integer",
@@ -114,7 +114,7 @@ LINEAR_INT4 = Op(
 
 LINEAR_INT4_QUANTIZE = Op(
     "LinearInt4Quantize",
-    (*LINEAR_INT4.inputs, weight("y_scale", "f32[1|N]", "of y")),
+    (*LINEAR_INT4.inputs, weight("y_scale", "f32[1|N]", "scale of y")),
     LINEAR_INT8_QUANTIZE.outputs,
     LINEAR_INT4.attributes,
     "y = round of LinearInt4(x, x_scale, packed, scales) / y_scale, as Quantize rounds",
@@ -134,8 +134,8 @@ LINEAR_INT4_MINIMUM = Op(
 
 LINEAR_INT4_MINIMUM_QUANTIZE = Op(
     "LinearInt4MinimumQuantize",
-    (*LINEAR_INT4_MINIMUM.inputs, weight("y_scale", "f32[1|N]", "of y")),
-    (value("y", "i8[T,B,N]", "rounded"),),
+    (*LINEAR_INT4_MINIMUM.inputs, weight("y_scale", "f32[1|N]", "scale of y")),
+    (value("y", "i8[T,B,N]", "quantized"),),
     LINEAR_INT4.attributes,
     "y = round of LinearInt4Minimum(x, x_scale, packed, scales, minimums) / y_scale, as Quantize "
     "rounds",

@@ -1,10 +1,10 @@
 """fp32 rows times fp32 or fp16 weights, summed in fp32.
 
-fp16 weights are multiplied by x rounded to fp16, because tensor cores take no mixture; what would
-overflow becomes the largest fp16 value, and NaN stays NaN. fp32 weights are multiplied as three
-tf32 products, which together are as good as fp32 ones.
+fp16 weights are multiplied by x rounded to fp16, because tensor cores do not mix types; values that
+would overflow become the largest fp16 value, and NaN stays NaN. fp32 weights are multiplied as
+three tf32 products, which together are as accurate as fp32 ones.
 
-`few` and `many` share the work as in `linear_int8`.
+`few` and `many` divide the work as in `linear_int8`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

@@ -1,8 +1,8 @@
 """fp32 rows times weights of 8 or 4 bits in blocks of columns that share a scale.
 
-Quants are small integers, exact in fp16; x is rounded to fp16, as beside fp16 weights, and a block
-is summed in fp32 before it is scaled. Nibbles are met by the even and the odd columns of x, as in
-`linear_int4`; `few` and `many` share the work as in `linear_int8`.
+Quants are small integers, exact in fp16. x is rounded to fp16, as with fp16 weights, and a block is
+summed in fp32 before it is scaled. Low and high nibbles are multiplied by the even and odd columns
+of x, as in `linear_int4`; `few` and `many` divide the work as in `linear_int8`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

@@ -1,8 +1,8 @@
-"""int8 rows times 4-bit weights in blocks of columns; exact sums in a block.
+"""int8 rows times 4-bit weights in blocks of columns; sums within a block are exact.
 
-A byte holds an even column (low nibble) and the odd one after it. Instead of bringing the nibbles
-in order, x is taken apart into its even and odd columns: two products, one of each. `few` and
-`many` share the work as in `linear_int8`.
+A byte holds an even column (low nibble) and the odd one after it. Instead of interleaving the
+nibbles, x is split into its even and odd columns: two products, one of each. `few` and `many`
+divide the work as in `linear_int8`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

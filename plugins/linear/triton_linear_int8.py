@@ -1,8 +1,8 @@
-"""int8 rows times int8 weights, exact sums; scaled to fp32, or rounded to int8 again.
+"""int8 rows times int8 weights with exact sums, scaled to fp32 or quantized to int8 again.
 
 `few` is for at most 16 rows and bound by reading the weights. Tensor cores multiply 8 or 16 rows
-for the price of one; the weights are their left operand, whose rows the warps share, so that each
-is read from shared memory once. `many` is the usual tiled product.
+for the price of one. The weights are their left operand, whose rows are divided among the warps, so
+each is read from shared memory once. `many` is the usual tiled product.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

@@ -1,4 +1,4 @@
-"""Makes a bundle's launch plan of its graph: the walk over its nodes, and what lowerings see.
+"""Lower a bundle's graph to its launch plan: the walk over the nodes, and the lowerings' interface.
 
-Needs onnx, and neither Triton nor torch. How each op's kernels are called is in its folder.
+Needs onnx, but neither Triton nor torch. Each op's folder says how its kernels are launched.
 """

@@ -1,4 +1,4 @@
-"""What a lowering sees of its node, and how it asks for memory and launches."""
+"""The interface of lowerings: nodes and constants, and methods to request memory and launches."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ _LONGEST = 128
 _PIECE = 512
 _WARPS: tuple[Warps, ...] = (16, 8, 4, 2, 1)
 ONE = Size()
-# A kernel's run-time arguments with their Triton types, in its order; None is not there.
+# A kernel's run-time arguments with their Triton types, in the kernel's order; None if absent.
 Arguments = Mapping[str, tuple[Argument, str] | None]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node of the graph: `op` is the `edge` op's name, or that of a standard ONNX op.
+    """One node of the graph.
 
     Attributes:
-        inputs, outputs: the statement's names (ONNX's, for its own ops) → values of the graph.
-        pair: names of the nodes that it is of, where it is one because there are few rows.
+        op: name of the `edge` op, or of a standard ONNX op.
+        inputs, outputs: names in the statement (in ONNX's schema for its own ops) → graph values.
+        pair: names of the nodes fused into this one, if they are fused only for few rows.
     """
 
     op: str
@@ -56,7 +57,7 @@ class Node:
 
     @property
     def int8(self) -> bool:
-        """Whether the op is one on int8 values."""
+        """Whether the op works on int8 values."""
         return "Int8" in self.op
 
 
@@ -65,7 +66,7 @@ class View:
     """Rows of channels in a buffer: element (row, c) is at `offset + row·stride + c`.
 
     Attributes:
-        rows: how many there are: "TB" (row t·B+b) or "LB".
+        rows: number of rows, "TB" (row t·B+b) or "LB".
     """
 
     buffer: str
@@ -80,18 +81,18 @@ class View:
 
     @property
     def aligned(self) -> bool:
-        """Whether every row starts on 16 bytes."""
+        """Whether every row is aligned to 16 bytes."""
         item = ITEM_SIZE[self.dtype]
         return self.offset * item % 16 == 0 and self.stride * item % 16 == 0
 
 
 @dataclass(frozen=True)
 class Constant:
-    """An initializer: what is known of it when the plan is made.
+    """An initializer, as known when the plan is made.
 
     Attributes:
-        space: `weight` in weights.bin, `inline` in the graph.
-        array: reads it.
+        space: `weight` if stored in weights.bin, `inline` if stored in the graph.
+        array: function that reads the values.
     """
 
     name: str
@@ -107,7 +108,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Regime:
-    """Which program is being made. `max_rows` None: any number of rows, made for many."""
+    """The kind of run a program is for. `max_rows` is None for any number, tuned for many rows."""
 
     kind: Literal["chain", "tree"]
     max_rows: int | None
@@ -119,7 +120,7 @@ class Regime:
 
 @dataclass
 class Tables:
-    """What all programs of a plan share, filled by the lowerings."""
+    """The tables that all programs of a plan share. Lowerings fill them."""
 
     variants: dict[str, tuple[int, Variant]] = field(default_factory=dict)
     launches: dict[str, tuple[int, Launch]] = field(default_factory=dict)
@@ -131,13 +132,13 @@ class Tables:
 
 
 class Lowering:
-    """One program in the making. A lowering is a function of this and a node.
+    """A program under construction, which lowerings receive together with a node.
 
     Attributes:
-        regime: see `Regime`.
-        views: value name → where it is; a lowering adds its node's outputs.
+        regime: kind of run the program is for.
+        views: value name → its view; a lowering adds its node's outputs.
         constants: initializers by name.
-        order: launches so far, as indices.
+        order: indices of the launches so far.
     """
 
     def __init__(self, regime: Regime, tables: Tables, constants: Mapping[str, Constant]) -> None:
@@ -150,9 +151,9 @@ class Lowering:
     # -- values ----------------------------------------------------------------------------------
 
     def view(self, name: str) -> View:
-        """The place of a value made by an earlier node. Raises ExportError when none made it."""
+        """Return the view of an earlier node's output. Raises ExportError when there is none."""
         if name not in self.views:
-            raise ExportError(f"no kernel makes the value {name!r}", field=name)
+            raise ExportError(f"no kernel computes the value {name!r}", field=name)
         return self.views[name]
 
     def constant(self, name: str) -> Constant:
@@ -161,19 +162,19 @@ class Lowering:
         return self.constants[name]
 
     def known(self, node: Node, name: str) -> Constant | None:
-        """An input that is a constant; None where the op has none of that name."""
+        """Return the constant behind an input, or None when the node lacks that input."""
         return self.constant(node.inputs[name]) if name in node.inputs else None
 
     def count(self, node: Node, name: str) -> int:
-        """How many numbers a constant has: 1 or one a channel of a scale, 0 where there is none."""
+        """Return the size of a constant input, for a scale 1 or one per channel; 0 if absent."""
         known = self.known(node, name)
         return 0 if known is None else known.size
 
     def new(self, name: str, dtype: DType, rows: Rows, width: int) -> View:
-        """A buffer of the arena for the value `name`, rows one after the other."""
+        """Allocate a buffer in the arena for the value `name`, with contiguous rows."""
         buffer = Buffer(dtype=dtype, elements=Size(times=width, of=rows))
         if self._tables.values.setdefault(name, buffer) != buffer:
-            raise ExportError(f"the value {name!r} has two forms", field=name)
+            raise ExportError(f"the value {name!r} has two types or sizes", field=name)
         self.views[name] = View(name, dtype, rows, width, width)
         return self.views[name]
 
@@ -186,7 +187,7 @@ class Lowering:
     def pointer(self, what: None) -> None: ...
 
     def pointer(self, what: View | Constant | None) -> tuple[Pointer, str] | None:
-        """A value or constant as an argument; None is not there (see `launch`)."""
+        """Return a value or constant as an argument; None stays None (see `launch`)."""
         if what is None:
             return None
         if isinstance(what, View):
@@ -196,9 +197,12 @@ class Lowering:
         return Pointer(space=what.space, name=entry), _pointer_type(what.dtype, 0)
 
     def given(self, node: Node, *names: str, **called: str) -> Arguments:
-        """Inputs as arguments, called as in the statement; `called`: argument → input.
+        """Return inputs of the node as arguments; those that it lacks are None.
 
-        One that the op does not have is None.
+        Args:
+            node: the node being lowered.
+            names: arguments named like their inputs in the statement.
+            called: argument → input, where the names differ.
         """
         inputs = {**{name: name for name in names}, **called}
         values = {argument: node.inputs.get(name) for argument, name in inputs.items()}
@@ -213,7 +217,7 @@ class Lowering:
     def _declare(self, constant: Constant) -> str:
         if constant.space == "inline":
             data = np.ascontiguousarray(constant.array()).tobytes().hex()
-            # lists of channels are called after all of them: names of any length
+            # names of channel lists contain every channel, so they can be of any length
             name = constant.name
             if len(name) > _LONGEST:
                 name = f"{name[:_LONGEST]}…{hashlib.sha256(name.encode()).hexdigest()[:16]}"
@@ -224,31 +228,31 @@ class Lowering:
         return constant.name
 
     def input(self, name: str, dtype: DType, elements: Size) -> tuple[Pointer, str]:
-        """An array that the host writes before each run: `run`, `tokens`, `taps4`, …"""
+        """Declare an array that the host writes before each run: `run`, `tokens`, `taps4`, …"""
         buffer = Buffer(dtype=dtype, elements=elements)
         if self._tables.inputs.setdefault(name, buffer) != buffer:
-            raise ExportError(f"the input {name!r} has two forms", field=name)
+            raise ExportError(f"the input {name!r} has two types or sizes", field=name)
         return Pointer(space="input", name=name), _pointer_type(dtype, 0)
 
     def run(self) -> tuple[Pointer, str]:
-        """The fields `edge.launch.RUN_FIELDS`, i32."""
+        """The input `run`, i32[8]: the fields `edge.launch.RUN_FIELDS`."""
         return self.input("run", "i32", Size(times=8))
 
     def replay(self) -> tuple[Pointer, str]:
-        """Log slots of the tokens to replay, oldest first, i32[S]; run[PENDING] are valid."""
+        """Log slots of the tokens to replay, oldest first, i32[S]; the first run[PENDING] count."""
         return self.input("replay", "i32", Size(of="S"))
 
     def slots(self) -> tuple[Pointer, str]:
-        """Log slot to keep each new token in, i32[T]; -1 for none."""
+        """Log slot that each new token goes to, i32[T]; -1 for none."""
         return self.input("slots", "i32", Size(of="T"))
 
     def ancestors(self) -> tuple[Pointer, str]:
-        """i32[T,T]: [t,j] is 1 when token j is t or on its path. Written for chains too."""
+        """i32[T,T]: [t,j] is 1 when token j is t or on t's path. Written for chains too."""
         return self.input("ancestors", "i32", Size(of="TT"))
 
     def taps(self, width: int) -> dict[str, tuple[Pointer, str]]:
-        """Rows of [state slot: K-1 | log: S | x: T] that tokens read, i32[T,K], and those that are
-        the stored state, i32[K-1].
+        """Indices of rows in [state slot: K-1 | log: S | x: T]: the rows that each token reads,
+        i32[T,K], and the rows to store as the state, i32[K-1].
         """
         return {
             "taps": self.input(f"taps{width}", "i32", Size(times=width, of="T")),
@@ -256,24 +260,24 @@ class Lowering:
         }
 
     def state(self, name: str, dtype: DType) -> tuple[Pointer, str]:
-        """Both slots [2, …slot shape] of `layers.i.ssm_state` or `layers.i.conv_state`."""
+        """Both slots, [2, …], of `layers.i.ssm_state` or `layers.i.conv_state`."""
         return Pointer(space="state", name=name), _pointer_type(dtype, 0)
 
     def cache(self, name: str, dtype: DType) -> tuple[Pointer, str]:
-        """[B, KV heads, C, P]."""
+        """A cache of keys or values, [B, KV heads, C, P]."""
         return Pointer(space="cache", name=name), _pointer_type(dtype, 0)
 
     def log(self, state: str, of: str, dtype: DType, width: int) -> tuple[Pointer, str]:
-        """The log `of` beside a layer's state, [S, B, width]: rows of the slot s are s·B+b."""
+        """The log `of` beside a layer's state, [S, B, width]: slot s has the rows s·B+b."""
         layer, dot, _ = state.rpartition(".")
         name = f"{layer}{dot}{of}"
         log = Log(dtype=dtype, width=width)
         if self._tables.logs.setdefault(name, log) != log:
-            raise ExportError(f"the log {name!r} has two forms", field=name)
+            raise ExportError(f"the log {name!r} has two types or widths", field=name)
         return Pointer(space="log", name=name), _pointer_type(dtype, 0)
 
     def size(self, of: str, times: int = 1, per: int = 1) -> tuple[Size, str]:
-        """An integer argument, i32: `size("TB")` is the number of rows."""
+        """An i32 argument computed from the run's sizes: `size("TB")` is the number of rows."""
         return Size(times=times, of=of, per=per), "i32"
 
     # -- launches --------------------------------------------------------------------------------
@@ -289,9 +293,10 @@ class Lowering:
         stages: int = 2,
         settles: bool = False,
     ) -> None:
-        """Append a launch. `arguments` are in the kernel's own order; see `Launch`, `Variant`.
+        """Append a launch; see `Launch` and `Variant`.
 
-        One that is None is not there: the kernel is compiled with None in its place.
+        `arguments` are in the kernel's order. Where one is None, the kernel is compiled with None
+        as a constant.
         """
         given = {name: one for name, one in arguments.items() if one is not None}
         absent = dict.fromkeys(name for name, one in arguments.items() if one is None)
@@ -321,14 +326,15 @@ class Lowering:
     def elementwise(
         self, kernel: str, node: Node, names: tuple[str, ...], **constants: float
     ) -> None:
-        """Launch `kernel` on equally wide rows of the inputs `names`, for the output y: every row
-        in pieces of 512 channels, 4 a thread.
+        """Launch an elementwise `kernel` from the inputs `names`, equally wide, to the output y.
+
+        Each row is cut into pieces of 512 channels, 4 per thread.
         """
         views = [self.view(node.inputs[name]) for name in names]
         x = views[0]
         if any(view.width != x.width for view in views):
             widths = " and ".join(str(view.width) for view in views)
-            raise ExportError(f"{node.op} of {widths} values", field=node.name)
+            raise ExportError(f"{node.op} has inputs of {widths} channels", field=node.name)
         y = self.new(node.outputs["y"], "f32", x.rows, x.width)
         strides = {f"{n.upper()}_STRIDE": v.stride for n, v in zip(names, views, strict=True)}
         self.launch(
@@ -353,11 +359,11 @@ def next_power_of_2(n: int) -> int:
 
 
 def warps_for(block: int) -> Warps:
-    """Warps for `block` values of one row: 8 values a thread, two loads of 16 bytes."""
+    """Return the warps for `block` values of a row: 8 values a thread, two loads of 16 bytes."""
     return next((warps for warps in _WARPS if block >= 256 * warps), 1)
 
 
 def _pointer_type(dtype: DType, offset: int) -> str:
-    """Every buffer starts on 256 bytes."""
+    # every buffer is aligned to 256 bytes
     aligned = offset * ITEM_SIZE[dtype] % 16 == 0
     return f"*{_TRITON[dtype]}{':16' if aligned else ''}"

@@ -1,8 +1,8 @@
-"""Nodes that one kernel runs together, rewritten as one before the walk.
+"""Fuse nodes that one kernel runs together, before the walk.
 
-Each folder's `lowering.py` says in `PAIRS` which. Only values with a single reader disappear. And
-the rows that the head reads (`Gather` by the input `rows`) are picked by the norm behind them,
-which gets the attribute `rows`.
+`PAIRS` in each folder's `lowering.py` lists them. Only values with a single reader disappear. Also,
+the norm before the head picks the wanted rows itself: it gets the attribute `rows` in place of the
+`Gather` nodes before it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edge.plugins.lowering.context import Constant, Node
 
 
 class Links:
-    """Who makes a value, and who reads it."""
+    """The node that produces each value, and the number of its readers."""
 
     def __init__(
         self,
@@ -25,14 +25,15 @@ class Links:
     ) -> None:
         self.constants = constants
         self._made: dict[str, Node] = {}
-        self._readers: dict[str, int] = dict.fromkeys(outputs, 2)  # nothing alone reads an output
+        # an output of the graph never counts as having a single reader
+        self._readers: dict[str, int] = dict.fromkeys(outputs, 2)
         for node in nodes:
             self._made |= dict.fromkeys(node.outputs.values(), node)
             for name in node.inputs.values():
                 self._readers[name] = self._readers.get(name, 0) + 1
 
     def maker(self, value: str, op: str) -> Node | None:
-        """The node that makes `value` for a single reader, if it is one of `op`."""
+        """Return the node that produces `value`, if its op is `op` and `value` has one reader."""
         node = self._made.get(value)
         alone = self._readers.get(value) == 1
         return node if node is not None and node.op == op and alone else None
@@ -40,17 +41,18 @@ class Links:
 
 @dataclass(frozen=True)
 class Pair:
-    """A node of `second` and those of `first` that make some of its inputs, as one node of `op`.
+    """A rule that fuses a `second` node and the `first` nodes that feed it into one node of `op`.
 
-    It reads what they read but for the values between them, and has the attributes of both.
+    The pair reads all their inputs except the values between them, and has the attributes of both.
 
     Attributes:
-        through: inputs of `second` that nodes of `first` make, each a node of its own: its first
-            input is then called so, and all its others must be the same for all of them.
-        first_names, second_names: other names of inputs and outputs in the pair.
-        split: `second` reads some columns of what `first` makes: the attribute `start` says from
-            where on. What `first` makes is an output of the pair.
-        few: only where there are few rows.
+        through: inputs of `second`, each produced by a `first` node of its own. If there are
+            several, each name here renames the first input of its node, and the other inputs must
+            be the same for all of the nodes.
+        first_names, second_names: new names of inputs and outputs in the pair.
+        split: `second` reads some columns of the output of `first`, from the attribute `start` on.
+            The output of `first` is then also an output of the pair.
+        few: fuse only for few rows.
     """
 
     op: str
@@ -63,7 +65,7 @@ class Pair:
     few: bool = False
 
     def join(self, links: Links, node: Node) -> tuple[list[Node], Node] | None:
-        """The nodes before and the pair, if `node` is the second of one."""
+        """Return the `first` nodes and the pair, or None if `node` does not complete one."""
         if node.op != self.second:
             return None
         found = [self._first(links, node.inputs[name]) for name in self.through]
@@ -96,7 +98,7 @@ class Pair:
         return firsts, joined
 
     def _first(self, links: Links, value: str) -> tuple[Node | None, int]:
-        """The node that makes `value`, and the column that it starts at in what that makes."""
+        """Return the node that produces `value`, and the column of its output `value` starts at."""
         if not self.split:
             return links.maker(value, self.first), 0
         split = links.maker(value, "Split")
@@ -115,7 +117,7 @@ class Pair:
 
 
 def pairs() -> list[Pair]:
-    """Those of every row count before those of few rows."""
+    """Return all pairs, those for any number of rows first."""
     found = [pair for module in parts("lowering").values() for pair in getattr(module, "PAIRS", ())]
     return sorted(found, key=lambda pair: pair.few)
 
@@ -128,9 +130,9 @@ def fuse(
     known: Collection[str],
     few: bool,
 ) -> list[Node]:
-    """`nodes` with pairs joined, in order; `known` are the ops that there are kernels of.
+    """Return `nodes` with pairs fused, in order.
 
-    `few`: also those pairs that are made for a handful of rows.
+    `known` are the ops that have kernels. `few` also applies the pairs for few rows.
     """
     found = list(nodes)
     for pair in pairs():
@@ -144,7 +146,7 @@ def fuse(
             if made is None:
                 continue
             firsts, joined = made
-            # what the first one made is still read: the pair runs where it ran
+            # the output of a split first node has other readers: the pair runs in its place
             stays = firsts[0] if pair.split else second
             instead[stays.name] = joined
             gone |= {each.name for each in (*firsts, second)} - {stays.name}
@@ -153,7 +155,7 @@ def fuse(
 
 
 def wanted_rows(nodes: Sequence[Node], outputs: Collection[str]) -> list[Node]:
-    """The norm before the head picks the wanted rows itself: it gets the attribute `rows`."""
+    """Let the norm before the head pick the wanted rows: it gets the attribute `rows`."""
     links = Links(nodes, outputs, {})
     gone: set[str] = set()
     found: list[Node] = []

@@ -1,7 +1,7 @@
-"""What a bundle's graph says: the nodes that make logits, its constants, its index inputs.
+"""Read a bundle's graph: the nodes that compute logits, the constants and the index inputs.
 
-Nodes of the standard domain that only steer (which rows, which angles) are computed by the host,
-which hands their results to the kernels as inputs: they are left out, as is what nothing reads.
+Two kinds of nodes are left out: those whose outputs nothing reads, and standard ones that depend on
+no activation (row indices, RoPE angles), which the host computes and passes to kernels as inputs.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Graph:
     """A graph as lowerings see it.
 
     Attributes:
-        nodes: those of values with channels, in order; an output that nothing reads is named "".
+        nodes: nodes that compute activations, in order; an output without readers is named "".
         constants: initializers by name.
-        offsets: where those of weights.bin start in it.
-        inputs: those of types that kernels read, with their shapes.
-        outputs: what an engine reads after a run.
-        rotations: (theta, dim) of the rope tables `rope{i}`, in order; theta 0 where the inverse
-            frequencies are no powers of one.
-        inverses: those, by `rope{i}`.
+        offsets: start of each weight in weights.bin, in bytes.
+        inputs: type and shape of each input that kernels can read.
+        outputs: values that an engine reads after a run.
+        rotations: (theta, dim) of the RoPE tables `rope{i}`, in order; theta is 0 where the inverse
+            frequencies are not powers of a theta.
+        inverses: inverse frequencies of the tables whose theta is 0, by `rope{i}`.
     """
 
     nodes: tuple[Node, ...]
@@ -58,14 +58,14 @@ class Graph:
 
 
 def read_graph(model: bytes | ModelProto, folder: str | Path) -> Graph:
-    """The graph of a model whose `weights.bin` lies in `folder`.
+    """Read the graph of a model whose `weights.bin` is in `folder`.
 
-    Raises ExportError when some op or type is not known, or a weight is not where it should be.
+    Raises ExportError when an op or a type is unknown, or a weight is not where it should be.
     """
     graph = (ModelProto.FromString(model) if isinstance(model, bytes) else model).graph
     weights = _Weights(Path(folder) / WEIGHT_FILE)
     constants = {proto.name: weights.constant(proto) for proto in graph.initializer}
-    # a plan logs what scans read by itself
+    # kernels keep the logs themselves, so the graph's outputs for them are not needed
     logged = {v.name.removesuffix("_log") for v in graph.input if v.name.endswith("_log")}
     outputs = frozenset(value.name for value in graph.output) - logged
     nodes = _flowing(_node(proto) for proto in graph.node)
@@ -82,7 +82,7 @@ def read_graph(model: bytes | ModelProto, folder: str | Path) -> Graph:
 
 
 def live(nodes: Iterable[Node], outputs: frozenset[str]) -> tuple[Node, ...]:
-    """The nodes that `outputs` depend on; of theirs, outputs that nothing reads are named ""."""
+    """Return the nodes that `outputs` depend on, with their unread outputs named ""."""
     read, kept = set(outputs), []
     for node in reversed(list(nodes)):
         made = {name: v if v in read else "" for name, v in node.outputs.items()}
@@ -100,7 +100,7 @@ def _node(proto: NodeProto) -> Node:
         try:
             op = op_of(op).name
         except KeyError:
-            raise ExportError(f"the op {op!r} is not stated", field=proto.name) from None
+            raise ExportError(f"unknown op {op!r}", field=proto.name) from None
     attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
     return bound(op, proto.name or proto.output[0], proto.input, proto.output, attributes)
 
@@ -112,9 +112,9 @@ def bound(
     outputs: Sequence[str],
     attributes: Mapping[str, Any],
 ) -> Node:
-    """A node with the names that the statement, or ONNX's schema, has for its values.
+    """Make a node whose values are named as in the statement, or in ONNX's schema.
 
-    What an op ends in, and does not look at in this form, may be left out.
+    Trailing values that this form of the op does not use may be absent.
     """
     if op in OPS:
         stated = [[v.name for v in values] for values in (OPS[op].inputs, OPS[op].outputs)]
@@ -131,7 +131,7 @@ def bound(
 
 
 def _names(formal: Sequence[defs.OpSchema.FormalParameter], count: int) -> list[str]:
-    """`split`; `inputs0`, `inputs1`, … of as many as there are."""
+    """Return the names of `count` parameters; variadic ones are `inputs0`, `inputs1`, …"""
     names = [each.name for each in formal]
     if formal[-1].option == defs.OpSchema.FormalParameterOption.Variadic:
         last = names.pop()
@@ -150,7 +150,7 @@ def _inputs(values: Iterable[ValueInfoProto]) -> dict[str, tuple[DType, tuple[in
 
 
 def _flowing(nodes: Iterable[Node]) -> list[Node]:
-    """Leave out those that no op of ours comes before: they steer."""
+    """Return the `edge` ops and the nodes that depend on one; the others only compute indices."""
     made: set[str] = set()
     flowing = []
     for node in nodes:
@@ -161,7 +161,7 @@ def _flowing(nodes: Iterable[Node]) -> list[Node]:
 
 
 class _Weights:
-    """Constants, and where those of weights.bin start; it is mapped when one is first looked at."""
+    """Constants, and their offsets in weights.bin, which is mapped on the first read."""
 
     def __init__(self, path: Path) -> None:
         self.offsets: dict[str, int] = {}
@@ -206,7 +206,7 @@ class _Weights:
 def _rotations(
     constants: Mapping[str, Constant],
 ) -> tuple[tuple[tuple[float, int], ...], dict[str, tuple[float, ...]]]:
-    """`Graph.rotations` and `Graph.inverses`."""
+    """Return `Graph.rotations` and `Graph.inverses`."""
     found: list[tuple[float, int]] = []
     inverses: dict[str, tuple[float, ...]] = {}
     while f"rope{len(found)}.inverse" in constants:
@@ -219,14 +219,14 @@ def _rotations(
 
 
 def _theta(inverse: Array) -> float | None:
-    """The shortest theta whose theta^(-2i/dim) are `inverse` [dim/2], to fp32's last digit; None
-    where there is none, as for frequencies that were scaled.
+    """Return the theta with the fewest digits whose theta^(-2i/dim) equal `inverse` [dim/2] to
+    fp32's last digit, or None if there is none, as for scaled frequencies.
     """
     dim = 2 * inverse.size
     if inverse[0] != 1:
         return None
     if dim == 2:
-        return 1.0  # theta^0 is 1 whatever it is
+        return 1.0  # theta^0 is 1 for every theta
     near = float(inverse[-1]) ** (-dim / (dim - 2)) if inverse[-1] > 0 else 0.0
     for digits in range(1, 10):
         theta = float(f"{near:.{digits}g}")

@@ -1,4 +1,4 @@
-"""Every op that has a kernel, and how it is called: found in the ops' folders."""
+"""The lowering of every op that has a kernel, collected from the ops' folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OWN = "lower_"
 
 
 def _found(folder: str, module: ModuleType) -> Iterator[tuple[str, Lower]]:
-    """Ops of the folder, of its pairs, and those that functions are called as."""
+    """Yield the folder's ops, its pairs, and the ops that only a `lower_…` function names."""
     own = {
         name: each
         for name, each in vars(module).items()

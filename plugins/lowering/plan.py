@@ -1,4 +1,4 @@
-"""Makes a bundle's launch plan of its graph: every regime's walk over the nodes."""
+"""Lower a bundle's graph to its launch plan, by one walk over the nodes for each regime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge.plugins.lowering.fuse import fuse, wanted_rows
 from edge.plugins.lowering.graph import Graph, live, read_graph
 from edge.plugins.lowering.lowerings import LOWER
 
-# Most rows of a run that the kernels for a step take; a decoded token, its drafts, a small batch.
+# Maximum rows of a run for the kernels of a step: a decoded token, its drafts, a small batch.
 FEW_ROWS = 16
 REGIMES = (
     Regime("chain", 1),
@@ -27,15 +27,15 @@ LOGITS, PICKED = "logits", "picked"
 
 
 class LoweringError(ExportError):
-    """A graph has a node that no kernel runs, or not in this form; `field` names the node."""
+    """No kernel runs a node of the graph, at least not in this form; `field` names the node."""
 
 
 class Walk(NamedTuple):
     """One regime's walk over the nodes.
 
     Attributes:
-        at: where values are, afterwards.
-        nodes: every node with its launches, as indices; the last is the one that picks a token.
+        at: state of the lowering after the walk.
+        nodes: every node with the indices of its launches; the last node picks a token.
     """
 
     regime: Regime
@@ -44,7 +44,7 @@ class Walk(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """A graph, the walks over it in the order of REGIMES, and what all of them share."""
+    """A graph, the walks over it in the order of REGIMES, and their shared tables."""
 
     graph: Graph
     tables: Tables
@@ -54,11 +54,11 @@ class Lowered(NamedTuple):
 def lower(
     model: bytes | ModelProto, folder: str | Path, *, ops: Mapping[str, Lower] = LOWER
 ) -> LaunchPlan:
-    """The plan of the graph `model`, whose weights.bin lies in `folder`.
+    """Lower the graph `model`, whose weights.bin is in `folder`, to its plan.
 
-    The same graph gives the same plan. `ops` are the lowerings by op.
+    The same graph gives the same plan. `ops` maps op names to lowerings.
 
-    Raises LoweringError when some node cannot be run by the kernels there are.
+    Raises LoweringError when no kernel can run some node.
     """
     return plan_of(walked(model, folder, ops=ops))
 
@@ -66,7 +66,7 @@ def lower(
 def walked(
     model: bytes | ModelProto, folder: str | Path, *, ops: Mapping[str, Lower] = LOWER
 ) -> Lowered:
-    """What `lower` makes the plan of. Raises as it does."""
+    """Walk over the graph in every regime: `lower` without building the plan. Raises as it does."""
     try:
         graph = read_graph(model, folder)
         tables = Tables()
@@ -86,11 +86,11 @@ def walked(
 
 
 def plan_of(lowered: Lowered) -> LaunchPlan:
-    """The launches of all walks as programs, and one that only settles a state."""
+    """Build the plan: one program for each walk, and one that only settles the states."""
     graph, tables, walks = lowered
     programs = [_program(walk) for walk in walks]
     launches = tuple(launch for _, launch in tables.launches.values())
-    # a state is advanced alone by the kernels that run it over any number of rows
+    # settling uses the kernels for any number of rows
     settling = tuple(index for index in programs[-1].launches if launches[index].settles)
     programs.append(Program(kind="settle", max_rows=None, launches=settling))
     return LaunchPlan(
@@ -140,7 +140,7 @@ def _walk(graph: Graph, ops: Mapping[str, Lower], regime: Regime, tables: Tables
         done.append((node, tuple(at.order[before:])))
     logits = at.view(LOGITS)
     if (logits.buffer, logits.dtype, logits.rows, logits.offset) != (LOGITS, "f32", "LB", 0):
-        raise LoweringError("are not fp32 of the wanted rows", field=LOGITS)
+        raise LoweringError("must be fp32, one row for each wanted token", field=LOGITS)
     before = len(at.order)
     pick = Node("Greedy", PICKED, {"logits": LOGITS}, {"picked": PICKED}, {})
     LOWER[pick.op](at, pick)
@@ -159,7 +159,7 @@ def _pointed_at(weights: Mapping[str, Weight], launches: tuple[Launch, ...]) -> 
 
 
 def taps(graph: Graph) -> tuple[int, ...]:
-    """Widths K of the convolutions, whose weights are [K, 1, C]."""
+    """Return the distinct widths K of the convolutions, whose weights are [K, 1, C]."""
     widths = {
         graph.constants[node.inputs["weight"]].shape[0]
         for node in graph.nodes

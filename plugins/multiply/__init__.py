@@ -1,1 +1,1 @@
-"""The product of two values, number by number."""
+"""Elementwise product of two values."""

@@ -1,4 +1,4 @@
-"""The ONNX function body of the product."""
+"""ONNX function body of the elementwise product."""
 
 MULTIPLY = """
     y = Mul(x, z)

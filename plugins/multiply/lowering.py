@@ -1,4 +1,4 @@
-"""How `multiply` is called."""
+"""Lowering to the kernel `multiply`."""
 
 from __future__ import annotations
 

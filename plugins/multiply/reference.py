@@ -1,4 +1,4 @@
-"""The product of two values, number by number."""
+"""Reference of the elementwise product."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def multiply(x: Tensor, z: Tensor) -> Tensor:
-    """x · z."""
+    """Return x · z."""
     return x * z

@@ -1,4 +1,4 @@
-"""The product of two values, number by number."""
+"""Statement of the elementwise product."""
 
 from edge.ops import Op, value
 

@@ -1,4 +1,4 @@
-"""The product of two values, number by number."""
+"""Elementwise product of two values."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""RMSNorm and LayerNorm, alone or with the addition before them and the rounding behind them."""
+"""RMSNorm and LayerNorm, with or without an addition before and quantization after them."""

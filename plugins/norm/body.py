@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.plugins.quantize.body import ONE, TO_S8, ZERO
 
-# Written the way ONNX Runtime recognises and fuses into one SimplifiedLayerNormalization.
+# ONNX Runtime recognizes this form and fuses it into one SimplifiedLayerNormalization.
 RMS = """
     two = Constant<value = float {2.0}>()
     square = Pow(%(x)s, two)
@@ -48,7 +48,7 @@ _ADD_NORMED = LAST + "    sum = Add(x, added)\n" + RMS % {"x": "sum"}
 
 _NORM_TO_S8 = "    normed = Mul(unit, weight)\n" + TO_S8 % {"x": "normed"}
 
-# y / scale costs nothing when the weight is divided instead, at load.
+# Dividing the weight by the scale, once at load, makes y / scale free.
 _SCALED_WEIGHT = "    steps = Div(weight, scale)\n"
 
 _SCALED_TO_U8 = ONE + ZERO + "    y = QuantizeLinear(scaled, one, zero)\n"
@@ -70,7 +70,7 @@ ORT_ADD_RMS_NORM_QUANTIZE = (
 
 
 def norm_of_groups(x: str) -> str:
-    """Each of `groups` parts of a row of `x` normed alone, and weighted as one row."""
+    """Return nodes that norm `groups` parts of each row of `x`, and weight the whole row."""
     return (
         f"""
     groups_column = Constant<value_int: int = @groups>()

@@ -1,4 +1,4 @@
-"""The norms as TensorRT has them: also of the wanted rows alone."""
+"""Device ops of the norms, also of the wanted rows only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.plugins.norm.statement import ADD_LAYER_NORM, ADD_RMS_NORM, ADD_RMS_NO
 
 
 def statements() -> Iterator[Op]:
-    """Rows are read whole."""
+    """Yield norms of whole rows, and those that pick the wanted rows."""
     yield from (stateless(op, views=False) for op in ops_in("norm"))
     yield from map(of_rows, (ADD_RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM_QUANTIZE))
 

@@ -1,7 +1,7 @@
-"""How `norm` is called.
+"""Lowering to the kernel `norm`.
 
-A node with the attribute "rows" set norms the wanted rows alone: row l·B+b of its outputs is that
-of rows[l]·B+b of its inputs, which the graph says with two Gathers before it.
+A node with the attribute "rows" norms only the wanted rows: row l·B+b of its outputs comes from row
+rows[l]·B+b of its inputs. It replaces the graph's two Gathers before the norm.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from edge.plugins.lowering.context import Lowering, Node, Rows, next_power_of_2,
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """One program a row.
+    """Launch one program per row.
 
-    A row of 2560 channels is 512 threads of 8 values. One row keeps one SM busy: it moves 30 KB,
-    and the wait for memory and the two barriers of the sum, about 3 µs, are what it takes.
+    A row of 2560 channels is 512 threads of 8 values. One row uses one SM and moves 30 KB; its time
+    is about 3 µs, the wait for memory and the two barriers of the sum.
     """
     x = at.view(node.inputs["x"])
     added = at.view(node.inputs["added"]) if "added" in node.inputs else None
@@ -26,7 +26,7 @@ def lower(at: Lowering, node: Node) -> None:
         "rows": at.input("rows", "i32", Size(of="L")) if picks else None,
     }
     y = at.new(node.outputs["y"], "i8" if scales else "f32", rows, x.width)
-    # x + added is written where the node names it
+    # x + added is stored only if the node has the output
     total = at.new(node.outputs["sum"], "f32", rows, x.width) if node.outputs.get("sum") else None
     block = next_power_of_2(x.width)
     at.launch(

@@ -1,4 +1,4 @@
-"""Norms over the last axis: of a value or of a sum, rounded or not."""
+"""Statements of norms over the last axis, of a value or a sum, with or without quantization."""
 
 from edge.ops import Attribute, Op, value, weight
 from edge.plugins.quantize.statement import ROUND
@@ -20,7 +20,7 @@ ADD_RMS_NORM = Op(
     "AddRMSNorm",
     (
         value("x", "f32[...,D]", "residual stream"),
-        value("added", "f32[...,D]", "what the last mixer adds to it"),
+        value("added", "f32[...,D]", "output of the last mixer"),
         weight("weight", "f32[D]", ""),
     ),
     (value("y", "f32[...,D]", "normed sum"), value("sum", "f32[...,D]", "the new residual stream")),
@@ -47,9 +47,9 @@ ADD_LAYER_NORM = Op(
     "mamba_ssm/ops/triton/layer_norm.py (prenorm, residual in fp32)",
 )
 
-_NORM_SCALE = weight("scale", "f32[1|D]", "of y")
+_NORM_SCALE = weight("scale", "f32[1|D]", "scale of y")
 
-_NORMED = value("y", "i8|u8[...,D]", "normed, then rounded")
+_NORMED = value("y", "i8|u8[...,D]", "normed, then quantized")
 
 _NORM_ROUND = ROUND.format("weight · {0} / sqrt(mean({0}²) + eps) / scale")
 

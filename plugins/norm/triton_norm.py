@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm of a sum, rounded to int8 or not: one program a row."""
+"""RMSNorm and LayerNorm of a value or a sum, with or without quantization: one program per row."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes a `FunctionProto` of an op's statement and its body's text."""
+"""Build a `FunctionProto` from an op's statement and the text of its body."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IR_VERSION = 10
 
 
 def names(flavour: Flavour = "ort") -> tuple[str, ...]:
-    """Every function that has a body of this flavour."""
+    """Return the names of all functions that have a body of this flavour."""
     return tuple(
         name
         for op in OPS.values()
@@ -33,22 +33,22 @@ def names(flavour: Flavour = "ort") -> tuple[str, ...]:
 
 
 def op_of(name: str) -> Op:
-    """The op a function implements: `EmbedBits_4` → `EmbedBits`."""
+    """Return the op a function implements: `EmbedBits_4` → `EmbedBits`."""
     return OPS[name.partition("_")[0]]
 
 
 def inputs_of(node: NodeProto) -> dict[str, str]:
-    """The values that an `edge` node reads, by the statement's names."""
+    """Return the values that an `edge` node reads, by their names in the statement."""
     found = zip(op_of(node.op_type).inputs, node.input, strict=False)
     return {v.name: read for v, read in found}
 
 
 @cache
 def function(name: str, flavour: Flavour = "standard") -> FunctionProto:
-    """The function `edge::name`: as ONNX Runtime runs it fastest, or of ONNX's own ops alone.
+    """Return the function `edge::name`, in a body for ONNX Runtime or of standard ONNX ops only.
 
-    The flavours agree on everything the statement says. `standard` is what the device graph calls,
-    and only ops that it calls have it: KeyError for others.
+    Both flavours implement the statement. The device graph calls `standard`, and only ops that it
+    calls have that flavour. Raises KeyError for others.
     """
     op = op_of(name)
     body = _body(op, name, op.forms()[name], flavour)
@@ -59,7 +59,7 @@ def function(name: str, flavour: Flavour = "standard") -> FunctionProto:
 
 
 def _body(op: Op, name: str, form: Form, flavour: Flavour) -> str | None:
-    """The text, or what the function that is called as the op makes for the form."""
+    """Return the text of a body for this form and flavour, or None."""
     module = parts("body")[home(op.name)]
     for prefix in ("ort_", "") if flavour == "ort" else ("",):
         found = body_in(module, prefix, name, op.name, {**form, "ort": flavour == "ort"})
@@ -71,8 +71,10 @@ def _body(op: Op, name: str, form: Form, flavour: Flavour) -> str | None:
 def body_in(
     module: ModuleType, prefix: str, name: str, op: str, given: Mapping[str, Any]
 ) -> str | None:
-    """A constant called as the function or the op; or what a function called so, or `body`, makes
-    of `given`.
+    """Return the text of a body from a module, or None.
+
+    This is a constant named like the function or the op, else the result of calling a function
+    named like the op, or `body`, with the parameters it takes from `given`.
     """
     for called in (name, op):
         text = getattr(module, f"{prefix}{snake(called)}".upper(), None)
@@ -87,7 +89,7 @@ def body_in(
 
 
 def parsed(op: Op, name: str, body: str, domain: str, domains: Mapping[str, int]) -> FunctionProto:
-    """The function `domain::name` with the signature of `op`, which uses ops of `domains`."""
+    """Parse the function `domain::name` with the signature of `op`, which uses ops of `domains`."""
     imports = ", ".join(f'"{each}" : {version}' for each, version in domains.items())
     attributes = ", ".join(f"{a.name}: {a.kind}" for a in op.attributes)
     signature = (
@@ -106,7 +108,7 @@ def parsed(op: Op, name: str, body: str, domain: str, domains: Mapping[str, int]
 def model_of(
     graph: GraphProto, functions: Iterable[FunctionProto], own: Mapping[str, int]
 ) -> ModelProto:
-    """A model of ONNX's ops, those of the domains `own` (→ version), and what `functions` use."""
+    """Make a model that uses standard ONNX, the domains in `own` (→ version), and `functions`."""
     found = list(functions)
     imports = {"": OPSETS[""], **own}
     for each in found:

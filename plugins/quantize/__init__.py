@@ -1,1 +1,1 @@
-"""Rounding to int8 and back."""
+"""Quantization to int8 and back."""

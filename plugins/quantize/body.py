@@ -1,9 +1,9 @@
-"""ONNX function bodies of rounding to int8 and back.
+"""ONNX function bodies of quantization to int8 and back.
 
-Bodies of ONNX's own ops are what TensorRT reads: s8 QuantizeLinear and DequantizeLinear, and every
-int8 constant straight into a DequantizeLinear, as it demands. A scale of one value is [1], which
-ONNX Runtime, ONNX's own evaluator and TensorRT take for one of the whole tensor, whatever the axis
-says.
+TensorRT reads the bodies of standard ops: signed QuantizeLinear and DequantizeLinear, with every
+int8 constant feeding a DequantizeLinear directly, as TensorRT requires. A scale of one value is
+[1], which ONNX Runtime, ONNX's own evaluator and TensorRT apply to the whole tensor, regardless of
+the axis.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ ONE = "    one = Constant<value = float {1.0}>()\n"
 
 TO_S8 = "    y = QuantizeLinear<axis=-1, output_dtype: int=3>(%(x)s, scale)\n"
 
-# QuantizeLinear by channel goes value by value in ONNX Runtime: 4 ms for 128 × 1536, against 70 µs
-# for dividing first. One scale needs no division. Which it is, is known and settled at load.
+# ONNX Runtime's per-channel QuantizeLinear is scalar: 4 ms for 128 × 1536, against 70 µs for
+# dividing first. A single scale needs no division. The If is resolved when the model is loaded.
 TO_U8 = (
     ZERO
     + """
@@ -81,7 +81,7 @@ ORT_SPLIT_QUANTIZE_ROWS = _SPLIT + _ORT_ROWS % {"x": "small"}
 
 DEQUANTIZE = "    y = DequantizeLinear<axis=-1>(x, scale)\n"
 
-# DequantizeLinear by channel is 5 times slower than this.
+# Per-channel DequantizeLinear is 5 times slower than this.
 ORT_DEQUANTIZE = """
     wide = Cast<to=1>(x)
     y = Mul(wide, scale)
@@ -96,7 +96,7 @@ ORT_FAKE_QUANTIZE = "    scaled = Div(x, scale)\n" + _ROUND + "    y = Mul(grid,
 
 FAKE_QUANTIZE_ROWS = _ROW_SCALE % {"x": "x"} + _ROUND + "    y = Mul(grid, scale)\n"
 
-# -- for bodies that dequantize and continue as the floating ones do -------------------------------
+# -- for int8 bodies that dequantize and continue as the float ones --------------------------------
 
 STEPS_AND_ZEROS = """
     single = Constant<value = int64 {1}>()
@@ -112,10 +112,9 @@ _WIDE = Template("""
 
 
 def widened_constants(ort: bool, *names: str) -> str:
-    """`{name}_wide` of each int8 constant.
+    """Return nodes that make `{name}_wide`, in fp32, of each int8 constant.
 
-    What is computed from constants alone, ONNX Runtime computes when it loads the model: Cast and
-    Mul it folds, DequantizeLinear it keeps.
+    When it loads a model, ONNX Runtime folds Cast and Mul of constants, but not DequantizeLinear.
     """
     if not ort:
         return "".join(

@@ -1,16 +1,16 @@
-"""How `rounding` is called."""
+"""Lowering to the kernels of `rounding`."""
 
 from __future__ import annotations
 
 from edge.launch import Size
 from edge.plugins.lowering.context import Lowering, Node, cdiv, next_power_of_2, warps_for
 
-# 4 KB of fp32 a program: one row of 5120 channels is 5 programs.
+# 4 KB of fp32 per program: one row of 5120 channels is 5 programs.
 _BLOCK = 1024
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """A known scale: 8 values a thread, every value on its own."""
+    """Lower the elementwise ops with a known scale: 8 values a thread."""
     x = at.view(node.inputs["x"])
     y = at.new(node.outputs["y"], "i8" if node.op == "Quantize" else "f32", x.rows, x.width)
     block = min(next_power_of_2(x.width), _BLOCK)
@@ -31,7 +31,7 @@ def lower(at: Lowering, node: Node) -> None:
 
 
 def lower_quantize_rows(at: Lowering, node: Node) -> None:
-    """A program a row, which finds the largest value first."""
+    """Lower the ops with a scale per row: one program a row, which finds the absmax first."""
     x, back = at.view(node.inputs["x"]), node.op == "FakeQuantizeRows"
     y = at.new(node.outputs["y"], "f32" if back else "i8", x.rows, x.width)
     block = next_power_of_2(x.width)
@@ -49,7 +49,7 @@ lower_fake_quantize_rows = lower_quantize_rows
 
 
 def lower_split_quantize_rows(at: Lowering, node: Node) -> None:
-    """The same, beside the values that are not rounded."""
+    """Lower SplitQuantizeRows, which also outputs the outliers that are not quantized."""
     x = at.view(node.inputs["x"])
     block = next_power_of_2(x.width)
     made = {

@@ -1,4 +1,4 @@
-"""Rounding to int8 and back, by known scales (a block of channels a program) or a row's own."""
+"""Quantization to int8 and back, by known scales (one block of channels a program) or by row."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Run an exported graph node by node with the reference ops: what a bundle's numbers mean.
+"""Run an exported graph node by node with the reference ops, which define a bundle's numbers.
 
-Function bodies are never looked at: an `edge` node is its op's reference, whichever engine the
-bodies were written for.
+Function bodies are ignored: an `edge` node runs its op's reference, whichever engine the bodies
+were written for.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Port:
 
 @dataclass(frozen=True)
 class _Step:
-    """One node: what runs it, and which values are not needed after it."""
+    """One node, the function that runs it, and the values not needed after it."""
 
     node: NodeProto
     run: Callable[..., tuple[Tensor, ...]]
@@ -57,16 +57,16 @@ class _Step:
 
 
 class ReferenceGraph:
-    """A graph of this exporter with `weights.bin` in `folder`, on the CPU.
+    """An exported graph, run on the CPU, with its `weights.bin` in `folder`.
 
     It has the methods of ONNX Runtime's session that `edge.export.graph.run.GraphRunner` uses.
-    Runs are chains of any length and batch; a value is dropped after its last use, and weights are
+    Runs are chains of any length and batch. A value is dropped after its last use. Weights are
     views of the mapped file, cast when they are used.
 
     Attributes:
-        hook: see `Hook`; None for none. It must not write into what it is given.
-        ops: functions by `edge` op that take the place of the references, where something faster
-            and not quite equal will do: calibration, never verification.
+        hook: see `Hook`; None for none. It must not modify the tensors it receives.
+        ops: functions by `edge` op that replace the references, where faster but slightly
+            different results will do: for calibration, never for verification.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class ReferenceGraph:
         return [_port(value) for value in self._graph.output]
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
-        """The values called `names` (any node's; None for the outputs), as arrays.
+        """Return the values called `names` (of any node; None for the outputs), as arrays.
 
-        Only the nodes they need are run. Raises ExportError for a tree, for an op or a value that
-        is not known, and for weights that are not there.
+        Only the nodes they depend on are run. Raises ExportError for a tree, an unknown op or
+        value, and missing weights.
         """
         wanted = [port.name for port in self.get_outputs()] if names is None else list(names)
         found = self.watch(self.hook, (), feeds, wanted)
@@ -106,9 +106,9 @@ class ReferenceGraph:
         feeds: Mapping[str, Array],
         names: Sequence[str] = (),
     ) -> dict[str, Array]:
-        """`run` by name, with a hook of its own that is to see the values `watched` too.
+        """Return `names` by name, like `run`, and show `hook` the values `watched` as well.
 
-        Those are not kept. Threads may watch at the same time.
+        Watched values are not kept. Several threads may watch at the same time.
         """
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
         found = self._values(tuple(names), tensors, frozenset(watched), hook)
@@ -143,7 +143,7 @@ class ReferenceGraph:
         return found
 
     def _plan(self, names: tuple[str, ...], watched: frozenset[str]) -> list[_Step]:
-        """The nodes that yield `names` and `watched`, and those these depend on, in order."""
+        """Return the nodes that `names` and `watched` depend on, in order."""
         key = (names, watched)
         if key not in self._plans:
             asked = watched | set(names)
@@ -155,7 +155,7 @@ class ReferenceGraph:
             missing = asked - {name for node in nodes for name in node.output}
             if missing:
                 raise ExportError(f"no node of the graph yields {sorted(missing)[0]!r}")
-            # `nodes` is last to first, so a value is first met where it is used last.
+            # `nodes` runs from last to first, so a value's first appearance is its last use.
             seen, steps = set(names), []
             for node in nodes:
                 dead = {*node.input, *node.output} - seen
@@ -181,9 +181,10 @@ class ReferenceGraph:
 def by_name(
     op: str, attributes: Mapping[str, Any], function: Callable[..., Any] | None = None
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """The reference of an op, or `function`, from the op's inputs in order to its outputs.
+    """Wrap an op's reference, or `function`, to take the op's inputs in order.
 
-    It is given those inputs and attributes, by the statement's names, that its parameters ask for.
+    The wrapped function receives the inputs and attributes that its parameters name, named as in
+    the statement.
     """
     if function is None:
         module = parts("reference")[home(op)]
@@ -200,7 +201,7 @@ def by_name(
 
 
 def _standard(op: str, attributes: Mapping[str, Any]) -> Callable[..., tuple[Tensor, ...]]:
-    """One of ONNX's own. Python's words have a `_` behind them."""
+    """Return a standard ONNX op. Names that Python reserves end in `_`."""
     module = parts("reference")["standard"]
     function = getattr(module, snake(op), None) or getattr(module, f"{snake(op)}_", None)
     if function is None:
@@ -213,7 +214,7 @@ def _tuple(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class _Constants:
-    """Initializers by name: views of the mapped weight file, or held by the graph itself."""
+    """Initializers by name: views of the mapped weight file, or copies from the graph itself."""
 
     def __init__(self, protos: Iterable[TensorProto], folder: Path) -> None:
         self._protos = {proto.name: proto for proto in protos}
@@ -243,7 +244,7 @@ class _Constants:
                 raise ExportError(f"the graph's weights lie outside its folder: {location!r}")
             path = self._folder / location
             try:
-                # Copy on write: nothing is copied, and torch may hold it without a warning.
+                # Copy on write: nothing is copied, and torch does not warn of read-only memory.
                 self._files[location] = np.memmap(path, np.uint8, "c")
             except (OSError, ValueError) as error:
                 raise ExportError(f"cannot be read: {error}", file=path) from None
@@ -257,7 +258,7 @@ def _port(value: ValueInfoProto) -> Port:
 
 
 def _refuse_trees(feeds: Mapping[str, Tensor]) -> None:
-    """The references know chains only: every index input must describe one."""
+    """Check that every index input describes a chain. Raises ExportError for a tree."""
     steps = int(feeds["tokens"].shape[0])
     order = torch.arange(steps)
     chain = {"parents": order - 1, "tree": torch.tensor(False)}

@@ -1,6 +1,6 @@
 """ONNX function bodies of Mamba-1's scan.
 
-An int8 body dequantizes and continues as the float body does.
+An int8 body dequantizes and continues as the float body.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from string import Template
 from edge.plugins.quantize.body import STEPS_AND_ZEROS, widened_constants
 from edge.plugins.selective_scan.recurrence import Step, walks
 
-# softplus by ops that have vector instructions everywhere: max(v, 0) + log1p(exp(-|v|)), with
-# log1p(u) = log(w) + (u - (w - 1)) for w = 1 + u <= 2, whose second term is what rounding w lost.
-# ONNX Runtime's Softplus calls log1p number by number: 11 ns each, against 3 ns for all of these.
-# Mamba-2 has one number a head, not one a channel: there it is the quicker, by nine nodes.
+# softplus from ops that are vectorized everywhere: max(v, 0) + log1p(exp(-|v|)), with
+# log1p(u) = log(w) + (u - (w - 1)) for w = 1 + u <= 2; the second term restores the rounding of w.
+# ONNX Runtime's Softplus calls log1p for each number: 11 ns each, against 3 ns for all of these.
+# Mamba-2 has one number per head, not per channel: there Softplus, nine nodes fewer, is faster.
 SOFTPLUS = """
     one = Constant<value = float {1.0}>()
     size = Abs(shifted)
@@ -29,8 +29,8 @@ SOFTPLUS = """
     positive = Sum(above, log_w, lost)
 """
 
-# Mamba-1's token. All is computed from its few rows: with the exponential hoisted out of the loop,
-# arrays of [T,B,N,E] fall out of the cache, and it is half as fast.
+# One token of Mamba-1, computed entirely from its few rows. With the exponential hoisted out of the
+# loop, arrays of [T,B,N,E] do not fit the cache, and the scan is half as fast.
 STEP = Step(
     """
             exponent = Mul({delta4}, A)
@@ -44,8 +44,8 @@ STEP = Step(
     read="B,1,E",
 )
 
-# The same where groups of channels have a B and a C of their own: each is spread over its channels
-# for one token at a time.
+# The same, with a B and a C per group of channels, which are expanded to all channels for one token
+# at a time.
 GROUPED = Step(
     """
             exponent = Mul({delta4}, A)
@@ -64,7 +64,7 @@ GROUPED = Step(
     read=STEP.read,
 )
 
-# `${m}4` [T, B, N, G, 1] of a B or C named $source, and how many channels read each group's
+# Makes `${m}4` [T, B, N, G, 1] from the B or C named $source, and the channels per group
 _SPREAD = Template("""
     ${m}_grouped = Reshape($source, in_groups)
     ${m}_groups = Shape<start=2, end=3>(${m}_grouped)
@@ -85,9 +85,9 @@ _IN_GROUPS = """
 
 
 def in_groups(B: str, C: str, state_bits: int) -> str:
-    """`B4` and `C4`, what `GROUPED` reads, of the arrays of these names [T, B, …].
+    """Return nodes that make `B4` and `C4`, which `GROUPED` reads, from arrays [T, B, …].
 
-    Those for an int8 state are counted in its steps here.
+    For an int8 state they are scaled to its steps.
     """
     form = {"B": "Identity(B_turned)", "C": "Identity(C_turned)"}
     if state_bits == 8:
@@ -124,7 +124,7 @@ def selective_scan_groups() -> str:
 
 
 def _scan(grouped: bool, step: Step, suffix: str = "", state_bits: int = 32) -> str:
-    """Mamba-1's scan of the values named x, dt, … + `suffix`, and A, in fp32."""
+    """Return the body of Mamba-1's scan in fp32, of A and values named x, dt, … + `suffix`."""
     names = {name: name + suffix for name in ("x", "dt", "B", "C", "z", "D", "dt_bias")}
     B, C = names["B"], names["C"]
     one = f"    B4 = Unsqueeze({B}, axis3)\n    C4 = Unsqueeze({C}, axis2)"
@@ -134,10 +134,10 @@ def _scan(grouped: bool, step: Step, suffix: str = "", state_bits: int = 32) -> 
 
 # -- int8 ------------------------------------------------------------------------------------------
 
-SUFFIX = "_wide"  # what a value is called once it is fp32
+SUFFIX = "_wide"  # of the names of values in fp32
 
-# One node for a value with one scale, two for one with a scale a channel: for 1536 numbers those
-# take 2.3 µs, where DequantizeLinear by channel takes 3.4. Which it is, is known at load.
+# One node for a value with one scale, two with a scale per channel: for 1536 numbers these take
+# 2.3 µs, per-channel DequantizeLinear 3.4 µs. The If is resolved when the model is loaded.
 _WIDE_ACTIVATION = Template("""
     ${name}_count = Size($scale)
     ${name}_single = Equal(${name}_count, single)
@@ -158,7 +158,7 @@ RATES = """
 
 
 def widened(scales: Mapping[str, str]) -> str:
-    """Activations, by name and scale, in fp32."""
+    """Return nodes that dequantize activations, given as name → scale."""
     return "".join(
         _WIDE_ACTIVATION.substitute(
             name=name, scale=scale, zero="zero_s8" if name in ("dt", "dt_all", "z") else "zero_u8"
@@ -168,22 +168,22 @@ def widened(scales: Mapping[str, str]) -> str:
 
 
 def rates_and_constants() -> str:
-    """A, D and dt_bias in fp32."""
+    """Return nodes that make A, D and dt_bias in fp32."""
     return widened_constants(True, "A_log", "D", "dt_bias") + RATES
 
 
-# How a state is kept. One of int8 is counted in steps of state_scale, which B is divided and C
-# multiplied by: keeping it is then rounding alone, whatever the scale's shape.
+# How a state is stored. An int8 state is in units of state_scale, because B is divided and C
+# multiplied by it. Storing the state then is rounding only, for any shape of the scale.
 _KEEP = {16: "Cast<to=10>(h)", 8: "QuantizeLinear(h, one_step, zero_s8)"}
 
 
 def to_h(step: Step) -> str:
-    """The text of a step of Mamba-1, whose state after the token is called h, not yet kept."""
+    """Return the text of a step with `after` renamed to `h`, the state before it is rounded."""
     return re.sub(r"\bafter\b", "h", step.text)
 
 
 def rounded(token: str, state_bits: int, rows: Mapping[str, str], state: str, read: str) -> Step:
-    """`token` goes from `wide`, the state in fp32, to `h` and `read_t`."""
+    """Return a step that rounds its state. `token` makes `h` and `read_t` from `wide`, in fp32."""
     kept = f"""
             wide = Cast<to=1>({{before}}){token}
             after = {_KEEP[state_bits]}"""

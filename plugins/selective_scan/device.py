@@ -1,8 +1,8 @@
-"""The scan whose state stays where it is, alone or behind the product that makes its dt.
+"""Device ops of the scan with its state in place, alone or fused to the product that makes its dt.
 
-One ONNX Scan goes over P + T rows: those of the logs that `replay` names, then the new tokens. A
-row beyond run[PENDING] leaves the state as it is, whatever it holds. The state is carried in fp32,
-as it is kept: rounded, and counted in steps of state_scale where it is int8.
+One ONNX Scan runs over P + T rows: the log rows that `replay` lists, then the new tokens. Rows of
+`replay` from run[PENDING] on leave the state unchanged. The state is carried in fp32 with its
+stored values: rounded, and in units of state_scale if it is int8.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from edge.plugins.selective_scan.statement import (
 
 # inputs that replays need → their logs
 LOGGED = {"x": "scan_x", "dt": "scan_dt", "B": "scan_B"}
-# what the inputs of the product that makes dt are called
+# names in the fused op of the inputs of the product that makes dt
 DT_NAMES = {
     "x": "low_dt",
     "x_scale": "low_dt_scale",
@@ -45,7 +45,7 @@ DT_NAMES = {
 
 
 def scan(op: Op, maths: str) -> Op:
-    """The statement of a scan in place."""
+    """Return the statement of a scan with its state in place."""
     return recurrent(
         op,
         {log: name for name, log in LOGGED.items()},
@@ -63,7 +63,7 @@ def scan(op: Op, maths: str) -> Op:
     )
 
 
-# products that make a dt, and scans behind them
+# products that make a dt, and the scans after them
 _SCANS = (
     (LINEAR, SELECTIVE_SCAN),
     (LINEAR, SELECTIVE_SCAN_GROUPS),
@@ -80,7 +80,7 @@ def statements() -> Iterator[Op]:
 
 
 def _with_dt(op: Op, product: Op) -> Op:
-    """A scan whose dt is made here, of its product's inputs."""
+    """Return the fusion of a scan with the product that makes its dt."""
     symbols = {"O": "E", "N": "E", "I": "R", "K": "R"}
     own = {v.name for v in op.inputs}
     made = tuple(
@@ -104,7 +104,7 @@ def _with_dt(op: Op, product: Op) -> Op:
 
 _CAST = {32: 1, 16: 10, 8: 3}
 
-# How `h`, a token's state, is kept, in fp32: `rounded`.
+# Nodes that make `rounded`, the stored values of a token's state `h`, in fp32.
 _KEEP = {
     32: "rounded = Identity(h)",
     16: """half_h = Cast<to=10>(h)
@@ -137,7 +137,7 @@ _ROWS = """
 
 
 def logged_rows(values: Mapping[str, str]) -> str:
-    """`{log}_rows` [P + T, B, ·] of each log: what it holds of replayed tokens, then the value."""
+    """Return nodes that make `{log}_rows` [P + T, B, ·]: its replayed rows, then the new value."""
     text = fields("pending", "advance", "source", "target", "store") + _ROWS
     for log, value in values.items():
         text += f"    {log}_replayed = Gather<axis=0>({log}, replay_rows)\n"
@@ -165,7 +165,10 @@ _RECURRENCE = Template("""
 
 
 def recurrence(step: Step, state_bits: int) -> str:
-    """`reads` [T, …] of the new tokens, and ssm_state_out; from `step`, which makes `h`."""
+    """Return nodes that make `reads` [T, …] of the new tokens, and ssm_state_out, by `step`.
+
+    The step makes `h`.
+    """
     return (
         "    row_end = Constant<value = int64[1] {9223372036854775807}>()\n"
         + _RECURRENCE.substitute(
@@ -183,15 +186,17 @@ def recurrence(step: Step, state_bits: int) -> str:
 
 
 def _widened(name: str, scale: str | None, to: str) -> str:
-    """`to`: `name` in fp32."""
+    """Return nodes that make `to`, `name` in fp32."""
     if scale is None:
         return f"    {to} = Identity({name})\n"
     return f"    {to}_steps = Cast<to=1>({name})\n    {to} = Mul({to}_steps, {scale})\n"
 
 
 def start(values: tuple[str, ...], int8: bool, scales: Mapping[str, str]) -> str:
-    """The columns, and as fp32 `{x}_new` of the new tokens, `{x}_all` [P + T] of logged values,
-    `{D}_wide` of constants. `scales` are what activations are multiplied by, where they have one.
+    """Return the nodes a scan starts with.
+
+    They make, in fp32, `{x}_new` of the new tokens, `{x}_all` [P + T] of logged values, and
+    `{D}_wide` of constants. `scales` replace the scales of activations.
     """
     text = CONSTANTS + views(values) + logged_rows(kept_logs())
     for name in values:
@@ -207,11 +212,11 @@ def start(values: tuple[str, ...], int8: bool, scales: Mapping[str, str]) -> str
 
 
 def kept_logs() -> dict[str, str]:
-    """Log → what it keeps of the new tokens."""
+    """Return log → the value of the new tokens that it stores."""
     return {log: f"{name}_own" for name, log in LOGGED.items()}
 
 
-# C of the replayed tokens is never read: B stands in for it, or zeros where they are not as wide.
+# C of the replayed tokens is never used: B fills in for it, or zeros if their widths differ.
 _ONE = """
     C_replayed = Slice(B_all, axis_0, replay_size, axis_0)
     C_all = Concat<axis=0>(C_replayed, C_new)
@@ -247,7 +252,7 @@ _STATE_STEPS = """
 
 
 def body(op: str, state_bits: int = 32) -> str:
-    """The body of a scan, alone or behind its product."""
+    """Return the body of a scan, alone or fused to its product."""
     for product, stated in _SCANS:
         if op == f"{stated.name}Dt":
             return _behind_product(product, stated, state_bits)
@@ -255,7 +260,7 @@ def body(op: str, state_bits: int = 32) -> str:
 
 
 def _scan(grouped: bool, int8: bool, state_bits: int) -> str:
-    """An int8 state is counted in steps of its scale, which B and C are given in."""
+    """Return the body of a scan alone. For an int8 state, B and C are scaled to its steps."""
     counted = state_bits == 8 and not grouped
     scales = {"B": "B_steps", "C": "C_steps"} if counted else {}
     step = GROUPED if grouped else STEP
@@ -270,7 +275,7 @@ def _scan(grouped: bool, int8: bool, state_bits: int) -> str:
 
 
 def _behind_product(product: Op, op: Op, state_bits: int) -> str:
-    """dt is as wide as x."""
+    """Return the body of a scan fused to its product; dt is as wide as x."""
     wide = {"x_start": "@low_dt_start", "x_width": "@low_dt_width"}
     made = call(product.name, stateless(product), DT_NAMES, {"y": "dt"}, DEVICE_DOMAIN, **wide)
     alone = scan(op, op.maths)

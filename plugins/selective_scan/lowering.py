@@ -1,25 +1,25 @@
-"""How `scan` is called.
+"""Lowering to the kernels of `scan`.
 
-The state [B, N, E] lies along the channels, so a warp takes 32 of them and a thread all N states of
-one: the sum over N, and everything that is one a channel, needs no other thread. Two warps a
-program: Mamba 2.8B, E 5120, has 80 programs, 10 for each of an Orin Nano's 8 multiprocessors, and 5
-warps for each of its schedulers. Registers (126 to 168 a thread) let 6 to 8 of the 10 run at once.
+Channels are the last axis of the state [B, N, E]. A warp takes 32 channels, and a thread all N
+states of one, so the sum over N and everything per channel needs no other thread. A program is two
+warps: Mamba 2.8B, E 5120, has 80 programs, 10 for each of an Orin Nano's 8 SMs, and 5 warps for
+each of its schedulers. Registers (126 to 168 a thread) let 6 to 8 of the 10 run at once.
 
-Tokens are taken one after the other. A state that is rounded after every token allows nothing else.
-For an fp32 state a prompt may be cut into parts that run side by side. That is half as much work
-again, and worth it where a token's latency is what there is to wait for (an H100: 80 programs on
-132 multiprocessors), not where the multiprocessors are full (an Orin Nano: 80 on 8). The plan is
-the same for both; the run says how many programs the device has room for.
+Tokens are processed one after the other, as a state that is rounded after every token requires.
+With an fp32 state, a prompt may be cut into parts that run in parallel. That is half as much work
+again, and pays off where latency per token dominates (an H100: 80 programs on 132 SMs), but not
+where the SMs are full (an Orin Nano: 80 on 8). The plan is the same for both; the run says how many
+programs the device has room for.
 
-Counted in the SASS for sm_87, a token of prefill takes a warp 295 instructions with an int8 state
-and 231 with an fp32 one: 16 states of 6 (4 more to round to int8), one of them an exp2, and some
-135 for softplus, gate and addresses. So at one instruction a clock, a token of a layer of
-Mamba 2.8B (160 warps) is 1500 clocks of an Orin Nano, 1.5 µs at 1 GHz: 100 ms for 1024 tokens of 64
-layers, not measured. An H100 has three times as many schedulers as there are warps. Measured there,
-such a prompt's scans take 38 ms from the first token to the last, and 9 ms in 13 parts.
+Counted in the SASS for sm_87, a token of prefill takes 295 instructions per warp with an int8 state
+and 231 with an fp32 one: 16 states at 6 each, one of them an exp2 (int8 rounding adds 4), and some
+135 for softplus, gate and addresses. At one instruction per clock, a token of a layer of Mamba 2.8B
+(160 warps) takes 1500 clocks of an Orin Nano, 1.5 µs at 1 GHz: 100 ms for 1024 tokens of 64 layers,
+not measured. An H100 has three times as many schedulers as there are warps. Measured there, the
+scans of such a prompt take 38 ms in one part and 9 ms in 13 parts.
 
-`SelectiveScanInt8Dt` and `SelectiveScanDt` also make dt, of at most 16 rows: each program the
-columns of its channels, by what `linear_int8` and `linear` do for few rows.
+`SelectiveScanInt8Dt` and `SelectiveScanDt` also compute dt, for at most 16 rows: each program
+computes the columns of its channels, as `linear_int8` and `linear` do for few rows.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ _WEIGHTS = ("A", "D", "dt_bias")
 _PRODUCT = ("low_dt", "low_dt_scale", "dt_weight", "dt_weight_scale")
 STATES: Mapping[int, DType] = {32: "f32", 16: "f16", 8: "i8"}
 _WIDENED_ROWS = 64
-# tokens that make a part of a prompt worth its own program, and the most parts
+# minimum tokens of a part of a prompt, and maximum number of parts
 _PART, _PARTS = 32, 16
 _NO_PRODUCT = {"LOW_STRIDE": 0, "RANK": 0, "BLOCK_K": 0, "ROWS": 0}
 
 
 def kernel_names(node: Node, state_type: DType) -> Node:
-    """`node` with its inputs called as the kernels call them.
+    """Return `node` with its inputs named as in the kernels.
 
-    A_log is where A would be, and the scale of a state that is not in int8 is not looked at.
+    A_log takes the place of A. The scale of a state that is not int8 is dropped.
     """
     names = {"A_log": "A", "A_log_scale": "A_scale"}
     inputs = {names.get(name, name): value for name, value in node.inputs.items()}
@@ -73,11 +73,11 @@ def kernel_names(node: Node, state_type: DType) -> Node:
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """One program for BLOCK_E channels of a sequence, all of one group; the grid does not depend on
-    T.
+    """Launch one program for BLOCK_E channels of a sequence, all of one group.
 
-    A thread has 16 states: 32, with their rates, what is read ahead and the sums of dt, are more
-    than 255 registers. 16 channels are the fewest that a product on tensor cores takes.
+    The grid does not depend on T. A thread has 16 states: 32, with their rates, prefetched inputs
+    and the sums of dt, need more than 255 registers. A product on tensor cores takes at least 16
+    channels.
     """
     state_type = STATES[node.attributes["state_bits"]] if node.int8 else "f32"
     node = kernel_names(node, state_type)
@@ -91,7 +91,8 @@ def lower(at: Lowering, node: Node) -> None:
     block_n, each = next_power_of_2(n), x.width // groups[1]
     block_e = max(16, min(1024 // max(16, block_n), next_power_of_2(each)))
     scales = tuple(f"{name}_scale" for name in (*_VALUES, *_WEIGHTS, "state"))
-    # the first of two launches finds where parts of a prompt end, the second runs them from there
+    # The first of two launches computes the end of each part of a prompt from a zero state, the
+    # second runs the parts from their true first states.
     cut = at.regime.many and state_type == "f32"
     for ends in (True, False) if cut else (False,):
         at.launch(
@@ -125,7 +126,7 @@ def lower(at: Lowering, node: Node) -> None:
 
 
 def steering(at: Lowering) -> Arguments:
-    """What says which tokens a scan takes."""
+    """Return the index inputs and sizes that determine which tokens a scan runs."""
     return {
         "run": at.run(),
         "replay": at.replay(),
@@ -137,7 +138,10 @@ def steering(at: Lowering) -> Arguments:
 
 
 def _parts(at: Lowering, output: str, n: int, channels: int) -> Arguments:
-    """Buffers in which parts of a prompt leave their states: as rows, since a part has _PART."""
+    """Return buffers for the end states of a prompt's parts.
+
+    They are allocated as rows, because a part has at least _PART tokens.
+    """
     widths = {"part_state": n * channels, "part_dt": channels}
     return {
         name: at.pointer(at.new(f"{output}.{name}", "f32", "TB", cdiv(width, _PART)))
@@ -146,10 +150,10 @@ def _parts(at: Lowering, output: str, n: int, channels: int) -> Arguments:
 
 
 def _widened(at: Lowering, node: Node) -> Node:
-    """B and C in fp32, the same integers.
+    """Convert B and C to fp32 in a separate launch, without scaling.
 
-    Every channel reads them, and a thread would turn 32 of them to fp32 a token, in a unit that
-    does 4 a clock (16 for a multiprocessor): of 370 instructions on sm_87, 62 are saved.
+    Every channel reads them: a thread would convert 32 of them per token, in a unit that does 4 a
+    clock (16 per SM). This saves 62 of 370 instructions on sm_87.
     """
     b, c = at.view(node.inputs["B"]), at.view(node.inputs["C"])
     both = f"{node.outputs['y']}.BC"
@@ -172,14 +176,14 @@ def _widened(at: Lowering, node: Node) -> Node:
 
 
 def _logs(at: Lowering, node: Node) -> Arguments:
-    """What a replay reads; a dt that is made here is kept as it would have been read."""
+    """Return the logs that a replay reads. A dt computed in the kernel is logged like an input."""
     views = {name: at.view(node.inputs[name if name in node.inputs else "x"])
              for name in ("x", "dt", "B")}  # fmt: skip
     return logs(at, node, views)
 
 
 def logs(at: Lowering, node: Node, views: Mapping[str, View]) -> Arguments:
-    """The log of each of `views`."""
+    """Return the log of each of `views` as an argument."""
     state = node.inputs["ssm_state"]
     return {
         f"log_{name}": at.log(state, f"scan_{name}", view.dtype, view.width)
@@ -188,7 +192,7 @@ def logs(at: Lowering, node: Node, views: Mapping[str, View]) -> Arguments:
 
 
 def _forms(at: Lowering, node: Node) -> dict[str, Any]:
-    """Strides, how many scales there are, and the product that makes dt."""
+    """Return strides, numbers of scales, and the constants of the product that makes dt."""
     strides = {
         f"{name.upper()}_STRIDE": at.view(node.inputs[name]).stride if name in node.inputs else 0
         for name in _VALUES
@@ -202,7 +206,7 @@ def _forms(at: Lowering, node: Node) -> dict[str, Any]:
 
 
 def _product(at: Lowering, node: Node) -> dict[str, int]:
-    """How low_dt · dt_weightᵀ is cut: int8 all at once, fp32 so that no register is spilled."""
+    """Return the tiling of low_dt · dt_weightᵀ: int8 in one step, fp32 without register spills."""
     low = at.view(node.inputs["low_dt"])
     few = at.regime.max_rows is not None and at.regime.max_rows <= 8
     columns = {"i8": 256, "f16": 64, "f32": 32}[at.constant(node.inputs["dt_weight"]).dtype]

@@ -1,4 +1,4 @@
-"""A recurrence over the tokens of a run, whatever one of its steps is."""
+"""ONNX text of a recurrence over the tokens of a run, for any step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _DTYPE = {"float": 1, "int8": 3, "float16": 10}
 
 @dataclass(frozen=True)
 class Step:
-    """One token, in the ONNX text syntax.
+    """One token of a recurrence, in the ONNX text syntax.
 
     Attributes:
-        text: nodes from `{before}`, the state of the token's parent, and from one row of each of
-            `rows`, to `after`, its state as it is kept, and `read_t`, what is read of it. It must
-            also hold for one row that still has the axis T, of length 1.
-        rows: what a token needs: name of an array [T, …] → its shape without T, as text.
-        state: the state's shape, as text.
-        read: the shape of `read_t`, as text.
+        text: nodes that make `after`, the token's state as it is stored, and `read_t`, the output
+            read from it, from `{before}`, the state of the token's parent, and one row of each of
+            `rows`. They must also work on a row that still has the axis T, of length 1.
+        rows: arrays [T, …] that a token reads: name → shape without T, as text.
+        state: shape of the state, as text.
+        read: shape of `read_t`, as text.
     """
 
     text: str
@@ -29,11 +29,12 @@ class Step:
     read: str
 
 
-# Five ways through the same recurrence. One token needs no loop. A chain whose every state is kept
-# writes them where they stay: `kept` ascends, so its length says so. One of which the last alone is
-# kept never writes the others. A tree walks with the states in a sequence, whose elements are
-# shared, not copied: node j's state is element j+1, the state before the run element 0. What is
-# computed from the indices alone, ONNX Runtime computes once for all layers.
+# Five ways to run the same recurrence. One token needs no loop. A chain that keeps every state
+# writes them directly to the output; `kept` ascends, so its length shows this case. A chain that
+# keeps only the last state never stores the others. Other chains, and trees, gather the kept states
+# in the end. A tree holds its states in a sequence, whose elements are shared, not copied: element
+# j+1 is node j's state, element 0 the state before the run. ONNX Runtime computes whatever depends
+# on indices only once for all layers.
 _WALKS = Template("""
     axis0 = Constant<value = int64[1] {0}>()
     unit = Constant<value = int64[1] {1}>()
@@ -98,7 +99,7 @@ _WALKS = Template("""
       }>
 """)
 
-# A chain whose states are written as they come.
+# A chain that outputs the state after every token.
 _CHAIN = Template("""Scan <num_scan_inputs=$count,
               body = step ($element[$state] before, $token)
                   => ($element[$state] after, float[$read] read_t, $element[$state] emitted) {$step
@@ -107,9 +108,9 @@ _CHAIN = Template("""Scan <num_scan_inputs=$count,
 
 
 def walks(step: Step, state_bits: int = 32) -> str:
-    """`reads` [T, …] and `ssm_states` [R, …] of a run, from the state before it and `step.rows`.
+    """Return nodes that make `reads` [T, …] and `ssm_states` [R, …] of a run.
 
-    Reads the function's kept, parents, tree, last_only and ssm_state.
+    They read `step.rows` and the function's inputs kept, parents, tree, last_only and ssm_state.
     """
     element = _ELEMENT[state_bits]
     values = {

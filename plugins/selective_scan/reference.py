@@ -1,4 +1,4 @@
-"""Mamba-1's selective scan, token by token, and how a scan becomes the op of a graph."""
+"""Mamba-1's selective scan, token by token, and helpers that wrap any scan as a graph's op."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def selective_scan(
     z: Tensor,
     ssm_state: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Mamba-1: h = exp(Δ·A)·h + Δ·B·x;  y = (C·h + D·x)·silu(z)  (Mamba, equations 2a-2b, 4).
+    """Run h = exp(Δ·A)·h + Δ·B·x;  y = (C·h + D·x)·silu(z)  (Mamba, equations 2a-2b, 4).
 
-    With Δ = softplus(dt + dt_bias) and A = -exp(A_log).
-    x, dt, z [B, T, E]; A_log [E, N]; B [B, T, G·N] and C [B, T, H·N] of groups of channels; D,
+    Δ = softplus(dt + dt_bias) and A = -exp(A_log).
+    x, dt, z [B, T, E]; A_log [E, N]; B [B, T, G·N] and C [B, T, H·N] for groups of channels; D,
     dt_bias [E]; ssm_state [B, N, E].
     Returns y [B, T, E] and the state after the last token, in fp32.
     """
@@ -61,7 +61,7 @@ def _scan(
 
 
 def _spread(row: Tensor, A: Tensor) -> Tensor:
-    """What each channel reads of a token's B or C [B, G·N]: fp32 [B, N, E], or [B, N, 1] of one."""
+    """Expand B or C of a token, [B, G·N], to channels: fp32 [B, N, E], or [B, N, 1] if G is 1."""
     n, channels = A.shape
     groups = row.float().unflatten(-1, (-1, n)).transpose(-1, -2)
     count = groups.shape[-1]
@@ -71,11 +71,11 @@ def _spread(row: Tensor, A: Tensor) -> Tensor:
 def selective_scan_int8(
     ssm_state: Tensor, state_scale: Tensor, **given: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`selective_scan` on int8 values; the state is rounded to what is kept after every token.
+    """Run `selective_scan` on int8 values; the state is rounded to its type after every token.
 
-    `given` has x, dt, B, C, z, A_log, D and dt_bias in int8, shaped as there, and their scales,
-    such as `x_scale` [1] or one a channel. ssm_state [B, N, E] is fp32, fp16 or int8 (with
-    state_scale [1] or [N, 1]).
+    `given` has x, dt, B, C, z, A_log, D and dt_bias in int8, with the shapes of `selective_scan`,
+    and their scales, such as `x_scale`, [1] or one per channel. ssm_state [B, N, E] is fp32, fp16
+    or int8 (with state_scale [1] or [N, 1]).
     Returns y fp32 [B, T, E], and the state after the last token in its own type.
     """
     wide = dequantized(given)
@@ -84,11 +84,11 @@ def selective_scan_int8(
     return by_token(scan, values, ssm_state, state_scale)
 
 
-# -- what scans have in common ---------------------------------------------------------------------
+# -- shared by all scans ---------------------------------------------------------------------------
 
 
 def dequantized(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The int8 values that have a scale, in fp32."""
+    """Return the int8 values that have a scale, in fp32."""
     return {
         name: x.float() * given[f"{name}_scale"]
         for name, x in given.items()
@@ -97,17 +97,17 @@ def dequantized(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def keep_state(h: Tensor, dtype: torch.dtype, state_scale: Tensor) -> Tensor:
-    """h as it is carried to the next token: fp32, fp16 (half to even) or int8."""
+    """Return h as it is carried to the next token: fp32, fp16 (half to even) or int8."""
     return quantize(h, state_scale) if dtype == torch.int8 else h.to(dtype)
 
 
 def by_token(
     scan: Scan, values: Mapping[str, Tensor], ssm_state: Tensor, state_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """y [B, T, …] of `scan` over `values` [B, T, …] and the state after it, kept as ssm_state is.
+    """Return y [B, T, …] of `scan` over `values` [B, T, …], and the state after it.
 
-    Everything a token needs is computed from that token alone, so that a run of T tokens gives the
-    bits of T runs of one.
+    The state is rounded to the type of ssm_state after every token. Everything else is computed
+    from one token only, so a run of T tokens gives the bits of T runs of one.
     """
     s, ys = ssm_state, []
     for t in range(values["x"].shape[1]):
@@ -119,15 +119,15 @@ def by_token(
     return torch.cat(ys, 1), s
 
 
-# -- as stated -------------------------------------------------------------------------------------
+# -- ops as stated ---------------------------------------------------------------------------------
 
 
 def by_pieces(
     scan: Scan, values: Mapping[str, Tensor], ssm_state: Tensor, kept: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """y [T, B, …] of `scan` over `values` [T, B, …] and its state after each kept token.
+    """Return y [T, B, …] of `scan` over `values` [T, B, …], and its state after each kept token.
 
-    The scan is batch-first, and runs from one kept token to the next.
+    The scan is batch-first. It is run from one kept token to the next.
     """
     steps = len(values["x"])
     ends = [0, *(int(token) + 1 for token in kept.tolist())]
@@ -153,7 +153,7 @@ def selective_scan_node(
     D: Tensor,
     dt_bias: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The op as stated, over a chain."""
+    """Run the op as stated, over a chain."""
     scan = partial(selective_scan, A_log=torch.log(-A).T, D=D, dt_bias=dt_bias)
     return by_pieces(scan, {"x": x, "dt": dt, "B": B, "C": C, "z": z}, ssm_state, kept)
 
@@ -169,11 +169,11 @@ def selective_scan_int8_node(
     kept: Tensor,
     **others: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The op as stated, over a chain."""
+    """Run the op as stated, over a chain."""
     scan = partial(selective_scan_int8, A_log=A_log.T, **others)
     return by_pieces(scan, {"x": x, "dt": dt, "B": B, "C": C, "z": z}, ssm_state, kept)
 
 
-# how many groups there are follows from the widths of B and C
+# the widths of B and C determine the number of groups
 selective_scan_groups_node = selective_scan_node
 selective_scan_groups_int8_node = selective_scan_int8_node

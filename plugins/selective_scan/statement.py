@@ -1,25 +1,24 @@
-"""Mamba-1's selective scan: of floats, and of int8 values.
+"""Statements of Mamba-1's selective scan, of floats and of int8 values.
 
-What is said here holds for every op with a state of fixed size.
+The following applies to every op with a state of fixed size.
 
-The T tokens of a run are a chain or a tree. A chain is the tree whose every token's parent is the
-one before it. "Path" below means: the committed state, then the ancestors of a token in this run,
-then the token itself. T is any length, and a run of T tokens means the same as T runs of one.
+The T tokens of a run are a chain or a tree. A chain is the tree in which every token's parent is
+the token before it. The path of a token is the committed state, then the token's ancestors in this
+run, then the token itself. T is any length, and a run of T tokens is equivalent to T runs of one.
 
-Kept rows: `kept` names the tokens after which the state is wanted. The states of the others are
-never written anywhere, so prefill keeps one and a rewindable run keeps all.
+Kept rows: `kept` lists the tokens whose state is wanted. The states of others are never stored, so
+prefill keeps one and a run that can be rewound keeps all.
 
-The ops on int8 values mean what the floating ops mean, on values q·scale in place of floats. All
-sums are fp32. `round8(v) = clip(round_half_even(v), -128, 127)`. A scale is fp32, positive, and one
-for all values or one a channel of the last axis ([1|C]).
+The ops on int8 values are defined like the float ops, with q·scale in place of floats. All sums are
+fp32. `round8(v) = clip(round_half_even(v), -128, 127)`. Scales are fp32 and positive, one for all
+values or one per channel of the last axis ([1|C]).
 
-A state may be kept in 16 or 8 bits. It is then rounded after every token, whether a run has one
-token or many and whether they are a chain or a tree, so that a run of T tokens still means T runs
-of one. A token's output is read from its own state before it is rounded, which costs nothing and
-spares it one rounding error.
+A state may be stored in 16 or 8 bits. It is then rounded after every token, in runs of one or many
+tokens, chains or trees, so a run of T tokens is still equivalent to T runs of one. A token's output
+is read from its state before rounding, which is free and avoids one rounding error.
 
-Bodies made for ONNX Runtime alone (the flavour `ort`) hold x, B and C of the scans and the
-convolution's y as u8 with zero point 128: the same numbers, of which it multiplies faster.
+Bodies for ONNX Runtime only (the flavour `ort`) hold x, B and C of the scans and the convolution's
+y as u8 with zero point 128: the same numbers, which it multiplies faster.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ SELECTIVE_SCAN = Op(
         weight("D", "f32[E]", "skip"),
         weight("dt_bias", "f32[E]", ""),
         state("ssm_state", "f32[B,N,E]", "state before this run"),
-        index("kept", "i64[R]", "tokens whose state is emitted: ascending, in [0, T)"),
-        index("parents", "i64[T]", "each token's parent, below itself; -1 is ssm_state"),
-        index("tree", "bool[]", "false: parents is [-1, 0, 1, …] and need not be looked at"),
+        index("kept", "i64[R]", "tokens whose state is output: ascending, in [0, T)"),
+        index("parents", "i64[T]", "each token's parent, an earlier token; -1 is ssm_state"),
+        index("tree", "bool[]", "false: parents is [-1, 0, 1, …] and need not be read"),
         index("last_only", "bool[]", "true: tree is false and kept is [T-1]"),
     ),
     (
@@ -56,10 +55,10 @@ SELECTIVE_SCAN = Op(
     "Mamba, arXiv 2312.00752, equations 2a, 2b and 4, algorithm 2",
 )
 
-# which tokens a run keeps, and whether they are a tree
+# index inputs: the tokens whose state is kept, and the shape of the tree
 STEERING = tuple(v for v in SELECTIVE_SCAN.inputs if v.role == "index")
 
-STATE_BITS = Attribute("state_bits", "int", "32, 16 or 8: how ssm_state is kept", (32, 16, 8))
+STATE_BITS = Attribute("state_bits", "int", "32, 16 or 8: storage of ssm_state", (32, 16, 8))
 
 STATE_MATHS = (
     "32: s = h. 16: s = f16(h), half to even. 8: s = round8(h / state_scale), and h of s is "
@@ -78,7 +77,7 @@ SELECTIVE_SCAN_INT8 = Op(
         *constant("D", "E", "1", "skip"),
         *constant("dt_bias", "E", "1", ""),
         state("ssm_state", "f32|f16|i8[B,N,E]", "state before this run"),
-        weight("state_scale", "f32[...]", "[1] or [N,1]; looked at when state_bits is 8"),
+        weight("state_scale", "f32[...]", "[1] or [N,1]; used when state_bits is 8"),
         *STEERING,
     ),
     (
@@ -95,7 +94,7 @@ SELECTIVE_SCAN_INT8 = Op(
 
 
 def _of_groups(op: Op, name: str) -> Op:
-    """The same where groups of channels have a B and a C of their own."""
+    """Return the op with a B and a C per group of channels."""
     groups = {"B": "G·N", "B_scale": "1|G·N", "C": "H·N", "C_scale": "1|H·N"}
     inputs = (
         replace(v, shape=(*v.shape[:-1], groups[v.name])) if v.name in groups else v

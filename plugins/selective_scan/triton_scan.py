@@ -1,18 +1,18 @@
 """Mamba-1's selective scan, token by token: steps, chunks and trees of fp32 or int8 values.
 
 A program holds the states [N, BLOCK_E] of some channels of one sequence in registers, replays the
-tokens that its logs hold and then runs the new ones: no state in between reaches memory
-("multi-step": The Mamba in the Llama, arXiv 2408.15237, algorithm 2). The recurrence is that of
-Mamba, arXiv 2312.00752, algorithm 2. y is read from h before h is rounded to what is kept of it.
-A token's inputs are read one token ahead: nothing in the loop but h waits for the token before.
+logged tokens and then runs the new ones; intermediate states never reach memory ("multi-step": The
+Mamba in the Llama, arXiv 2408.15237, algorithm 2). The recurrence is that of Mamba, arXiv
+2312.00752, algorithm 2. y is read from h before h is rounded to its stored type. A token's inputs
+are read one token ahead, so within the loop only h waits for the token before.
 
-A prompt may be cut into parts that run side by side, where a state is not rounded after every
-token and the device has room for more programs than there are channels for. Over a part h becomes
-exp(A·ΣΔ)·h + what it makes of zeros: `ended` finds that and ΣΔ of each part. Then every part makes
-its first state from those of the parts before it, and runs its tokens.
+A prompt may be cut into parts that run in parallel, if the state is not rounded after every token
+and the device has room for more programs than the channels need. Over a part, h becomes
+exp(A·ΣΔ)·h plus the end state from zeros; `ended` computes this end state and ΣΔ of each part. Then
+every part computes its first state from those of the parts before it, and runs its tokens.
 
-h is counted in steps of the kept state: what scales there are go into what is fed to it and what
-is read from it, and rounding an int8 state needs no division.
+h is in units of the stored state's scale: the scales are applied to what is added to h and read
+from it, so rounding an int8 state needs no division.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

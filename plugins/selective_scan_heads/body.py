@@ -1,7 +1,7 @@
 """ONNX function bodies of Mamba-2's scan.
 
-An int8 body dequantizes and continues as the float body does, unless its state is rounded after
-every token: then it goes token by token.
+An int8 body dequantizes and continues as the float body, unless its state is rounded after every
+token; then it runs token by token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edge.plugins.quantize.body import STEPS_AND_ZEROS
 from edge.plugins.selective_scan.body import SUFFIX, rates_and_constants, rounded, widened
 from edge.plugins.selective_scan.recurrence import walks
 
-# What Mamba-2's scans need of attributes and constants: shapes, and A and D as [H,1,1].
+# Nodes that depend only on attributes and constants: shapes, and A and D as [H,1,1].
 _HEADS_START = Template("""
     last = Constant<value = int64[1] {-1}>()
     last2 = Constant<value = int64[2] {-1, -2}>()
@@ -34,7 +34,7 @@ _HEADS_START = Template("""
     D_head = Unsqueeze($D, last2)
 """)
 
-# Several groups: each head gets its group's B and C. One group's broadcast over the heads.
+# With several groups, each head gets its group's B and C. Those of a single group broadcast.
 _GROUP_OF_HEAD = """
     from_0 = Constant<value = int64 {0}>()
     by_1 = Constant<value = int64 {1}>()
@@ -47,7 +47,7 @@ _BY_HEAD = Template("""
         C_heads = Gather<axis=2>($C, group)
 """)
 
-# Tokens as the recurrence steps through them: exp(Δ·A) [T,B,H,1,1], Δ·x and D·x [T,B,H,P,1],
+# Tokens in the form of the recurrence: exp(Δ·A) [T,B,H,1,1], Δ·x and D·x [T,B,H,P,1],
 # B [T,B,G,1,N] and C [T,B,G,N,1].
 _STEPS = Template("""
         shifted = Add($dt, $dt_bias)
@@ -64,7 +64,7 @@ _STEPS = Template("""
 """)
 
 # Tokens as matrices, the logged ones before the run's: Δ·A [M,B,H,1], x and Δ·x [M,B,H,P],
-# B [M,B,G,N] and, of the run's alone, C [T,B,G,N].
+# B [M,B,G,N] and, only for the run's, C [T,B,G,N].
 _WITH_LOGS = """
         x_all = Concat<axis=0>(x_log, x)
         dt_all = Concat<axis=0>(dt_log, dt)
@@ -82,14 +82,15 @@ _MATRICES = Template("""
         C4 = Reshape($C, group_matrix)
 """)
 
-# One token that nothing was logged before, whose state is wanted, is a step of the recurrence; any
-# other run is SSD's quadratic form, which has 29 nodes more. Each begins with its own arrays: so a
-# step joins no logs and changes no shape later. What comes from indices alone stands before the
-# branches: there ONNX Runtime computes it once for all layers.
-# b batch, h head, m/j any token, t one of the run, r kept row, p head_dim, n state.
-# `mask` is added before the exponential: masked pairs have a positive exponent, which may overflow.
-# Products by element go along p or n, never along the few j, because a row is a call. So what fades
-# is B, not Δ·x; and a step's outer product is a MatMul, which takes a third of Mul's time.
+# One token without logged ones before it, whose state is kept, is a step of the recurrence. Any
+# other run uses SSD's quadratic form, which has 29 more nodes. Each branch prepares its own arrays,
+# so a step neither joins logs nor reshapes later. Nodes that depend on indices only are outside the
+# branches, where ONNX Runtime computes them once for all layers.
+# b batch, h head, m/j any token, t token of the run, r kept row, p head_dim, n state.
+# `mask` is added before the exponential, because masked pairs have positive exponents that may
+# overflow. Elementwise products go along p or n, never along the few j, because each row is a call.
+# So the decay is applied to B, not to Δ·x, and a step's outer product is a MatMul, which takes a
+# third of Mul's time.
 _STEP_OR_QUADRATIC = Template("""
     head_matrix = Concat<axis=0>(stay2, heads_1, last)
     group_matrix = Concat<axis=0>(stay2, groups_1, last)
@@ -164,42 +165,42 @@ _STEP_OR_QUADRATIC = Template("""
 
 @dataclass(frozen=True)
 class _Heads:
-    """Some of a Mamba-2 scan's values in fp32.
+    """Values of a Mamba-2 scan in fp32.
 
     Attributes:
-        nodes: what gives them, in the ONNX text syntax.
-        names: of x, dt, B, C, D and dt_bias → what they are called after `nodes`.
+        nodes: nodes that make them, in the ONNX text syntax.
+        names: x, dt, B, C, D and dt_bias → their names after `nodes`.
     """
 
     nodes: str
     names: Mapping[str, str]
 
 
-# The names of the statement: own tokens, and logged and own ones.
+# Names of the run's own tokens, and of the logged and own ones together.
 _OWN = {name: name for name in ("x", "dt", "B", "C")}
 _EVERY = {"x": "x_all", "dt": "dt_all", "B": "B_all", "C": "C"}
 
 
 def _by_head(one_group: bool, B: str, C: str) -> tuple[str, dict[str, str]]:
-    """Nodes after which each head has its B and C, and B and C → what they are called then."""
+    """Return nodes that give each head its B and C, and B and C → their names after these nodes."""
     if one_group:
         return "", {B: B, C: C}
     return _BY_HEAD.substitute(B=B, C=C), {B: "B_heads", C: "C_heads"}
 
 
 def _start(one_group: bool, names: Mapping[str, str]) -> str:
-    """What a scan of Mamba-2 begins with, whatever its recurrence."""
+    """Return the nodes that every Mamba-2 scan starts with."""
     return _HEADS_START.substitute(names) + ("" if one_group else _GROUP_OF_HEAD)
 
 
 def _steps(one_group: bool, own: _Heads) -> tuple[str, dict[str, str]]:
-    """Nodes from `own` to decay, scaled and skip, and B_rows and C_columns → their names."""
+    """Return nodes from `own` to decay, scaled and skip, and B_rows and C_columns → their names."""
     nodes, by_head = _by_head(one_group, "B_rows", "C_columns")
     return own.nodes + _STEPS.substitute(own.names) + nodes, by_head
 
 
 def _step_or_quadratic(one_group: bool, own: _Heads, every: _Heads) -> str:
-    """The scan of the run's `own` tokens, or of `every` one, under the names in `_EVERY`."""
+    """Return the scan as a step of `own` tokens, or in quadratic form of `every` token."""
     steps, of_step = _steps(one_group, own)
     nodes, of_run = _by_head(one_group, "B4", "C4")
     matrices = _WITH_LOGS + every.nodes + _MATRICES.substitute(every.names) + nodes
@@ -222,7 +223,7 @@ _HEADS_TOKEN = """
             fed = MatMul({scaled}, {B_in})
             h = Add(faded, fed)
             read_t = MatMul(h, {C_out})"""
-# `cube` gives a scale [1] the axes of one by head, [H,1,N].
+# `cube` gives a scale [1] the three axes of a scale [H,1,N].
 _IN_AND_OUT = {
     16: Template("""
     B_in = Identity($B_rows)
@@ -243,7 +244,7 @@ _HEADS_END = """
 
 
 def _token_by_token(state_bits: int, one_group: bool, own: _Heads) -> str:
-    """The scan with a state that is rounded after every token."""
+    """Return the scan with a state that is rounded after every token."""
     steps, by_head = _steps(one_group, own)
     in_and_out = _IN_AND_OUT[state_bits].substitute(by_head)
     step = rounded(_HEADS_TOKEN, state_bits, _HEADS_ROWS, state="B,H,P,N", read="B,H,P,1")
@@ -252,14 +253,14 @@ def _token_by_token(state_bits: int, one_group: bool, own: _Heads) -> str:
 
 
 def _wide(read: Mapping[str, str]) -> _Heads:
-    """The activations that `read` has for x, dt, B and C, and the constants."""
+    """Return the activations in `read`, x, dt, B and C → name, and the constants, in fp32."""
     nodes = widened({name: f"{of}_scale" for of, name in read.items()})
     names = {of: name + SUFFIX for of, name in {**read, "D": "D", "dt_bias": "dt_bias"}.items()}
     return _Heads(nodes, names)
 
 
 def ort_selective_scan_heads_int8(state_bits: int, groups: int | None) -> str:
-    """Logs are looked at when the state is not rounded."""
+    """Return the int8 body. It reads the logs only if the state is not rounded."""
     text, own = STEPS_AND_ZEROS + rates_and_constants(), _wide(_OWN)
     if state_bits != 32:
         return text + _token_by_token(state_bits, groups == 1, own)

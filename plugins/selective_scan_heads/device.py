@@ -1,4 +1,4 @@
-"""The scan whose state stays where it is, always token by token."""
+"""Device ops of Mamba-2's scan with its state in place, always token by token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge.plugins.selective_scan_heads.statement import (
 
 
 def statements() -> Iterator[Op]:
-    """Logs are memory here, not inputs."""
+    """Yield the scans. Logs are in-place memory here, not inputs."""
     for op in (SELECTIVE_SCAN_HEADS, SELECTIVE_SCAN_HEADS_INT8):
         yield scan(op, op.maths.removeprefix(LOGGED))
 
@@ -34,7 +34,7 @@ _STEP = Step(
     read="B,H,P,1",
 )
 
-# B of the replayed tokens stands in for their C, which is never read.
+# B of the replayed tokens fills in for their C, which is never used.
 _HEADS = Template("""
     heads_0 = Constant<value_int: int = @heads>()
     heads_1 = Reshape(heads_0, end)
@@ -72,7 +72,7 @@ _HEADS = Template("""
     y = Reshape(y_heads, flat)
 """)
 
-# Several groups: each head gets its group's B and C. One group's are broadcast over the heads.
+# With several groups, each head gets its group's B and C. Those of a single group broadcast.
 _SEVERAL = """
     head = Range(from_0, heads_0, by_1)
     share = Div(heads_0, groups_0)
@@ -88,7 +88,7 @@ _COLUMNS = """
     B5 = Unsqueeze(B_heads, axis_3)
     C5 = Unsqueeze(C_heads, end)
 """
-# An int8 state is counted in steps of its scale, which may be one a head and column.
+# An int8 state is in units of its scale, which may be one per head and column.
 _COLUMNS_OF_STEPS = """
     B_row = Unsqueeze(B_heads, axis_3)
     B5 = Div(B_row, state_scale)

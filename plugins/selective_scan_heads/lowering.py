@@ -1,10 +1,10 @@
-"""Which kernel runs a scan, and on how large a piece of the state.
+"""Lowering of Mamba-2's scan: which kernel runs it, and the size of its blocks.
 
-A step reads and writes the state once, and hardly anything else: 80 heads of [64, 128] are 2.6 MB
-in fp32. A program takes 4096 values of it, 16 a thread of 8 warps: a thread's 16 int8 values are
-one load of 16 bytes, 16 fp32 values four of them. With as many threads (256) a row of B or C has
-fewer values (128) than threads, and Triton lets each thread read those that it needs, also 16 bytes
-at once, instead of passing them through shared memory behind a barrier for every token.
+A step reads and writes the state once, and little else: 80 heads of [64, 128] are 2.6 MB in fp32. A
+program takes 4096 values of the state, 16 per thread of 8 warps: 16 int8 values are one load of 16
+bytes, 16 fp32 values are four. With 256 threads, a row of B or C has fewer values (128) than
+threads. Triton then lets each thread read the values it needs, also 16 bytes at once, instead of
+passing them through shared memory with a barrier for every token.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from edge.plugins.lowering.context import (
 )
 from edge.plugins.selective_scan.lowering import STATES, kernel_names, logs, steering
 
-_ELEMENTS = 4096  # of the state, for a program
-_CHUNK, _CHUNK_P = 16, 64  # tokens and channels of a program of _by_chunks
-_LARGEST = 3.4028234e38  # fp32; stands for an infinite dt_max
+_ELEMENTS = 4096  # elements of the state per program
+_CHUNK, _CHUNK_P = 16, 64  # tokens per chunk and channels per program in _by_chunks
+_LARGEST = 3.4028234e38  # largest fp32, in place of an infinite dt_max
 _VALUES = ("x", "dt", "B", "C")
 _WEIGHTS = ("A", "D", "dt_bias")
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """Rounded states are rounded after every token; an fp32 one need not wait for each."""
+    """Launch the scan, by chunks for prefill with an fp32 state, else token by token.
+
+    States in fewer bits must be rounded after every token.
+    """
     state_type = STATES[node.attributes["state_bits"]] if node.int8 else "f32"
     node = kernel_names(node, state_type)
     y = at.new(
@@ -71,15 +74,15 @@ def _by_tokens(at: Lowering, arguments: Arguments, constants: Mapping[str, int |
 
 
 def _by_chunks(at: Lowering, arguments: Arguments, constants: Mapping[str, int | float]) -> None:
-    """16 tokens at a time, all 64 channels of a head in one program of 8 warps.
+    """Launch one program of 8 warps for all 64 channels of a head, 16 tokens at a time.
 
-    With fp32 and 32 tokens, or 4 warps, Triton 3.9 runs out of registers. Per token and head it is
-    about 70 instructions a warp of int8 values and 165 of fp32 ones, against 600 and 540 token by
-    token (sm_87, counted in the loops' machine code, not timed).
+    With fp32 and 32 tokens, or 4 warps, Triton 3.9 runs out of registers. One token of one head
+    takes about 70 instructions per warp for int8 values and 165 for fp32, against 600 and 540 token
+    by token (sm_87, counted in the loops' machine code, not timed).
     """
     heads, p, n = (int(constants[name]) for name in ("HEADS", "P", "N"))
     block_p = max(16, min(next_power_of_2(p), _CHUNK_P))
-    block_n = max(32, next_power_of_2(n))  # products of int8 take 32
+    block_n = max(32, next_power_of_2(n))  # int8 products need at least 32
     left_out = ("state_scale", "ancestors")
     at.launch(
         "scan_chunked.scan",
@@ -98,7 +101,7 @@ def _by_chunks(at: Lowering, arguments: Arguments, constants: Mapping[str, int |
 
 
 def warps_for_states(values: int) -> Warps:
-    """16 values a thread."""
+    """Return the warps for 16 values per thread."""
     if values >= 4096:
         return 8
     if values >= 2048:

@@ -1,4 +1,4 @@
-"""Mamba-2's selective scan, token by token: A is a scalar per head."""
+"""Mamba-2's selective scan, token by token, with a scalar A per head."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def selective_scan_heads(
     ssm_state: Tensor,
     dt_limit: tuple[float, float] = _NO_LIMIT,
 ) -> tuple[Tensor, Tensor]:
-    """Mamba-2: h = exp(Δ·A)·h + Δ·x⊗B;  y = h·C + D·x, A scalar per head (Mamba-2, section 3).
+    """Run h = exp(Δ·A)·h + Δ·x⊗B;  y = h·C + D·x, with a scalar A per head (Mamba-2, section 3).
 
-    Δ = clamp(softplus(dt + dt_bias), *dt_limit). The gate is the gated norm's business.
+    Δ = clamp(softplus(dt + dt_bias), *dt_limit). The gated norm after the scan applies the gate.
     x [B, T, H, P]; dt [B, T, H]; A_log, D, dt_bias [H]; B, C [B, T, G, N]; ssm_state [B, H, P, N].
     Returns y [B, T, H, P] and the state after the last token, in fp32.
     """
@@ -52,11 +52,11 @@ def selective_scan_heads_int8(
     dt_limit: tuple[float, float] = _NO_LIMIT,
     **given: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """`selective_scan_heads` on int8 values; the state is rounded after every token.
+    """Run `selective_scan_heads` on int8 values; the state is rounded after every token.
 
     `given` has x [B, T, H·P], dt [B, T, H], B, C [B, T, G·N], A_log, D and dt_bias [H] in int8, and
-    of each the scale: `x_scale` [1], or one a channel. ssm_state [B, H, P, N] is fp32, fp16 or int8
-    (with state_scale [1] or [H, 1, N]).
+    their scales, such as `x_scale`, [1] or one per channel. ssm_state [B, H, P, N] is fp32, fp16 or
+    int8 (with state_scale [1] or [H, 1, N]).
     Returns y fp32 [B, T, H·P], not gated, and the state after the last token in its own type.
     """
     wide = dequantized(given)
@@ -68,7 +68,7 @@ def selective_scan_heads_int8(
     return y.flatten(-2), state
 
 
-# -- as stated -------------------------------------------------------------------------------------
+# -- ops as stated ---------------------------------------------------------------------------------
 
 
 def selective_scan_heads_node(
@@ -91,7 +91,7 @@ def selective_scan_heads_node(
     *,
     scan: Scan = selective_scan_heads,
 ) -> tuple[Tensor, Tensor]:
-    """The op as stated, over a chain, by any function with the signature of `scan`'s default."""
+    """Run the op as stated, over a chain, by any `scan` with the signature of the default."""
     values = _with_logs({"x": x, "dt": dt, "B": B, "C": C}, x=x_log, dt=dt_log, B=B_log)
     counts = {"x": heads, "B": groups, "C": groups}
     values |= {name: values[name].unflatten(-1, (count, -1)) for name, count in counts.items()}
@@ -117,7 +117,7 @@ def selective_scan_heads_int8_node(
     B_log: Tensor | None = None,
     **others: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The op as stated, over a chain."""
+    """Run the op as stated, over a chain."""
     values = _with_logs({"x": x, "dt": dt, "B": B, "C": C}, x=x_log, dt=dt_log, B=B_log)
     limit = (dt_min, dt_max)
     scan = partial(selective_scan_heads_int8, groups=groups, dt_limit=limit, **others)
@@ -126,9 +126,9 @@ def selective_scan_heads_int8_node(
 
 
 def _with_logs(values: Mapping[str, Tensor], **logs: Tensor | None) -> dict[str, Tensor]:
-    """`values` with those of the logged tokens before them.
+    """Return `values` with those of the logged tokens before them.
 
-    Their output is not needed, so their C is 0.
+    The output of logged tokens is not needed, so their C is 0.
     """
     given = {name: log for name, log in logs.items() if log is not None and len(log)}
     if not given:

@@ -1,13 +1,11 @@
-"""Mamba-2's selective scan: of floats, and of int8 values.
+"""Statements of Mamba-2's selective scan, of floats and of int8 values.
 
-Chains, trees, kept rows and states in fewer bits are as `edge.plugins.selective_scan.statement`
-says.
+See `edge.plugins.selective_scan.statement` for chains, trees, kept rows and states in fewer bits.
 
-Logged tokens: the scans may be given the inputs of tokens that came before the run and that
-`ssm_state` does not hold yet. They are a chain, count as the first tokens of every path, and have
-no output but their state. A run that is to be verified need then write no states: the next one
-logs the tokens that were accepted ("multi-step", The Mamba in the Llama, arXiv 2408.15237,
-algorithm 2).
+Logged tokens: the scans accept the inputs of tokens before the run that `ssm_state` does not
+include yet. They form a chain, are the first tokens of every path, and have no output except their
+state. A run that verifies a draft then stores no states: the next run gets the accepted tokens as
+logged ones ("multi-step", The Mamba in the Llama, arXiv 2408.15237, algorithm 2).
 """
 
 from edge.ops import Attribute, Op, index, state, value, weight
@@ -27,7 +25,7 @@ SELECTIVE_SCAN_HEADS = Op(
         weight("D", "f32[H]", "skip"),
         weight("dt_bias", "f32[H]", ""),
         state("ssm_state", "f32[B,H,P,N]", "state before the logged tokens and this run"),
-        index("kept", "i64[R]", "tokens whose state is emitted, logged ones counted first: "
+        index("kept", "i64[R]", "tokens whose state is output, logged ones counted first: "
               "ascending, in [0, M), M = L + T"),
         index("ancestors", "f32[M,M]", "[t,j] is 1 when j is t or on t's path, else 0; of logged "
               "tokens too, which come first"),
@@ -36,7 +34,7 @@ SELECTIVE_SCAN_HEADS = Op(
         value("B_log", "f32[L,B,G·N]", "their B"),
     ),
     (
-        value("y", "f32[T,B,H·P]", "of the run's own tokens, not yet gated"),
+        value("y", "f32[T,B,H·P]", "output of the run's own tokens, not yet gated"),
         state("ssm_states", "f32[R,B,H,P,N]", "state after each kept token"),
     ),
     (
@@ -66,9 +64,9 @@ SELECTIVE_SCAN_HEADS_INT8 = Op(
         *constant("D", "H", "1", "skip"),
         *constant("dt_bias", "H", "1", ""),
         state("ssm_state", "f32|f16|i8[B,H,P,N]", "state before this run"),
-        weight("state_scale", "f32[...]", "[1] or [H,1,N]; looked at when state_bits is 8"),
+        weight("state_scale", "f32[...]", "[1] or [H,1,N]; used when state_bits is 8"),
         *STEERING,
-        index("ancestors", "f32[M,M]", "the same tree as `parents`, looked at when state_bits "
+        index("ancestors", "f32[M,M]", "the same tree as `parents`, used when state_bits "
               "is 32: [t,j] is 1 when j is t or on t's path, else 0; of logged tokens too, which "
               "come first and which `kept` counts first. There are none when state_bits is not 32"),
         value("x_log", "i8[L,B,H·P]", "x of the logged tokens, oldest first"),

@@ -1,17 +1,17 @@
-"""Prefill of Mamba-2's scan with an fp32 state, in chunks, by products of matrices.
+"""Prefill of Mamba-2's scan with an fp32 state, in chunks, by matrix products.
 
-In a chunk of tokens the outputs are, with s[t] = Σ_{i≤t} Δ[i]·A,
+In a chunk of tokens, with s[t] = Σ_{i≤t} Δ[i]·A, the outputs and the state are
 
     y[t] = exp(s[t])·(h·C[t]) + Σ_{j≤t} exp(s[t]-s[j])·Δ[j]·(C[t]·B[j])·x[j] + D·x[t]
     h    = exp(s[last])·h + Σ_j exp(s[last]-s[j])·Δ[j]·x[j] ⊗ B[j]
 
-(SSD: Mamba-2, arXiv 2405.21060, section 6.) s[t]-s[j] is summed from j+1 to t and never subtracted,
-so no exponent is above 0 and none loses digits to a long chunk. A program holds the states of some
-channels of one head of one sequence, and goes through the chunks one after the other.
+(SSD: Mamba-2, arXiv 2405.21060, section 6). s[t]-s[j] is computed as the sum from j+1 to t, not as
+a difference, so no exponent is above 0 and long chunks lose no digits. A program holds the states
+of some channels of one head of one sequence, and runs the chunks one after the other.
 
-The sums are not those of `scan_heads`: tokens that were prefilled differ from the same tokens run
-one by one, by 2·10⁻⁵ of the largest output at most where it was tried, as they do on a CPU. Replays
-before the run are the very same. A NaN in a token's input is in all outputs of its chunk.
+The order of summation differs from `scan_heads`: outputs of prefill differ from those of the same
+tokens run one by one, as on a CPU, in tests by at most 2·10⁻⁵ of the largest output. Replays before
+the run are identical. A NaN in a token's input spreads to all outputs of its chunk.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

@@ -1,9 +1,9 @@
 """Mamba-2's selective scan, token by token: steps, chains and trees, and prefill of rounded states.
 
 A program holds the states [BLOCK_P, N] of some channels of one head of one sequence in registers,
-replays the tokens that its logs hold and then runs the new ones: no state in between reaches memory
+replays the logged tokens and then runs the new ones; intermediate states never reach memory
 ("multi-step": The Mamba in the Llama, arXiv 2408.15237, algorithm 2). The recurrence is that of
-Mamba-2, arXiv 2405.21060, equation 1. y is read from h before h is rounded to what is kept of it.
+Mamba-2, arXiv 2405.21060, equation 1. y is read from h before h is rounded to its stored type.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

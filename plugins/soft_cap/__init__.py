@@ -1,1 +1,1 @@
-"""Soft cap."""
+"""Soft cap: a smooth bound on values."""

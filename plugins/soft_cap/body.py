@@ -1,4 +1,4 @@
-"""The ONNX function body of the soft cap."""
+"""ONNX function body of the soft cap."""
 
 SOFT_CAP = """
     bound = Constant<value_float: float = @cap>()

@@ -1,4 +1,4 @@
-"""How `soft_cap` is called."""
+"""Lowering to the kernel `soft_cap`."""
 
 from __future__ import annotations
 

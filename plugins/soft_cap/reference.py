@@ -1,4 +1,4 @@
-"""Soft cap in the precision of what it is given."""
+"""Soft cap in the precision of its input."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap·tanh(x/cap)."""
+    """Return cap·tanh(x/cap)."""
     return cap * torch.tanh(x / cap)

@@ -1,4 +1,4 @@
-"""Soft cap: every value on its own."""
+"""Elementwise soft cap."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations

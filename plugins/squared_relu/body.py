@@ -1,4 +1,4 @@
-"""The ONNX function body of squared ReLU."""
+"""ONNX function body of squared ReLU."""
 
 SQUARED_RELU = """
     positive = Relu(x)

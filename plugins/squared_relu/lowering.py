@@ -1,4 +1,4 @@
-"""How `squared_relu` is called."""
+"""Lowering to the kernel `squared_relu`."""
 
 from __future__ import annotations
 

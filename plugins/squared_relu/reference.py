@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """max(x, 0)²."""
+    """Return max(x, 0)²."""
     return F.relu(x).square()

@@ -1,4 +1,4 @@
-"""Squared ReLU: every value on its own."""
+"""Elementwise squared ReLU."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""ONNX's own ops where a graph has them: what runs them."""
+"""Standard ONNX ops that exported graphs contain: their references and kernels."""

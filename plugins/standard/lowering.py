@@ -1,4 +1,4 @@
-"""How ONNX's own ops run where a graph has them on rows: by `rows`, or as views of a value."""
+"""Lower standard ONNX ops on rows of channels, to kernels of `rows` or to views of a value."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _BLOCK = 1024
 
 
 def lower_add(at: Lowering, node: Node) -> None:
-    """x + y, or x + a constant [D] (a bias), in either order."""
+    """Add two values, or a value and a constant [D] (a bias), in either order."""
     names = sorted(node.inputs.values(), key=lambda name: name in at.constants)
     a = at.view(names[0])
     b = at.constants.get(names[1]) or at.view(names[1])
     if (b.width if isinstance(b, View) else b.size) != a.width:
-        raise ExportError(f"adds {names[1]!r}, which has another width", field=node.name)
+        raise ExportError(f"adds {names[1]!r}, which has a different width", field=node.name)
     y = at.new(_output(node), "f32", a.rows, a.width)
     strides = {"A_STRIDE": a.stride, "B_STRIDE": b.stride if isinstance(b, View) else 0}
     pointers = {"a": at.pointer(a), "b": at.pointer(b), "y": at.pointer(y)}
@@ -31,7 +31,7 @@ def lower_add(at: Lowering, node: Node) -> None:
 
 
 def lower_gather(at: Lowering, node: Node) -> None:
-    """Columns by a constant list, or the wanted rows by the input `rows`."""
+    """Pick columns by a constant list, or the wanted rows by the input `rows`."""
     x, index = at.view(node.inputs["data"]), node.inputs["indices"]
     if node.attributes.get("axis", 0) == 0 and index == "rows":
         return gather_rows(at, x, _output(node))
@@ -42,7 +42,7 @@ def lower_gather(at: Lowering, node: Node) -> None:
 
 
 def gather_rows(at: Lowering, x: View, name: str) -> None:
-    """Row l·B+b of `name` is row rows[l]·B+b of x."""
+    """Pick the wanted rows: row l·B+b of `name` is row rows[l]·B+b of x."""
     y = at.new(name, x.dtype, "LB", x.width)
     arguments: Arguments = {
         "x": at.pointer(x), "rows": at.input("rows", "i32", Size(of="L")), "y": at.pointer(y),
@@ -52,9 +52,9 @@ def gather_rows(at: Lowering, x: View, name: str) -> None:
 
 
 def lower_concat(at: Lowering, node: Node) -> None:
-    """Two values side by side."""
+    """Concatenate two values along the channels."""
     if len(node.inputs) != 2:
-        raise ExportError("joins a number of values other than two", field=node.name)
+        raise ExportError("must concatenate exactly two values", field=node.name)
     a, b = (at.view(name) for name in node.inputs.values())
     y = at.new(_output(node), a.dtype, a.rows, a.width + b.width)
     widths = {"A_WIDTH": a.width, "B_WIDTH": b.width, "A_STRIDE": a.stride, "B_STRIDE": b.stride}
@@ -73,7 +73,7 @@ def _rows(
 
 
 def lower_split(at: Lowering, node: Node) -> None:
-    """Neighbouring channels of one value: no launch, no copy."""
+    """Split channels into views of the value: no launch, no copy."""
     whole = at.view(node.inputs["input"])
     widths = [int(width) for width in at.constant(node.inputs["split"]).array()]
     if node.attributes.get("axis") != -1 or sum(widths) != whole.width:
@@ -85,7 +85,7 @@ def lower_split(at: Lowering, node: Node) -> None:
 
 
 def lower_transpose(at: Lowering, node: Node) -> None:
-    """[T, B, …] ↔ [B, T, …]: kernels read row t·B+b either way."""
+    """Swap [T, B, …] and [B, T, …] without a launch: kernels read row t·B+b either way."""
     if list(node.attributes.get("perm", ())) != [1, 0, 2]:
         raise ExportError("swaps axes other than time and batch", field=node.name)
     at.views[_output(node)] = at.view(node.inputs["data"])

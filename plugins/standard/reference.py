@@ -1,4 +1,4 @@
-"""ONNX's own ops as exported graphs use them: a node's inputs in order, its attributes by name."""
+"""Standard ONNX ops as exported graphs use them: inputs in order, attributes by name."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def slice_(
     where = range(count) if axes is None else _sizes(axes)
     strides: Sequence[int] = [1] * count if steps is None else _sizes(steps)
     for start, end, axis, step in zip(_sizes(starts), _sizes(ends), where, strides, strict=True):
-        # Python's own rules for out-of-range and negative bounds are ONNX's; torch knows no
-        # negative step.
+        # Python's rules for out-of-range and negative bounds are ONNX's; torch has no negative
+        # steps.
         rows = range(x.shape[axis])[slice(start, end, step)]
         x = x.index_select(axis, torch.tensor(list(rows), dtype=torch.int64))
     return x

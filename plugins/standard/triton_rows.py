@@ -1,4 +1,4 @@
-"""Rows moved or added: sums, columns picked by index, rows picked by index, rows side by side."""
+"""Sums of rows, columns picked by index, rows picked by index, and concatenated rows."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TensorRT: the graph of plugins, what each plugin launches, and the plugin library in C++."""
+"""TensorRT: the device graph, the launches of its plugins, and the plugin library in C++."""
 
-# behind the name of a state, log or cache: the same memory after the run
+# suffix of the name of a state, log or cache for the same memory after the run
 OUT = ".out"

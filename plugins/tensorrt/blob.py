@@ -1,9 +1,14 @@
-"""Compiled kernels of one architecture in one piece, which an engine carries once.
+"""A blob of the compiled kernels of one architecture, which an engine contains once.
 
-The bytes: MAGIC; an int64, CRC-32 of all that follows, by which damage is found; 32 bytes, SHA-256
-of the rest, which names it; an int64 n and n little-endian int64 words: the SM, the number of
-kernels, and of each: key (start, length), symbol (start, length), cubin (start, length), dynamic
-shared bytes, hidden trailing pointers; then what starts are counted in.
+Format, little-endian:
+
+    MAGIC
+    int64       CRC-32 of everything that follows, to detect damage
+    32 bytes    SHA-256 of the rest, the blob's identity
+    int64       n
+    n int64     SM, number of kernels; per kernel: key (start, length), symbol (start, length),
+                cubin (start, length), dynamic shared bytes, number of hidden trailing pointers
+    bytes       keys, symbols and cubins; starts are offsets from here
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ HEADER = _NAME + 32
 
 
 def pack(sm: int, kernels: Mapping[str, tuple[CompiledKernel, bytes]]) -> bytes:
-    """`kernels` by `Variant.key`: what is known of each, and its cubin. Equal cubins are kept once.
+    """Pack `kernels`, by `Variant.key`, into a blob. Equal cubins are stored once.
 
     The same kernels give the same bytes.
     """
@@ -31,7 +36,7 @@ def pack(sm: int, kernels: Mapping[str, tuple[CompiledKernel, bytes]]) -> bytes:
 
     def place(piece: bytes) -> tuple[int, int]:
         if piece not in placed:
-            # a cubin is an ELF file, which drivers map: eight bytes are what it asks for
+            # drivers map cubins, which are ELF files with an alignment of eight bytes
             data.extend(bytes(-len(data) % 8))
             placed[piece] = len(data)
             data.extend(piece)
@@ -45,11 +50,11 @@ def pack(sm: int, kernels: Mapping[str, tuple[CompiledKernel, bytes]]) -> bytes:
 
 
 def sealed(body: bytes) -> bytes:
-    """The bytes with what goes before them."""
+    """Prepend the magic, CRC-32 and SHA-256 to the body."""
     named = hashlib.sha256(body).digest() + body
     return MAGIC + struct.pack("<q", zlib.crc32(named)) + named
 
 
 def identity(blob: bytes) -> str:
-    """Names the kernels: equal blobs, and only those, have equal names."""
+    """Return the identity of a blob's kernels. Only equal blobs have equal identities."""
     return blob[_NAME:HEADER].hex()

@@ -1,4 +1,4 @@
-"""Turns a node's launches in the plan into those of its plugin: pointers become places."""
+"""Convert a node's launches in the plan to those of its plugin: pointers become places."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ _SYMBOLS = "TBLCSA"
 
 
 class Runs(NamedTuple):
-    """What a node launches in runs of one regime."""
+    """The launches of a node in runs of one regime."""
 
     regime: Regime
     launches: Sequence[tuple[Launch, Variant]]
 
 
 def node_launches(node: Operands, runs: Sequence[Runs], tensors: Tensors) -> NodeLaunches:
-    """`runs` in the order to try them, those of trees behind chains of as many rows.
+    """Convert a node's launches.
 
-    Raises ExportError: a launch points to what the node neither reads nor yields.
+    `runs` are in the order to try them, a tree after the chain with the same number of rows.
+    Raises ExportError when a launch points to memory that is neither an input nor an output.
     """
     return _Calls(node, tensors).of(runs)
 
@@ -47,7 +48,7 @@ class _Calls:
         self._rows = "".join(map(str, tensors[node.outputs[first]].dims[:2]))
         self._kernels: dict[Kernel, int] = {}
         self._calls: dict[Call, int] = {}
-        # value → index, bytes of a row, rows of the runs that use it
+        # value → index, bytes per row, `max_rows` of the regimes that use it
         self._workspace: dict[str, tuple[int, int, list[int | None]]] = {}
 
     def of(self, runs: Sequence[Runs]) -> NodeLaunches:
@@ -89,7 +90,7 @@ class _Calls:
         if not isinstance(argument, Pointer):
             return argument
         name, at = argument.name, argument.at * ITEM_SIZE[self._tensors[argument.name].dtype]
-        # a state is written: it is what comes out, which is the same memory
+        # a state is written in place: use the output, which is the same memory
         if argument.space in ("state", "log", "cache"):
             name += OUT
         if name in self._node.inputs:
@@ -103,7 +104,7 @@ class _Calls:
     def _room(self, name: str, regime: Regime) -> int:
         tensor = self._tensors[name]
         if "".join(map(str, tensor.dims[:-1])) != self._rows:
-            raise ExportError(f"{name!r} is not one row for each of {self._rows}", field=name)
+            raise ExportError(f"{name!r} does not have one row for each {self._rows}", field=name)
         size = ITEM_SIZE[tensor.dtype] * int(tensor.dims[-1])
         index, _, rows = self._workspace.setdefault(name, (len(self._workspace), size, []))
         rows.append(regime.max_rows)
@@ -112,7 +113,7 @@ class _Calls:
     def _symbols(
         self, outputs: Sequence[Output], programs: Sequence[NodeProgram]
     ) -> dict[str, tuple[int, int]]:
-        """The inputs and axes that give the symbols which anything of the node depends on."""
+        """Return the input and axis that give each symbol the node depends on."""
         sizes = [size for call in self._calls for size in call.grid]
         sizes += [one for call in self._calls for one in call.arguments if isinstance(one, Size)]
         named = set(self._rows).union(*(size.of for size in sizes))
@@ -124,12 +125,12 @@ class _Calls:
                 if isinstance(dim, str) and dim in _SYMBOLS:
                     places.setdefault(dim, (index, axis))
         if lost := named - places.keys():
-            raise ExportError(f"{self._node.op} reads nothing of {sorted(lost)}", field=lost.pop())
+            raise ExportError(f"{self._node.op} has no input of {sorted(lost)}", field=lost.pop())
         return {symbol: places[symbol] for symbol in sorted(named)}
 
 
 def _shortest(programs: Iterable[NodeProgram]) -> tuple[NodeProgram, ...]:
-    """Leave out those that the next one for as many rows or more does as well."""
+    """Drop programs whose calls equal those of the next one for at least as many rows."""
     every = list(programs)
     chains = [program for program in every if not program.tree]
     kept = [

@@ -1,4 +1,4 @@
-"""Names of the plugin library's creators (`src/ops.inc`): one for each device op."""
+"""Generate the list of the plugin library's creators (`src/ops.inc`), one for each device op."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OPS_INC = Path(__file__).with_name("src") / "ops.inc"
 
 
 def ops_inc() -> str:
-    """What `src/ops.inc` has to be."""
+    """Return the contents of `src/ops.inc`."""
     head = "// Written by `python -m edge.plugins.tensorrt.creators` from the ops' statements.\n"
     return head + "".join(f"EDGE_OP({name})\n" for name in sorted(DEVICE_OPS))
 

@@ -1,11 +1,10 @@
 """The device graph, `graphs/tensorrt.onnx`: a model's plan as an ONNX graph that plugins run.
 
-A node's op is one of `edge.plugins.device`. It carries what its plugin launches, and the graph has
-the ops' function bodies, so that there are two ways to read it: TensorRT with the plugin library,
-once `edge.runtime.tensorrt.graphfile` has renamed the nodes; everything else, with the bodies or
-`inlined`.
+Nodes are ops of `edge.plugins.device`. Each contains the launches of its plugin, and the graph has
+the ops' function bodies. TensorRT runs it with the plugin library, after
+`edge.runtime.tensorrt.graphfile` renames the nodes. Other runtimes use the bodies, or `inlined`.
 
-What comes in and goes out is the memory of the CUDA engine, by the plan's names:
+Inputs and outputs are the memory of the CUDA engine, named as in the plan:
 
     tokens i32 [T,B] · rows i32 [L] · run i32 [8] · replay i32 [P] · slots i32 [T]
     ancestors i32 [A,A] · taps{K} i32 [T,K] · state_taps{K} i32 [K-1]
@@ -48,40 +47,41 @@ _TYPES: Mapping[DType, int] = {
     "f32": TensorProto.FLOAT,
     "f16": TensorProto.FLOAT16,
     "i8": TensorProto.INT8,
-    "u8": TensorProto.INT8,  # TensorRT knows no other bytes; the bits are the same
+    "u8": TensorProto.INT8,  # the only byte type in TensorRT; the bits are the same
     "i32": TensorProto.INT32,
     "i64": TensorProto.INT64,
 }
 
 
 def device_graph(model: bytes | ModelProto, folder: str | Path) -> ModelProto:
-    """The device graph of `model`, whose weights.bin lies in `folder` and serves both.
+    """Make the device graph of `model`, whose weights.bin is in `folder` and serves both graphs.
 
     The same graph gives the same bytes, serialized deterministically.
 
-    Raises LoweringError: a node cannot be run by the kernels there are.
+    Raises LoweringError when no kernel can run some node.
     """
     proto = ModelProto.FromString(model) if isinstance(model, bytes) else model
     return graph_of(proto, walked(proto, folder))
 
 
 def graph_of(model: ModelProto, lowered: Lowered) -> ModelProto:
-    """`device_graph` of what was walked over already."""
+    """Make the device graph of a lowered model."""
     return _Graph(model, lowered).model()
 
 
 def inlined(model: ModelProto) -> ModelProto:
-    """Standard ops alone, for readers that have no plugins."""
+    """Inline all functions, for runtimes without the plugins: only standard ops are left."""
     found = inliner.inline_local_functions(model)
     _rows_for_vectors(found)
     return found
 
 
 def _rows_for_vectors(model: ModelProto) -> None:
-    """Products of a vector of ones with matrices, as products of a row with them.
+    """Turn products of a vector of ones with matrices into products of a row.
 
-    TensorRT's parser takes the first axis off a product whose left side is a vector: the wrong one
-    where the right side has more than two (onnx-tensorrt 10.1, MatMul, `needSqueezeHead`).
+    TensorRT's parser squeezes the first axis of a product whose left side is a vector. That is the
+    wrong one if the right side has more than two axes (onnx-tensorrt 10.1, MatMul,
+    `needSqueezeHead`).
     """
     nodes = list(model.graph.node)
     vectors = {node.output[0] for node in nodes if node.op_type == "ConstantOfShape"}
@@ -116,7 +116,7 @@ class _Graph:
                 self._standard(node)
 
     def model(self) -> ModelProto:
-        # what differs from run to run, then what stays where it is
+        # inputs that change from run to run come first, then memory that is updated in place
         inputs = sorted(self._inputs, key=lambda name: f"{name}{OUT}" in self._outputs)
         graph = helper.make_graph(
             self._nodes,
@@ -141,10 +141,10 @@ class _Graph:
             a.name: float if a.kind == "float" else int for a in DEVICE_OPS[found.op].attributes
         }
         attributes = {name: kinds[name](value) for name, value in found.attributes.items()}
-        # the first plugin of an engine has the kernels of all of them
+        # the first plugin of an engine carries the kernels of all plugins
         carries = {} if self._functions else {"carries": 1}
         self._functions[found.op] = None
-        # other values may be called so too, such as the sum behind a layer
+        # check both names: other values end in `.out` too, such as the sum after a layer
         self._outputs |= {f"{name}{OUT}": None for name in found.inputs
                           if f"{name}{OUT}" in found.outputs}  # fmt: skip
         self._add(
@@ -168,7 +168,7 @@ class _Graph:
         self._add(node.op, inputs, node.outputs, node.name, "", **node.attributes)
 
     def _sliced(self, name: str, start: int, width: int) -> str:
-        """Some columns of a tensor as one of their own."""
+        """Slice columns of a tensor and return the name of the result."""
         part = f"{name}.{start}_{width}"
         if part not in self._made:
             bounds = [self._integer(value) for value in (start, start + width, -1)]
@@ -201,7 +201,7 @@ class _Graph:
 
 
 def _signed(proto: TensorProto) -> TensorProto:
-    """The same bits, bytes as signed ones."""
+    """Return an initializer with u8 reinterpreted as i8, the same bits."""
     if proto.data_type != TensorProto.UINT8:
         return proto
     if proto.data_location != TensorProto.EXTERNAL:

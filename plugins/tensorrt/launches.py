@@ -1,26 +1,26 @@
-"""What one node of the TensorRT graph launches, in the bytes its plugin reads (`src/launches.h`).
+"""The launches of one node of the TensorRT graph, as the bytes its plugin reads (`src/launches.h`).
 
-A plugin knows nothing of its op: its node's attribute `launches` says which tensors it has, how
-large its outputs and its workspace are, and which compiled kernels to launch on them for runs of
-each size. Nodes of equal layers have equal bytes.
+Plugins are independent of their op: the node's attribute `launches` lists its tensors, the sizes of
+its outputs and workspace, and the compiled kernels to launch on them for runs of each size. Nodes
+of equal layers have equal bytes.
 
-The bytes: MAGIC; a number n; n numbers; then the text that strings are cut from. A number is not
-negative and is written as unsigned LEB128: seven bits a byte, the lowest first, the highest bit of
-a byte set where another follows. (What ONNX calls a string may be handed over with a 0 behind it.)
-A string is two numbers: its first byte in that text, its length. A `Size` is three: times, its
-symbols as little-endian ASCII ("TB" is 0x4254), per. Lists are their length and their items:
+Format: MAGIC; a number n; n numbers; then the text that strings point into. Numbers are not
+negative and encoded as unsigned LEB128: seven bits a byte, the lowest first, the highest bit set in
+all bytes but the last. (A 0 may follow the attribute, which ONNX treats as a string.) A string is
+two numbers: its start in the text, its length. A `Size` is three: times, its symbols as
+little-endian ASCII ("TB" is 0x4254), per. A list is its length and its items:
 
-    inputs      of (dtype, rank)
-    outputs     of (dtype, alias + 1, dims: of (symbol, or 0; the number otherwise))
-    symbols     of (symbol, input, axis): the length of that axis of that input
-    rows        symbols whose product is the number of rows that programs are chosen by
-    workspace   of (bytes of a row, most rows: 0 is any): buffers; see `WorkBuffer`
-    kernels     of (string, threads of a block)
-    launches    of (kernel, grid: 3 Size, arguments: of (tag, then by tag))
-                    0 pointer   space (0 input, 1 output, 2 workspace), index, bytes from its start
+    inputs      list of (dtype, rank)
+    outputs     list of (dtype, alias + 1, dims: list of (symbol, 0) or (0, number))
+    symbols     list of (symbol, input, axis): the symbol is the length of that axis
+    rows        symbols whose product is the number of rows that selects the program
+    workspace   list of (bytes per row, max_rows or 0 for any): see `WorkBuffer`
+    kernels     list of (string, threads per block)
+    launches    list of (kernel, grid: 3 Size, arguments: list of (tag, then depending on the tag))
+                    0 pointer   space (0 input, 1 output, 2 workspace), index, offset in bytes
                     1 i32       Size
-                    2 f32       the bits of it
-    programs    of (tree: 0 or 1, most rows: 0 is any, launches: of index)
+                    2 f32       its bits
+    programs    list of (tree: 0 or 1, max_rows or 0 for any, launches: list of index)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor the node reads. u8 is told to TensorRT as int8, of which it passes the bits on."""
+    """A tensor the node reads. TensorRT handles u8 as int8, with the same bits."""
 
     dtype: DType
     rank: int
@@ -49,11 +49,11 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor the node yields.
+    """A tensor the node writes.
 
     Attributes:
-        dims: a number, or a symbol: T, B, L, C, S, A.
-        alias: the input whose memory it is, written in place; -1: it has its own.
+        dims: dimensions, each a number or a symbol: T, B, L, C, S, A.
+        alias: index of the input whose memory is updated in place, or -1 for memory of its own.
     """
 
     dtype: DType
@@ -63,7 +63,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Place:
-    """A pointer: `at` bytes behind the start of an input, an output or a workspace buffer."""
+    """A pointer to `at` bytes after the start of an input, an output or a workspace buffer."""
 
     space: Literal["input", "output", "workspace"]
     index: int
@@ -72,9 +72,10 @@ class Place:
 
 @dataclass(frozen=True)
 class WorkBuffer:
-    """Part of the workspace: `rows` rows of `row_bytes`, on 256 bytes, behind the one before.
+    """A buffer in the workspace: `rows` rows of `row_bytes`, aligned to 256 bytes.
 
-    Runs of more than `max_rows` rows (None: any number) have no use for it: there it takes nothing.
+    Buffers follow one another. In runs of more than `max_rows` rows (None: any number) the buffer
+    is not used and has no size.
     """
 
     row_bytes: int
@@ -83,7 +84,7 @@ class WorkBuffer:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel: `Variant.key`, and the threads of one block."""
+    """A compiled kernel: its `Variant.key` and threads per block."""
 
     key: str
     threads: int
@@ -91,7 +92,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Call:
-    """One launch: index of its kernel; a grid dimension that comes out as 0 counts as 1."""
+    """One launch, with the index of its kernel. A grid dimension that comes to 0 counts as 1."""
 
     kernel: int
     grid: tuple[Size, Size, Size]
@@ -102,8 +103,8 @@ class Call:
 class NodeProgram:
     """The calls for runs of up to `max_rows` rows (None: any number), for trees or for chains.
 
-    The first that fits is used; where a node has some for trees, a tree takes one of those alone.
-    A node that does the same for both has none for trees.
+    The first program that fits a run is used. If a node has programs for trees, trees use only
+    those; a node that treats both alike has none for trees.
     """
 
     tree: bool
@@ -113,7 +114,10 @@ class NodeProgram:
 
 @dataclass(frozen=True)
 class NodeLaunches:
-    """See the module. `symbols`: name → (input, axis). A run is a tree where A is more than 1."""
+    """The launches of a node; see the module. A run is a tree if the symbol A is greater than 1.
+
+    `symbols` maps each symbol to (input, axis).
+    """
 
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
@@ -125,7 +129,7 @@ class NodeLaunches:
     programs: tuple[NodeProgram, ...]
 
     def encode(self) -> bytes:
-        """The one byte form."""
+        """Return the bytes, which are the same for equal launches."""
         to = _Writer()
         to.list(self.inputs, lambda one: to.words(DTYPES.index(one.dtype), one.rank))
         to.list(self.outputs, to.output)
@@ -143,7 +147,7 @@ def _ascii(symbols: str) -> int:
 
 
 def _leb128(value: int) -> bytes:
-    """`value` ≥ 0, as DWARF 5, appendix C, writes it."""
+    """Encode `value` ≥ 0 as in DWARF 5, appendix C."""
     written = bytearray()
     while value > 0x7F:
         written.append(value & 0x7F | 0x80)

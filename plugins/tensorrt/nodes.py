@@ -1,11 +1,10 @@
-"""The nodes of the device graph: of every node of a plan its op, its tensors and its launches.
+"""The nodes of the device graph: the op, tensors and launches of every node of a plan.
 
-One node is what is one launch in a step: where the plan joins two nodes for few rows, the device
-graph has the pair, which launches what the two launch on their own where there are many.
+Nodes are those of a step. If the plan fuses two nodes for few rows, the device graph has the pair,
+which for many rows has the launches of both nodes.
 
-Nodes of the standard domain that launch kernels in the plan (the Add of a bias, columns picked by a
-Gather, a Concat) stay what they are, on whole tensors. Those that only say where values are are
-gone.
+Standard nodes that launch kernels in the plan (the Add of a bias, a Gather of columns, a Concat)
+stay standard nodes, on whole tensors. Standard nodes that only make views are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from edge.plugins.tensorrt.calls import Runs, node_launches
 from edge.plugins.tensorrt.launches import NodeLaunches
 from edge.plugins.tensorrt.operands import Operands, Tensors, operands
 
-# nodes that are only other names of values
+# nodes that only make views of values
 _NO_NODES = ("Split", "Transpose")
 _STANDARD = ("Add", "Gather", "Concat")
 
@@ -36,7 +35,7 @@ class DeviceNode:
 
 @dataclass(frozen=True)
 class StandardNode:
-    """A node of ONNX's own: `columns` are those of each input that it reads, None all of them."""
+    """A standard ONNX node. `columns` has (first, count) of the columns read per input, or None."""
 
     name: str
     op: str
@@ -47,7 +46,7 @@ class StandardNode:
 
 
 def device_nodes(lowered: Lowered) -> Iterator[DeviceNode | StandardNode]:
-    """The nodes in the order of a step. Raises LoweringError: a node has no form as a device op."""
+    """Yield the nodes in the order of a step. Raises LoweringError when one has no device op."""
     tensors = Tensors(lowered)
     for node, runs in node_runs(lowered):
         at = lowered.walks[0].at
@@ -63,9 +62,9 @@ def device_nodes(lowered: Lowered) -> Iterator[DeviceNode | StandardNode]:
 
 
 def node_runs(lowered: Lowered) -> list[tuple[Node, list[Runs]]]:
-    """Every node of a step, and what it launches in each regime.
+    """Return every node of a step with its launches in each regime.
 
-    Raises LoweringError: a regime runs other nodes than those that a step's nodes stand for.
+    Raises LoweringError when the nodes of a regime do not correspond to those of a step.
     """
     launches = [launch for _, launch in lowered.tables.launches.values()]
     variants = [variant for _, variant in lowered.tables.variants.values()]
@@ -79,7 +78,7 @@ def node_runs(lowered: Lowered) -> list[tuple[Node, list[Runs]]]:
         for regime, nodes in walks:
             names = node.pair if regime.many and node.pair else (node.name,)
             if any(name not in nodes for name in names):
-                raise LoweringError("is not a node of every kind of run", field=node.name)
+                raise LoweringError("is missing from some kinds of run", field=node.name)
             each = [launches[index] for name in names for index in nodes.pop(name)]
             runs.append(Runs(regime, [(one, variants[one.variant]) for one in each]))
         found.append((node, runs))
@@ -102,7 +101,7 @@ def _standard(at: Lowering, node: Node) -> StandardNode:
 
 
 def _part(view: View) -> tuple[int, int] | None:
-    """First column and how many, of a value that is part of a tensor."""
+    """Return (first, count) of the columns of a view, or None if it is a whole tensor."""
     if view.offset == 0 and view.width == view.stride:
         return None
     return view.offset, view.width

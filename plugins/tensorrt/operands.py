@@ -1,7 +1,7 @@
-"""Makes a node of the device graph of a planned one: its op, and what it reads and yields.
+"""Convert a planned node to one of the device graph: its op, inputs, outputs and attributes.
 
-Inputs and outputs are in the order of the op's statement (`edge.plugins.device`). A value that is
-some columns of another is read as the whole, and attributes say which columns.
+Inputs and outputs are in the order of the op's statement (`edge.plugins.device`). A node that reads
+some columns of a tensor has the whole tensor as its input; attributes select the columns.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Tensor:
 
 
 class Tensors:
-    """Tensors by name: constants, what the host writes before a run, states, logs, caches, values.
+    """Tensors by name: constants, inputs that the host writes, states, logs, caches, values.
 
-    The memory of a state, log or cache after the run is named as it is before, and `.out`.
+    The memory of a state, log or cache after the run has the suffix `.out`.
     """
 
     def __init__(self, lowered: Lowered) -> None:
@@ -50,7 +50,7 @@ class Tensors:
             self._found[name] = Tensor(buffer.dtype, dims[:2] if name == PICKED else dims)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Raises ExportError: there is none of that name."""
+        """Return a tensor. Raises ExportError when there is none of that name."""
         found = self._found.get(name) or self._found.get(name.removesuffix(OUT))
         if found is None:
             raise ExportError(f"the device graph has no tensor {name!r}", field=name)
@@ -59,11 +59,11 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Operands:
-    """A device node but for what it launches.
+    """A device node without its launches.
 
     Attributes:
-        op: its name in `edge.plugins.device.statements.DEVICE_OPS`.
-        aliases: of each output, the index of the input whose memory it is, or -1.
+        op: name in `edge.plugins.device.statements.DEVICE_OPS`.
+        aliases: for each output, the index of the input whose memory it is, or -1.
     """
 
     op: str
@@ -74,7 +74,7 @@ class Operands:
 
 
 def operands(at: Lowering, node: Node) -> Operands:
-    """Raises ExportError: the node reads or yields other than its statement says."""
+    """Convert a node. Raises ExportError when it does not match its op's statement."""
     given = dict(node.inputs)
     attributes: dict[str, int | float] = dict(node.attributes)
     views = {n: at.views[v] for n, v in given.items() if v in at.views}
@@ -90,7 +90,7 @@ def operands(at: Lowering, node: Node) -> Operands:
         attributes["conv_start"] = attributes["start"]
     missing = [v.name for v in op.inputs if v.name not in given]
     if missing:
-        raise ExportError(f"{name} has no {', '.join(missing)}", field=node.name)
+        raise ExportError(f"{name} lacks {', '.join(missing)}", field=node.name)
     inputs = tuple(given[v.name] for v in op.inputs)
     outputs = _outputs(op, node, given)
     kept, places = in_place(op), [v.name for v in op.inputs]
@@ -104,9 +104,9 @@ def operands(at: Lowering, node: Node) -> Operands:
 
 
 def _steering(at: Lowering, op: Op, given: dict[str, str]) -> dict[str, str]:
-    """What the host writes before a run, and the logs beside a state.
+    """Return the index inputs, which the host writes before a run, and the logs beside a state.
 
-    Indices of the functional ops that have the same names steer in another way: these replace them.
+    They replace index inputs of the functional op that have the same name but another meaning.
     """
     found = {v.name: v.name for v in op.inputs if v.role == "index"}
     own = {v.name for v in op.inputs if v.role == "state"}
@@ -120,7 +120,7 @@ def _steering(at: Lowering, op: Op, given: dict[str, str]) -> dict[str, str]:
 
 
 def _whole(op: Op, name: str, view: View, node: Node) -> str:
-    """The tensor that a value lies in."""
+    """Return the tensor that contains a value."""
     if name not in viewable(op) and (view.offset or view.width != view.stride):
         raise ExportError(f"reads some columns of {view.buffer!r} as {name}", field=node.name)
     return view.buffer
@@ -133,7 +133,7 @@ def _columns(op: Op, views: dict[str, View]) -> dict[str, int | float]:
 
 
 def _outputs(op: Op, node: Node, given: dict[str, str]) -> dict[str, str]:
-    """Name in the statement → tensor; the last ones that nothing reads are left out."""
+    """Return name in the statement → tensor, without trailing outputs that nothing reads."""
     kept = in_place(op)
     values = iter(node.outputs.values())
     found = {
@@ -143,5 +143,5 @@ def _outputs(op: Op, node: Node, given: dict[str, str]) -> dict[str, str]:
     while not next(reversed(found.values())):
         found.popitem()
     if not all(found.values()):
-        raise ExportError("yields what nothing reads", field=node.name)
+        raise ExportError("has an unread output before one that is read", field=node.name)
     return found

@@ -1,1 +1,1 @@
-"""Answers that cannot be wrongly formed: tokens outside a grammar are never sampled."""
+"""Constrained answers: tokens outside a grammar are never sampled."""

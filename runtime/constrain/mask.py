@@ -1,7 +1,7 @@
-"""Which tokens may come next: llguidance follows the grammar, a mask says it to the sampler.
+"""Token masks: llguidance follows a grammar, and the mask excludes tokens that may not come next.
 
-llguidance walks the vocabulary's bytes through a parser, and gives a bit a token. What is compiled
-of a grammar is kept, for a program that asks the same again and again.
+llguidance runs the vocabulary's bytes through a parser and returns one bit per token. Compiled
+grammars are cached, for programs that use the same one repeatedly.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 Logits = NDArray[np.float32]
 
-# JSON is laid out as Python's `json.dumps` does it. Where white space is free, small models go on
-# with nothing else, and less of an answer is forced
+# JSON layout of Python's `json.dumps`. With free white space, small models may write nothing else,
+# and fewer tokens are forced.
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-KEPT = 32  # compiled grammars of a vocabulary
-MAX_SYMBOLS = 50_000  # of a grammar: what compiling takes grows with the square of optional keys
-# a number is divided while it is written, with a state for each remainder: 1,000,000 take 10 s
+KEPT = 32  # compiled grammars cached per vocabulary
+MAX_SYMBOLS = 50_000  # of a grammar: compile time grows with the square of the optional keys
+# multipleOf is checked digit by digit, with a parser state per remainder: 1,000,000 take 10 s
 MAX_DIVISOR = 200_000
 _DIVISOR = re.compile(r'"multipleOf"\s*:\s*([0-9][0-9.eE+-]*)')
 _ESCAPED = re.compile(r"\\u00([0-7][0-9a-fA-F])")
 REMEDY = "pip install 'mamba-edge[constrain]'; in a checkout, make test does"
-# of the 8 tokens of a byte of the mask: 0 where its bit is set, else -inf
+# for each byte of the mask, the biases of its 8 tokens: 0 if the bit is set, else -inf
 _BIAS = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
 ).astype(np.float32)
@@ -49,20 +49,21 @@ class Mask:
     """Follows one answer through its grammar.
 
     Attributes:
-        complete: the grammar leaves nothing more to say.
+        complete: whether the grammar allows no further tokens.
     """
 
     def __init__(self, matcher: LLMatcher, vocabulary: GrammarVocabulary, kind: Kind) -> None:
-        """`matcher`: at the grammar's beginning, this mask's own. `kind`: of the grammar."""
+        """`matcher`: at the grammar's start, owned by this mask. `kind`: kind of the grammar."""
         self._matcher = matcher
         self._kind = kind
         self._vocabulary = vocabulary
-        self._ahead: list[int] = []  # consumed beyond what has been said
+        self._ahead: list[int] = []  # tokens the matcher has consumed beyond the answer
         self.complete = False
 
     def say(self, token: int) -> None:
-        """A token joins the answer. Raises EngineError for one that the grammar does not allow,
-        InputError as `allowed` does.
+        """Add a token to the answer.
+
+        Raises EngineError for a token that the grammar excludes, and InputError as `allowed` does.
         """
         if self._ahead[:1] == [token]:
             del self._ahead[0]
@@ -72,34 +73,35 @@ class Mask:
         self.complete = not self._ahead and self._matcher.is_stopped()
 
     def allowed(self, logits: Logits, path: Sequence[int] = ()) -> Logits:
-        """A copy of logits [V] in which tokens are -inf that may not come after `path`, which comes
-        after what has been said. Behind the grammar's end, where nothing counts, the logits.
+        """Return a copy of logits [V] with -inf for tokens that may not come after `path`.
 
-        Raises InputError: the grammar became too complex, or wants what the vocabulary lacks.
+        `path` follows the answer so far. After the grammar's end, returns the logits themselves.
+        Raises InputError if the grammar becomes too complex or needs text that the vocabulary
+        lacks.
         """
         if not self._go(path):
             return logits
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
-        # `take` is ten times as quick as an index
+        # `take` is ten times as fast as indexing
         out: Logits = _BIAS.take(bits, axis=0).reshape(-1)[: len(logits)]
         out += logits
         return out
 
     def within(self, path: Sequence[int]) -> int:
-        """How many tokens of a path stay in the grammar, from what has been said on."""
+        """Return how many tokens of a path after the answer so far stay within the grammar."""
         self._go(())
         return int(self._matcher.validate_tokens(list(path)))
 
     def forced(self, most: int) -> list[int]:
-        """Return at most `most` tokens that spell what the grammar leaves no choice about."""
+        """Return at most `most` tokens of the text that the grammar forces next."""
         self._go(())
         found: list[int] = self._matcher.compute_ff_tokens()[:most]
-        # an end is no text, and not worth a run
+        # stop before an end token, which is not worth a run
         return found[: next((i for i, t in enumerate(found) if t in self._vocabulary.ends), most)]
 
     def _go(self, path: Sequence[int]) -> bool:
-        """Bring the matcher behind `path`; whether it is within the grammar."""
+        """Bring the matcher to the end of `path` and return whether the grammar continues there."""
         ahead, same = self._ahead, 0
         while same < min(len(ahead), len(path)) and ahead[same] == path[same]:
             same += 1
@@ -119,13 +121,13 @@ class Mask:
             raise EngineError(f"token {token} is outside the grammar")
 
     def _check(self) -> None:
-        """Raise InputError where the grammar, not a token, is why it goes no further."""
+        """Raise InputError if the matcher failed because of the grammar and not of a token."""
         said = _said(self._matcher.get_error()) if self._matcher.is_error() else ""
         if not said or "doesn't satisfy the grammar" in said:
             return
         if said == "NoExtensionBias":
             raise InputError(
-                "allows nothing next that the model's vocabulary can write", field=self._kind,
+                "allows no next text that the model's vocabulary can write", field=self._kind,
                 remedy="change the grammar, or use a model whose tokenizer knows all bytes",
             )  # fmt: skip
         raise InputError(
@@ -137,11 +139,11 @@ class GrammarVocabulary:
     """A tokenizer's vocabulary as llguidance reads it, and the grammars compiled for it.
 
     Attributes:
-        ends: ids that end an answer.
+        ends: ids of end tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Takes 0.1 s for 50,000 ids. Raises InputError without llguidance."""
+        """Convert the vocabulary, 0.1 s for 50,000 ids. Raises InputError without llguidance."""
         try:
             from llguidance import LLTokenizer, TokenizerWrapper
         except ModuleNotFoundError:
@@ -156,19 +158,19 @@ class GrammarVocabulary:
         for token in special:
             tokens[token] = _control(tokenizer.id_to_piece(token))
         ends = list(tokenizer.eos)
-        if not ends:  # llguidance wants one: it is behind the vocabulary, and never sampled
+        if not ends:  # llguidance needs one: add it after the vocabulary, where it is never sampled
             ends = [len(tokens)]
             special.append(len(tokens))
             tokens.append(_control("<end>"))
         self._spaced = np.array([text[:1] == b" " for text in tokens])
-        # it asks how text is spelled that the grammar leaves no choice about
+        # llguidance calls it to tokenize forced text
         wrapped = TokenizerWrapper(_Spelling(tokenizer, tokens, ends[0], special))
         self._tokenizer = LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=ends)
         self._compiled: OrderedDict[tuple[Constraint, bool], LLMatcher] = OrderedDict()
         self._lock = Lock()
 
     def mask(self, constraint: Constraint, stripped: bool) -> Mask:
-        """A mask at the beginning of an answer. `stripped`: of which a first space is not shown.
+        """Return a mask at the start of an answer. `stripped`: its first space is not shown.
 
         Raises InputError naming the parameter of a grammar that cannot be compiled.
         """
@@ -191,12 +193,12 @@ class GrammarVocabulary:
         )[: len(self._spaced)].astype(bool)
         if not first[: self._size].any() and not matcher.is_accepting():
             raise InputError(
-                "begins with what the model's vocabulary cannot write", field=constraint.kind
+                "begins with text that the model's vocabulary cannot write", field=constraint.kind
             )
         if not stripped:
             return matcher
-        # the space before a first word is not shown: it may come, and has to where the grammar
-        # begins with one that is
+        # the space before the first word is not shown: it is optional, and required if the grammar
+        # itself begins with a space
         space = '" "' if first[self._spaced].any() else '" "?'
         top = {"name": "answer", "lark_grammar": f"start: {space} @body"}
         return self._matcher(constraint, json.dumps({"grammars": [top, body | {"name": "body"}]}))
@@ -212,7 +214,7 @@ class GrammarVocabulary:
 
 
 class _Spelling:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface that llguidance expects."""
 
     bos_token_id = None
 
@@ -223,18 +225,18 @@ class _Spelling:
         self._tokenizer = tokenizer
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokens of a text that others come before: no first space is added."""
+        """Tokenize text within an answer, so that no leading space is added."""
         before = Segment("", tokens=(0,))
         try:
             found = self._tokenizer.encode_segments([before, Segment(text.decode())])[1:]
         except (UnicodeDecodeError, InputError):
             return self._longest_first(text)
         same = b"".join(self.tokens[token] for token in found) == text
-        # some tokenizers trim spaces, or know no bytes
+        # some tokenizers trim spaces or have no byte tokens
         return found if same else self._longest_first(text)
 
     def _longest_first(self, text: bytes) -> list[int]:
-        """Tokens that spell a text, the longest that fits each time; as far as there are any."""
+        """Tokenize greedily by the longest match, as far as tokens exist."""
         found, at = [], 0
         while at < len(text):
             sizes = range(min(self._longest, len(text) - at), 0, -1)
@@ -256,12 +258,12 @@ class _Spelling:
 
 
 def _control(name: str) -> bytes:
-    """How llguidance sees a token that is no text."""
+    """Return llguidance's bytes for a control token."""
     return b"\xff" + name.encode()
 
 
 def _check_divisors(constraint: Constraint) -> None:
-    """Raises InputError: the grammar has numbers divided by what takes too many states."""
+    """Raise InputError if values of `multipleOf` need too many parser states."""
     source = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), constraint.source)
     texts = _DIVISOR.findall(source)
     if not texts or constraint.kind not in ("json_schema", "grammar"):
@@ -273,17 +275,17 @@ def _check_divisors(constraint: Constraint) -> None:
         whole = {int(number.scaleb(-finest)) for number in numbers} if small else {0}
     except (ArithmeticError, ValueError):
         whole = {0}
-    # where several hold for one number, it is divided by their least common multiple
+    # several constraints on one number need a state per remainder of their least common multiple
     divided = math.lcm(*whole) if len(whole) <= 100 else 0
     if not 0 < divided <= MAX_DIVISOR or sum(whole) * (len(numbers) / len(whole)) > 4 * MAX_DIVISOR:
         raise InputError(
-            f"divides by more than can be followed: the values of multipleOf, taken together, come "
-            f"to more than {MAX_DIVISOR}", field=constraint.kind, remedy="use smaller ones",
+            f"has too large values of multipleOf: taken together, they come to more than "
+            f"{MAX_DIVISOR}", field=constraint.kind, remedy="use smaller ones",
         )  # fmt: skip
 
 
 def _grammar(constraint: Constraint) -> dict[str, Any]:
-    """One grammar as llguidance's JSON has it."""
+    """Return a constraint as one grammar in llguidance's JSON."""
     if constraint.kind == "json_schema":
         return {"json_schema": _schema(constraint.source)}
     if constraint.kind == "grammar":
@@ -295,7 +297,7 @@ def _grammar(constraint: Constraint) -> dict[str, Any]:
 
 
 def _schema(source: str) -> Any:
-    """A schema with our layout; its own "x-guidance", llguidance's options, goes before it."""
+    """Return a schema with `LAYOUT`; its own "x-guidance", llguidance's options, overrides it."""
     schema = json.loads(source)
     if schema is True:
         schema = {}
@@ -306,19 +308,19 @@ def _schema(source: str) -> Any:
 
 
 def _regex(pattern: str) -> str:
-    """An expression between slashes, as Lark has them."""
+    """Return a regular expression in Lark syntax, between slashes."""
     from llguidance import regex_to_lark
 
     return f"/{regex_to_lark(pattern)}/"
 
 
 def literal(text: str) -> str:
-    """A text as Lark quotes it."""
+    """Return a text as a Lark string literal."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _said(error: str) -> str:
-    """What llguidance says, without the grammar that it quotes."""
+    """Return llguidance's error message without the grammar that it quotes."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     reasons = [line.removeprefix("error: ") for line in lines[1:] if line.startswith("error: ")]
     return ": ".join([*lines[:1], *reasons]) or "is refused"
@@ -331,10 +333,10 @@ _MAKING = Lock()
 def open_mask(
     tokenizer: Tokenizer, constraint: Constraint | None, *, continued: bool
 ) -> Mask | None:
-    """What follows an answer through its grammar; None without one. `continued`: its first space is
-    shown.
+    """Return the mask for an answer with this constraint, or None without one.
 
-    Raises InputError: no llguidance, or a grammar that cannot be compiled or written.
+    `continued`: the answer's first space is shown. Raises InputError without llguidance, and for a
+    grammar that cannot be compiled or that the vocabulary cannot write.
     """
     if constraint is None:
         return None

@@ -1,5 +1,6 @@
-"""What an answer has to be: a JSON schema, a regular expression, a Lark grammar, or one of several
-texts. Whether it can be compiled is for `mask` to say.
+"""Constraints on an answer: a JSON schema, a regular expression, a Lark grammar or a list of texts.
+
+They are compiled by `mask`.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ Kind = Literal["json_schema", "regex", "grammar", "choices"]
 KINDS: tuple[Kind, ...] = ("json_schema", "regex", "grammar", "choices")
 MAX_SOURCE = 1 << 20  # characters
 MAX_CHOICES = 10_000
-_OF_OPENAI = {"name", "schema", "strict", "description"}  # `response_format.json_schema` there
+_OF_OPENAI = {"name", "schema", "strict", "description"}  # keys of `response_format.json_schema`
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What an answer has to be.
+    """A constraint on an answer.
 
     Attributes:
-        kind: the parameter that says so.
-        source: JSON of a schema or of a list of texts; else the expression, or the grammar.
+        kind: the parameter that gives it.
+        source: JSON of the schema or of the list of texts, or the expression or grammar itself.
     """
 
     kind: Kind
@@ -32,9 +33,9 @@ class Constraint:
 
 
 def constraint_of(given: Mapping[str, Any]) -> Constraint | None:
-    """The one constraint among the parameters `KINDS`, None where there is none.
+    """Return the constraint among the parameters `KINDS`, or None.
 
-    Raises InputError naming the parameter: more than one, or of a wrong kind.
+    Raises InputError naming the parameter, if there is more than one or its value is invalid.
     """
     found = [kind for kind in KINDS if given.get(kind) is not None]
     if len(found) > 1:
@@ -56,7 +57,7 @@ def constraint_of(given: Mapping[str, Any]) -> Constraint | None:
 
 
 def _schema(value: Any) -> str:
-    """JSON of a schema: an object, `True` for any JSON, their JSON, or a pydantic model."""
+    """Return JSON of a schema given as object, `True` for any JSON, JSON or pydantic model."""
     if hasattr(value, "model_json_schema"):
         value = value.model_json_schema()
     if isinstance(value, str):
@@ -71,7 +72,7 @@ def _schema(value: Any) -> str:
         kind = type(value).__name__
         raise InputError(f"must be a JSON schema, not {kind}", field="json_schema")
     if isinstance(value, Mapping) and {"name", "schema"} <= set(value) <= _OF_OPENAI:
-        # it would hold an answer to nothing
+        # as a schema, the wrapper would constrain nothing
         raise InputError(
             "is OpenAI's wrapper around a schema",
             field="json_schema",

@@ -1,4 +1,4 @@
-"""Tools of an answer: checked, declared to the template, and a grammar that holds calls to them."""
+"""Tools of an answer: validation, declaration to the template, and a grammar for their calls."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _KEYS = {"name", "description", "parameters", "strict"}
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What an answer may call.
+    """The tools that an answer may call.
 
     Attributes:
-        declared: the tools, as the OpenAI API has them.
-        free: the answer may also be text; else it is calls.
-        grammar: in Lark; None where nothing may be called.
-        spelled: control tokens that calls are written with → their text.
+        declared: the tools in the OpenAI API's form.
+        form: the model's format of tool calls.
+        free: whether the answer may also be text; otherwise it must be calls.
+        grammar: Lark grammar of the answer; None if nothing may be called.
+        spelled: control token used in calls → its text.
     """
 
     declared: tuple[Declared, ...]
@@ -40,13 +41,13 @@ class ToolUse:
     spelled: Mapping[int, str]
 
     def reader(self) -> CallReader | None:
-        """What finds calls in one answer."""
+        """Return a reader that finds calls in one answer; None if nothing may be called."""
         return None if self.grammar is None else self.form.reader(self.declared)
 
     def sampling(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters of `SamplingParams` with the grammar among them.
+        """Return the sampling parameters with the tools' grammar added.
 
-        Raises InputError for another form of answers beside it.
+        Raises InputError if they already have a constraint.
         """
         if self.grammar is None:
             return dict(given)
@@ -54,7 +55,7 @@ class ToolUse:
             raise InputError("cannot be given together with tools", field=kinds[0])
         found = {**given, "grammar": self.grammar}
         if self.free and given.get("stop") is None:
-            found["stop"] = defaults.get("stop")  # text ends where the model's turn does
+            found["stop"] = defaults.get("stop")  # free text ends at the model's own stop strings
         return found
 
 
@@ -62,16 +63,19 @@ def tool_use(
     tools: Sequence[Any] | None, choice: Any, parallel: bool,
     template: ChatTemplate, tokenizer: Tokenizer,
 ) -> ToolUse | None:  # fmt: skip
-    """The tools of an answer, None without any.
+    """Validate the tools of an answer and compile their grammar; None without tools.
 
     Args:
         tools: each as the OpenAI API declares it, or its `function` alone; `parameters` may be a
             pydantic model.
-        choice: "auto", "none", "required", or the name of the one to be called.
-        parallel: whether there may be several calls.
+        choice: "auto", "none", "required", or the name of the tool to call.
+        parallel: whether the answer may contain several calls.
+        template: chat template, which knows the model's format of tool calls.
+        tokenizer: tokenizer of the model.
 
     Raises:
-        InputError: naming every fault of the tools, or the tool whose schema cannot be compiled.
+        InputError: lists every fault of the tools, or names the tool whose schema cannot be
+            compiled.
     """
     if not tools:
         if choice not in (None, "auto", "none"):
@@ -97,7 +101,7 @@ def tool_use(
         source = rules.grammar(
             form, callable_, free=choice == "auto", several=parallel and not named
         )
-    except (AttributeError, TypeError):  # of what is no schema: llguidance says where
+    except (AttributeError, TypeError):  # from an invalid schema: compile each to find which
         _find_fault(declared, tokenizer)
         raise
     try:
@@ -109,7 +113,7 @@ def tool_use(
 
 
 class _Rules:
-    """Writes a grammar."""
+    """Writes the grammar of an answer with tools."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -124,7 +128,7 @@ class _Rules:
         rest += " " + self._text(form.tail)
         if not free:
             lines = [f"start: {begin} {rest}"]
-        elif not trigger:  # text cannot begin as a call does
+        elif not trigger:  # free text may not begin like a call
             lines = [f"start: {begin} {rest} | TEXT", r"TEXT: /[^{\[\s](.|\n)*/"]
         else:
             marker, head = self._text(trigger), self._text(form.head[len(trigger) :])
@@ -148,7 +152,7 @@ class _Rules:
         return "\n".join(lines)
 
     def _text(self, text: str) -> str:
-        """Text as Lark has it, and the control tokens in it, which no bytes stand for."""
+        """Return text as Lark literals, with its control tokens, which have no bytes, by id."""
         return " ".join(
             literal(self._tokenizer.token_bytes(part).decode(errors="replace"))
             if isinstance(part, int) and self._tokenizer.token_bytes(part)
@@ -161,13 +165,13 @@ class _Rules:
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a function's arguments: those it names and no others, unless it allows them."""
+    """Return the schema of a function's arguments; additional ones must be allowed explicitly."""
     base = {"type": "object", "additionalProperties": False}
     return base | function["parameters"] | {"x-guidance": _layout(function)}
 
 
 def _layout(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON layout of arguments; without `strict`, unknown keywords are ignored."""
+    """Return the JSON layout of arguments; without `strict`, unknown keywords are ignored."""
     return LAYOUT if function.get("strict") else LAYOUT | {"lenient": True}
 
 
@@ -219,7 +223,7 @@ def _parameters(given: Any) -> Any:
         plain = json.loads(json.dumps(given, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
         return None
-    # plain values, and with every tool's properties, as templates want them
+    # plain JSON values, and always `properties`, which templates expect
     return {"type": "object", "properties": {}} | plain if isinstance(plain, dict) else plain
 
 

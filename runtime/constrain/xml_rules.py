@@ -1,4 +1,4 @@
-"""A grammar for arguments of a call that are elements, each held to its part of the schema."""
+"""Grammar rules for tool-call arguments written as XML elements, each with its own schema."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edge.errors import InputError
 from edge.runtime.constrain.mask import literal
 from edge.text.xml_calls import SPELLED, XmlForm, branches, resolved, spelled
 
-# of the schema of arguments, and of one that is text; others are passed over, or with `strict`
-# refused
+# supported keywords of the arguments' schema and of a string's; others are ignored, or refused
+# with `strict`
 _KNOWN = {"type", "properties", "required", "additionalProperties", "title", "description",
           "$defs", "definitions"}  # fmt: skip
 _OF_TEXT = {"type", "minLength", "maxLength", "pattern", "title", "description", "default",
@@ -21,27 +21,27 @@ _ANY = "(?s:.*)"
 
 
 class XmlRules:
-    """Writes the rules of one tool's arguments."""
+    """Writes the grammar rules of one tool's arguments."""
 
     def __init__(
         self, form: XmlForm, function: Mapping[str, Any], layout: Mapping[str, Any],
         text: Callable[[str], str], prefix: str,
     ) -> None:  # fmt: skip
-        """`layout`: of JSON; `text`: a text as Lark has it; `prefix`: of the rules' names."""
+        """`layout`: JSON layout; `text`: quotes text for Lark; `prefix`: of the rules' names."""
         self._form, self._text, self._prefix = form, text, prefix
         self._root: Mapping[str, Any] = function["parameters"]
         self._strict, self._layout = bool(function.get("strict")), layout
         self._lines: list[str] = []
 
     def rules(self) -> list[str]:
-        """The rule `prefix`, and those that it needs. Raises InputError."""
+        """Return the rule `prefix` and the rules it needs. Raises InputError."""
         root = self._root
         self._check(root, _KNOWN)
         properties, required = root.get("properties", {}), root.get("required", [])
         parts = []
         for key, schema in properties.items():
             if self._form.named.strip() in key:
-                raise InputError(f"{key!r:.60} cannot be written in this model's form of calls")
+                raise InputError(f"{key!r:.60} cannot be written in this model's tool calls")
             element = self._element(self._text(self._form.opens + key + self._form.named), schema)
             parts.append(element if key in required else f"{element}?")
         if missing := [key for key in required if key not in properties]:
@@ -56,7 +56,7 @@ class XmlRules:
 
     def _check(self, schema: Mapping[str, Any], known: Iterable[str]) -> None:
         if self._strict and (unknown := sorted(set(schema) - set(known))):
-            raise InputError(f"{unknown[0]!r:.60} cannot be held in this model's form of calls")
+            raise InputError(f"{unknown[0]!r:.60} is not supported in this model's tool calls")
 
     def _rule(self, body: str, *, terminal: bool = False) -> str:
         name = f"{self._prefix}_{len(self._lines)}"
@@ -65,7 +65,7 @@ class XmlRules:
         return name
 
     def _element(self, begin: str, schema: Any) -> str:
-        """The rule of an element: `begin`, a value, and what closes it."""
+        """Return the rule of an element: `begin`, a value and the closing marker."""
         values = [self._value(branch) for branch in branches(schema, self._root)]
         if not values:
             raise InputError("a schema allows no value")
@@ -90,7 +90,7 @@ class XmlRules:
         return f"%json {json.dumps(held)} {literal(closes)}"
 
     def _free(self, schema: Mapping[str, Any]) -> str:
-        """A terminal: any text of the schema and what closes it, which is nowhere before."""
+        """Return a terminal: text that matches the schema, up to the first closing marker."""
         self._check(schema, _OF_TEXT)
         said = [f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})"]
         if isinstance(pattern := schema.get("pattern"), str):

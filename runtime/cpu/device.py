@@ -1,4 +1,4 @@
-"""A CPU as the launch plan's device: memory of this process, compiled kernels, lists of calls."""
+"""The CPU as a launch plan's device: host memory, compiled kernels and lists of kernel calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Bytes = NDArray[np.uint8]
 
 
 class HostMemory:
-    """Zeroed bytes that start on 256."""
+    """Zeroed bytes, aligned to 256."""
 
     def __init__(self, nbytes: int) -> None:
         try:
@@ -41,7 +41,7 @@ class HostMemory:
         self.address = self.data.ctypes.data
 
     def take_small_pages(self) -> None:
-        """Have memory taken in pages of 4 KB where it is touched, not of 2 MB as numpy asks for."""
+        """Use pages of 4 KB, allocated on first touch, instead of numpy's 2 MB huge pages."""
         advice = getattr(mmap, "MADV_NOHUGEPAGE", None)
         skipped = -self.address % mmap.PAGESIZE
         if advice is not None and self.nbytes > skipped:
@@ -53,9 +53,9 @@ class Pool:
     """Threads that share the kernels' work; the caller is one of them."""
 
     def __init__(self, threads: int, *, finest: bool = False) -> None:
-        """`finest`: share all work in small pieces, whatever it is worth: for tests.
+        """Start the threads. `finest`: split all work into the smallest pieces, for tests.
 
-        Raises EngineError: the system refuses this many threads.
+        Raises EngineError if the system refuses this many threads.
         """
         self._library = library()
         self._process = os.getpid()
@@ -65,18 +65,19 @@ class Pool:
             raise EngineError(f"no {threads} threads could be started", field="threads")
 
     def run(self, calls: ctypes.Array[CpuCall]) -> None:
-        """Run them in order. Raises EngineError: no memory."""
+        """Run the calls in order. Raises EngineError if memory runs out."""
         if self._library.edge_cpu_run(self.handle, calls, len(calls)):
             raise EngineError("no memory for a kernel's intermediate values")
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
-        # a forked child has no such threads, and would wait for them; at the end there is no `os`
+        # a forked child does not have the threads and would wait for them forever; `getpid` is an
+        # argument because `os` may be gone at interpreter exit
         if getattr(self, "handle", None) and self._process == getpid():
             self._library.edge_cpu_pool_free(self.handle)
 
 
 class CallList:
-    """Calls in order, made ready to be run any number of times."""
+    """Calls in order, prepared to run any number of times."""
 
     def __init__(self, pool: Pool, calls: Sequence[CpuCall], kept: Sequence[Any]) -> None:
         self._pool = pool
@@ -88,21 +89,22 @@ class CallList:
 
 
 class CpuDevice:
-    """See `edge.runtime.cuda.device.Device`. Everything is done before a call returns.
+    """See `edge.runtime.cuda.device.Device`. All methods are synchronous.
 
     Attributes:
-        name: with the instruction set.
-        sm: 0, for kernels are found by the variant alone.
-        pool: what runs the calls.
+        isa: the instruction set.
+        name: display name, with instruction set and number of threads.
+        sm: 0, because the variant alone selects a kernel.
+        pool: threads that run the calls.
     """
 
     sm = 0
     records_early = False
 
     def __init__(self, threads: int, isa: str | None = None, *, finest: bool = False) -> None:
-        """`isa`: the instruction set; None is the best one. `finest`: see `Pool`.
+        """`isa`: instruction set; None is the best available. `finest`: see `Pool`.
 
-        Raises EngineError: no library, or too few threads.
+        Raises EngineError if the library is missing or the threads cannot be started.
         """
         self.isa = instruction_set() if isa is None else isa
         self.name = f"CPU, {self.isa}, {threads} thread{'s' if threads > 1 else ''}"
@@ -110,8 +112,6 @@ class CpuDevice:
         self._copy = CpuKernel("kernel copy", self.isa)
         self._fill = CpuKernel("kernel fill", self.isa)
         self._recording: tuple[list[CpuCall], list[Any]] | None = None
-
-    # -- memory ----------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> HostMemory:
         return HostMemory(nbytes)
@@ -147,12 +147,13 @@ class CpuDevice:
         values = (CallValue * 1)(CallValue(address=part.ctypes.data))
         self._add(self._fill, values, (nbytes, byte, 0), part)
 
-    # -- launches --------------------------------------------------------------------------------
-
     def load(
         self, variant: Variant, compiled: CompiledKernel | None, cubin: bytes
     ) -> tuple[CpuKernel, tuple[str, ...]]:
-        """A kernel, and which member of `CallValue` each argument is. Raises EngineError: none."""
+        """Return a kernel, and the member of `CallValue` for each argument.
+
+        Raises EngineError if there is no such kernel.
+        """
         members = []
         for kind in variant.types:
             pointer, number = kind.startswith("*"), kind.startswith("fp")
@@ -194,8 +195,10 @@ class CpuDevice:
     def weave(
         self, shared: CallList, own: Sequence[CallList], order: Iterable[tuple[bool, int]]
     ) -> CallList:
-        """Calls for all states and those of each, in one list: whether one is of each, and which of
-        its list's, in order. One call makes those of all states that are of the same launch.
+        """Merge shared calls and per-state calls into one list.
+
+        `order` has, for each launch, whether it is per state, and its index in its list. The
+        per-state calls of a launch become one call for all states.
         """
         calls: list[CpuCall] = []
         kept: list[Any] = [shared, *own]
@@ -212,7 +215,7 @@ class CpuDevice:
         return CallList(self.pool, calls, kept)
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: all calls are synchronous."""
 
 
 def _call(kernel: CpuKernel, values: Any, grid: tuple[int, int, int]) -> CpuCall:

@@ -26,13 +26,12 @@ from edge.runtime.engine import DEFAULT_WINDOW, JointStep, Stepped, within
 if TYPE_CHECKING:
     from edge.bundle import Bundle
 
-# Bytes of weights up to which one thread is the quicker: a second one's wake-up costs more than it
-# brings.
+# Bytes of weights up to which one thread is faster: waking a second one costs more than it saves.
 _SMALL = 8_000_000
 
 
 class CpuEngine(CudaEngine):
-    """A launch plan on this machine's CPU: the states, files and ledger of the CUDA engine."""
+    """Runs a launch plan on the CPU, with the states, state files and ledger of the CUDA engine."""
 
     name = "cpu"
     _joint: JointRuns | None = None
@@ -40,7 +39,7 @@ class CpuEngine(CudaEngine):
     def __init__(
         self, config: ModelConfig, exclusive: Exclusive, executor: Executor, **told: Any
     ) -> None:
-        """See `CudaEngine`. Repacks the weights. Raises EngineError without memory."""
+        """See `CudaEngine`. Repacks the weights. Raises EngineError if memory runs out."""
         super().__init__(config, exclusive, executor, **told)
         assert isinstance(executor, PlanExecutor)
         interleave(executor)
@@ -53,7 +52,7 @@ class CpuEngine(CudaEngine):
 
     @property
     def threads(self) -> int:
-        """CPU threads one run uses."""
+        """Number of CPU threads of a run."""
         device = self.exclusive.device
         assert isinstance(device, CpuDevice)
         return device.pool.threads
@@ -75,19 +74,19 @@ class CpuEngine(CudaEngine):
         return step_jointly(self, self._joint, steps)
 
     def attach(self, state: DeviceState) -> None:
-        # a prompt fills the beginning of every head's cache: in large pages that is all of it, and
-        # zeroing 190 MB takes longer than reading the prompt
+        # a prompt fills only the beginning of each head's cache, but with huge pages it would touch
+        # all of it, and zeroing 190 MB takes longer than prefill
         if isinstance(state.caches, HostMemory):
             state.caches.take_small_pages()
         super().attach(state)
 
     @staticmethod
     def from_bundle(bundle: Bundle, *, threads: int | None = None) -> CpuEngine:
-        """The engine for a bundle. `threads` None is one per physical core this process may use,
-        and one for a small model.
+        """Return the engine for a bundle.
 
-        Raises BundleError: no launch plan; InputError: no threads; EngineError: the kernels are not
-        compiled, or there is no memory.
+        `threads` None is one per physical core this process may use, or one for a small model.
+        Raises BundleError without a launch plan, InputError for fewer than one thread, and
+        EngineError if the kernels are not compiled or memory runs out.
         """
         if threads is None:
             weights = sum(e.size for e in bundle.manifest.files if e.path.endswith(".bin"))

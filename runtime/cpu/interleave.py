@@ -1,4 +1,4 @@
-"""Weights repacked where they lie, once they are loaded: see edge_cpu_interleave of calls.h."""
+"""In-place repacking of loaded weights: see edge_cpu_interleave in calls.h."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from edge.launch_checks import REMEDY
 from edge.plugins.cpu.library import CpuReader, library
 from edge.runtime.cuda.launching import PlanExecutor
 
-IMPOSSIBLE = 2  # of edge_cpu_interleave
+IMPOSSIBLE = 2  # return value of edge_cpu_interleave
 
 
 def interleave(executor: PlanExecutor) -> None:
-    """Have the rows of weights lie as its kernels read them fastest. Done once for the weights:
-    executors that share them share their kernels.
+    """Repack the rows of weights into the order that the kernels read fastest.
 
-    Raises EngineError: no memory for a few rows; a plan that reads a weight as of more bytes than
-    there can be.
+    Done once per set of weights: executors that share weights also share kernels. Raises
+    EngineError if there is no memory for a few rows, or if the plan reads a weight beyond the
+    largest possible size.
     """
     weights, kernels = executor.weights, executor.kernels
     if weights.read_by is not None:
@@ -39,6 +39,6 @@ def interleave(executor: PlanExecutor) -> None:
             )
     refused = library().edge_cpu_interleave((CpuReader * len(readers))(*readers), len(readers))
     if refused == IMPOSSIBLE:
-        raise EngineError("a weight is read as of more bytes than there can be", remedy=REMEDY)
+        raise EngineError("the plan reads a weight beyond the largest possible size", remedy=REMEDY)
     if refused:
         raise EngineError("no memory to repack weights")

@@ -1,10 +1,10 @@
-"""Steps of several states, each of one sequence, in one run of the plan.
+"""Joint steps: one token for each of several single-sequence states, in one run of the plan.
 
 A run of M tokens of one sequence reads each weight once. Here its M rows are the next tokens of M
-states. Launches that touch no state are made once, for all rows. Those that do, scans, convolutions
-and attention, are made for each state with one row, and so are those that read where it stands. No
-kernel knows of it, and a row's sums do not depend on the others: every state gets the bits of its
-own step.
+states. Launches that do not touch a state run once for all rows. Launches that do (scans,
+convolutions, attention) or that read a state's position run once per state, with one row. The
+kernels are unchanged, and a row's sums do not depend on the other rows, so every state gets results
+bit-identical to its own step.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from edge.runtime.state_memory import Array
 if TYPE_CHECKING:
     from edge.runtime.cpu.engine import CpuEngine
 
-_SHARED, _EACH = range(2)  # programs of a plan that is split
-_OF_ROWS = ("tokens", "rows")  # inputs that say nothing of where a state stands
+_SHARED, _EACH = range(2)  # the programs of a split plan
+_OF_ROWS = ("tokens", "rows")  # inputs that do not depend on a state's position
 _PAIR, _CONV = "linear_conv.few", "linear_conv.conv"
-_KEPT = 64  # lists of a state's calls in a row
+_KEPT = 64  # cached call lists, one per (row, state)
 
 
 class SplitPlan(NamedTuple):
-    """A plan's chain of some rows as two programs: launches for all rows, and for each state.
+    """A plan's chain program for few rows, split in two: launches for all rows, and per state.
 
     Attributes:
-        plan: has these two programs alone; variants that were added are its last.
-        order: of both, whether a launch is one for each state.
-        program: which of the plan it was.
-        rows: most states.
-        origins: the variant that each added one is a part of.
+        plan: plan with only these two programs; added variants come last.
+        order: for each launch in order, whether it runs once per state.
+        program: index of the program in the original plan.
+        rows: maximum number of states.
+        origins: added variant → variant that it is a part of.
     """
 
     plan: LaunchPlan
@@ -61,7 +61,7 @@ class SplitPlan(NamedTuple):
 
 
 def split(plan: LaunchPlan) -> SplitPlan | None:
-    """The program for some rows, split; None where its rows cannot be those of several states."""
+    """Split the chain program for few rows; None if its rows cannot belong to several states."""
     chains = [i for i, p in enumerate(plan.programs) if p.kind == "chain" and p.max_rows]
     if not chains:
         return None
@@ -77,7 +77,7 @@ def split(plan: LaunchPlan) -> SplitPlan | None:
         if each and not all(_in_rows(plan, a) for a in launch.arguments if isinstance(a, Pointer)):
             return None
         parts = [(each, launch.variant)]
-        if variant.kernel == _PAIR:  # its product reads the most weights of all
+        if variant.kernel == _PAIR:  # its product reads most of the weights, so share that part
             parts = [(False, len(variants)), (True, len(variants) + 1)]
             origins |= {number: launch.variant for _, number in parts}
             variants += [_renamed(variant, _product(variant)), _renamed(variant, _CONV)]
@@ -98,7 +98,7 @@ def split(plan: LaunchPlan) -> SplitPlan | None:
 
 
 def _of_a_state(launch: Launch) -> bool:
-    """Whether it touches a state, or reads where it stands."""
+    """Return whether a launch touches a state or reads its position."""
     return any(
         a.space in ("state", "log", "cache") or (a.space == "input" and a.name not in _OF_ROWS)
         for a in launch.arguments
@@ -107,7 +107,7 @@ def _of_a_state(launch: Launch) -> bool:
 
 
 def _in_rows(plan: LaunchPlan, pointer: Pointer) -> bool:
-    """Whether a value is rows of the run's tokens, so that one row of it is a state's."""
+    """Return whether a value has one row per token, so that each row belongs to one state."""
     if pointer.space != "value":
         return True
     size = plan.values[pointer.name].elements
@@ -124,21 +124,22 @@ def _renamed(variant: Variant, kernel: str) -> Variant:
 
 
 class _Seated(NamedTuple):
-    """A state, and its calls in one row."""
+    """A state, and its calls for one row."""
 
     state: weakref.ref[State]
     calls: CallList
 
 
 class JointRuns:
-    """The joint runs of an engine: inputs for as many states as there may be, and lists of calls
-    for those that came together. Values lie in the engine's arena.
+    """The joint runs of an engine: inputs for the maximum number of states, and cached call lists.
+
+    Values lie in the engine's arena.
     """
 
     def __init__(self, engine: CpuEngine, parts: SplitPlan) -> None:
-        """Takes memory, some 100 kB besides the engine's arena.
+        """Allocate some 100 kB besides the engine's arena.
 
-        Raises EngineError: no memory, or kernels of another version.
+        Raises EngineError if memory runs out or the kernels are of another version.
         """
         self._engine = weakref.proxy(engine)
         device, executor = engine.exclusive.device, engine.executor
@@ -163,16 +164,17 @@ class JointRuns:
         self._last: tuple[list[weakref.ref[State]], CallList] | None = None
 
     def _calls_in_order(self) -> Iterator[tuple[bool, int]]:
-        """For each launch: whether it runs once a state, and its index in its program."""
+        """Yield for each launch whether it runs once per state, and its index in its program."""
         seen = [0, 0]
         for own in self._parts.order:
             yield own, seen[own]
             seen[own] += 1
 
     def run(self, members: Sequence[tuple[State, DeviceRun]]) -> list[Floats]:
-        """Logits [V] of one token of each state, views of the arena, which the next run overwrites.
+        """Run one token of each state and return logits [V] for each.
 
-        Raises EngineError: no memory.
+        They are views of the arena, which the next run overwrites. Raises EngineError if memory
+        runs out.
         """
         rows, sources = self._rows([state for state, _ in members]), self._engine.sources
         in_order = sorted(zip(rows, members, strict=True), key=lambda one: one[0])
@@ -187,14 +189,14 @@ class JointRuns:
         return [self._logits[row] for row in rows]
 
     def _rows(self, states: Sequence[State]) -> list[int]:
-        """A row for each: the one it had, where that still exists."""
+        """Assign a row to each state, the previous one if it is still in range."""
         before = self._last[0] if self._last else []
         had = {id(ref()): row for row, ref in enumerate(before[: len(states)])}
         free = set(range(len(states))) - {had[id(s)] for s in states if id(s) in had}
         return [had[id(s)] if id(s) in had else free.pop() for s in states]
 
     def _calls(self, states: Sequence[State]) -> CallList:
-        """The calls for states in their rows; most often those of the run before."""
+        """Return the calls for states in their rows, usually those of the previous run."""
         before, calls = self._last or ((), None)
         if calls and [id(ref()) for ref in before] == [id(state) for state in states]:
             return calls
@@ -209,7 +211,7 @@ class JointRuns:
     def _of_state(self, state: State, row: int) -> CallList:
         key = row, id(state)
         found = self._of_states.get(key)
-        # another state may have got the address of one that is gone
+        # a new state may have the id of one that was freed
         if found is None or found.state() is not state:
             calls = self._recorded(_EACH, state, row, 1)
             found = self._of_states[key] = _Seated(weakref.ref(state), calls)
@@ -227,7 +229,7 @@ class JointRuns:
         return calls
 
     def _launches(self, program: int, state: State, row: int, rows: int) -> list[KernelCall]:
-        """The launches of one of the two programs for `rows` rows from `row` on."""
+        """Return the launches of one of the two programs for `rows` rows from `row` on."""
         plan, executor = self._parts.plan, self._executor
         runs = state.workspace.runs
         inputs = self._seats[row] if program == _EACH else self._shared
@@ -254,7 +256,7 @@ class JointRuns:
 
 
 class _Inputs:
-    """What the host writes before the launches of one of the two programs."""
+    """The inputs that the host writes before the launches of one of the two programs."""
 
     def __init__(self, joint: JointRuns, program: int, rows: int) -> None:
         engine, plan = joint._engine, joint._parts.plan
@@ -271,14 +273,14 @@ class _Inputs:
     def views(self, rows: int) -> dict[str, Array]:
         if rows not in self._made:
             views = self._block.views(self._memory, _sizes(rows))
-            # the product of a pair is handed what its convolution reads, and reads nothing of it
+            # a pair's product takes its convolution's inputs as arguments but does not read them
             read = views if self._each else {n: v for n, v in views.items() if n in _OF_ROWS}
             self._made[rows] = read
         return self._made[rows]
 
 
 def _sizes(rows: int) -> Sizes:
-    """For as many rows of one sequence, and the longest window there is."""
+    """Return the sizes for `rows` rows of one sequence and the largest window."""
     return {"T": rows, "B": 1, "L": rows, "C": 1, "S": log_slots(MAX_WINDOW), SLOTS: 1}
 
 
@@ -320,7 +322,7 @@ def _checked(engine: CpuEngine, step: JointStep) -> DeviceRun:
 
 
 def _finished(step: JointStep, row: Floats, run: DeviceRun) -> Stepped:
-    """What a state's row of logits gives; the state is then where the run has left it."""
+    """Return the result from a state's row of logits, and advance the state's ledger."""
     out: Stepped
     if step.greedy:
         out = int(row.argmax())

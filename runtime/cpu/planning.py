@@ -1,4 +1,4 @@
-"""The memory that a bundle will take on the `cpu` engine, before it is loaded."""
+"""Estimates of the memory that a bundle will take on the `cpu` engine, before it is loaded."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from edge.runtime.engine import DEFAULT_WINDOW
 from edge.runtime.layout import StateLayout
 from edge.runtime.ledger import state_slots
 
-# A process that has imported the runtime, and nothing of ONNX Runtime, and loaded nothing.
+# A process that has imported the runtime without ONNX Runtime and loaded nothing.
 PROGRAM = 52_000_000
-# The library, staging, and a plan's launches as Python has them. Measured as growth of resident
-# memory, x86-64: 24 Mamba layers of 768 in fp32, w8, w4, w8a8 (0.97 to 1.02 times the sum); the
-# demonstrations (1 to 1.2).
+# The library, staging, and Python objects for a plan's launches. Measured as growth of resident
+# memory, x86-64: 24 Mamba layers of 768 in fp32, w8, w4, w8a8 (0.97 to 1.02 times the estimate);
+# the demonstrations (1 to 1.2).
 _LIBRARY, _LAUNCH = memory.LEAST, 20_000
-# Launches a layer, where there is no plan yet to count them: 11 to 16 for the demonstrations.
+# Launches per layer, if there is no plan yet to count them: 11 to 16 for the demonstrations.
 _LAUNCHES = 16
 
 
 class _Unloaded(PlanExecutor):
-    """What is known of an executor without kernels and weights: sizes."""
+    """An executor without kernels and weights, which only knows sizes."""
 
     def __init__(self, plan: LaunchPlan, weights_bytes: int) -> None:
         self.plan = plan
@@ -39,7 +39,7 @@ class _Unloaded(PlanExecutor):
 
 
 def any_tree(plan: LaunchPlan) -> LaunchPlan:
-    """The plan with trees of any size: only GPUs have other kernels for few rows than for many."""
+    """Return the plan with trees of any size: only GPUs have separate kernels for few rows."""
     programs = [
         program.model_copy(update={"max_rows": None}) if program.kind == "tree" else program
         for program in plan.programs
@@ -57,7 +57,7 @@ def plan_bundle(
     snapshots: int = 0,
     program: int = 0,
 ) -> dict[str, int]:
-    """Bytes by purpose, with the keys of `edge.runtime.memory.plan_bundle`."""
+    """Return bytes by purpose, with the keys of `edge.runtime.memory.plan_bundle`."""
     plan = any_tree(sliding(plan))
     layout = StateLayout.of(
         manifest.model,
@@ -84,10 +84,10 @@ def plan_config(
     config: ModelConfig, weights: int, *, chunk: int, capacity: int, batch: int = 1,
     snapshots: int = 0, program: int = 0, dtypes: Mapping[str, str] | None = None,
 ) -> dict[str, int]:  # fmt: skip
-    """The plan of a model that has not been exported, with the keys of `plan_bundle`.
+    """Return the plan of a model that has not been exported, with the keys of `plan_bundle`.
 
-    `weights` are their bytes in files. States that `dtypes` does not name are planned in fp32;
-    values of a run and launches are estimated.
+    `weights`: bytes of the weights in files. States not in `dtypes` are planned in fp32; the values
+    of a run and the number of launches are estimated.
     """
     logs = {
         f"layers.{index}.{name}": Log(dtype="f32", width=width)

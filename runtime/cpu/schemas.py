@@ -1,9 +1,9 @@
-"""The forms of a bundle's documents, for the C library to check them by.
+"""JSON schemas of a bundle's documents, with which the C library validates them.
 
     python -m edge.runtime.cpu.schemas     rewrites them
 
-They are made of the models that Python checks documents with, so both refuse the same. What is
-beyond a form, one field against another, is written in `runtime/libedge/src` once more.
+They are generated from the pydantic models that Python validates with, so both accept the same
+documents. Checks between fields are implemented again in `runtime/libedge/src`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDTH = 100
 
 
 def files() -> dict[str, str]:
-    """Names of the files in `FOLDER`, and what is to be in them: a string of C."""
+    """Return file name → content of the files in `FOLDER`, each a C string literal."""
     return {"schema_manifest.inc": _text(Manifest), "schema_plan.inc": _text(LaunchPlan)}
 
 
@@ -46,7 +46,7 @@ def _grown(kind: type[Grown]) -> Iterator[type[Grown]]:
 
 
 def _plain(value: Any) -> Any:
-    """Without what is there for people. JSON has no infinity: the models read it from a string."""
+    """Remove titles and descriptions, and write infinity as a string, as JSON has none."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if not isinstance(value, dict):

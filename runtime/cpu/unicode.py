@@ -1,8 +1,8 @@
-"""Which characters are letters, marks, numbers and white space to `tokenizers`, for the C library.
+"""The characters that `tokenizers` treats as letters, marks, numbers and space, for the C library.
 
     python -m edge.runtime.cpu.unicode     rewrites runtime/libedge/src/unicode.inc
 
-Asked of the library itself: its patterns and its `Digits` know different versions of Unicode.
+They are queried from `tokenizers`: its patterns and its `Digits` use different Unicode versions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def classes() -> list[int]:
-    """The classes of every code point, as bits."""
+    """Return the classes of every code point, as bits."""
     characters = [chr(code) for code in range(0x110000) if code not in _SURROGATES]
     out = [0] * 0x110000
     kinds = ((r"\p{L}+", LETTER), (r"\p{N}+", NUMBER), (r"\s+", SPACE), (r"\p{M}+", MARK))
@@ -28,7 +28,7 @@ def classes() -> list[int]:
         for piece, _ in found.pre_tokenize_str("".join(characters)):
             for character in piece:
                 out[ord(character)] |= bit
-    # between two of them no other character stands alone
+    # a piece of one character other than \x01 is then a digit
     spaced = "".join("\x01" + character for character in characters)
     for piece, _ in pre_tokenizers.Digits(individual_digits=True).pre_tokenize_str(spaced):
         if len(piece) == 1 and piece != "\x01":
@@ -39,7 +39,7 @@ def classes() -> list[int]:
 
 
 def composing(characters: list[str]) -> Iterator[str]:
-    """What normalization to NFC may change, alone or behind another character."""
+    """Yield the characters that NFC may change, alone or after another character."""
     behind = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
     for character in characters:
         parts = unicodedata.decomposition(character).split()
@@ -47,13 +47,13 @@ def composing(characters: list[str]) -> Iterator[str]:
             behind.add(chr(int(parts[1], 16)))
     for character in characters:
         changes = unicodedata.normalize("NFC", character) != character
-        unknown = unicodedata.category(character) == "Cn"  # a later version may know it
+        unknown = unicodedata.category(character) == "Cn"  # later Unicode versions may assign it
         if changes or unknown or unicodedata.combining(character) or character in behind:
             yield character
 
 
 def content() -> str:
-    """Where the classes change: the code point, and behind it the classes in six bits."""
+    """Return the code points where the classes change, each shifted left by six class bits."""
     found = classes()
     starts = [code for code in range(0x110000) if not code or found[code] != found[code - 1]]
     numbers = [f"0x{code << 6 | found[code]:x}," for code in starts]

@@ -1,6 +1,6 @@
-"""The CUDA engine's device on an NVIDIA GPU: cuda-core over the driver, and numpy.
+"""The CUDA engine's device on an NVIDIA GPU, built on cuda-core, the driver and numpy.
 
-No toolkit, PyTorch or Triton is needed. Importing this asks nothing of the machine.
+No CUDA toolkit, PyTorch or Triton is needed. The module imports on machines without a GPU.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from edge.runtime.cuda.device import Bytes, Memory, RecordedGraph
 from edge.runtime.cuda.faults import NEW_PROCESS, DriverFaults
 from edge.runtime.cuda.turns import DriverTurns
 
-# How long `wait` waits for a kernel. A step takes milliseconds, a chunk of a prompt seconds.
+# How long `wait` waits for a kernel. A step takes milliseconds, a prefill chunk seconds.
 LIMIT_S = 120.0
-# `wait` asks without a pause for as long as a step takes, then every tenth of a millisecond
+# `wait` polls without a pause for about the length of a step, then every 0.1 ms
 _AWAKE_S, _PAUSE_S = 0.05, 1e-4
-# After a replay it sleeps first, until so long before the same graph was done last time: on an Orin
-# a step takes 40 ms, in which asking would keep a core and its watts. Never longer than the other.
+# After a replay, `wait` first sleeps until _MARGIN_S before the graph's last duration has passed,
+# at most _LONGEST_S: on an Orin a step takes 40 ms, and polling would burn a core and its power.
 _MARGIN_S, _LONGEST_S = 1.5e-3, 0.1
 
 
 class CoreDevice:
-    """See `edge.runtime.cuda.device.Device`.
+    """An NVIDIA GPU; see `edge.runtime.cuda.device.Device`.
 
-    What is issued goes to one stream, in order. Threads may take turns; two at once are refused.
+    All work goes to one stream, in order. Threads may take turns; concurrent use is refused.
     After an error that corrupts the context (an illegal address, a failed launch, …), a kernel that
-    does not end, or a fork, the device is lost: every call raises, nothing is freed, the process
-    lives on.
+    does not end, or a fork, the device is lost: every call raises, nothing is freed, and the
+    process continues.
 
     Attributes:
-        name: for messages.
+        name: name of the GPU, for messages.
         sm: compute capability, 87 for 8.7.
         records_early: see `Device`.
-        integrated: it shares the CPU's memory.
-        multiprocessors: SMs.
+        integrated: whether the GPU shares the CPU's memory.
+        multiprocessors: number of SMs.
     """
 
     records_early = True
@@ -53,12 +53,15 @@ class CoreDevice:
         *,
         limit_s: float | None = LIMIT_S,
     ) -> None:
-        """`device` counts what CUDA_VISIBLE_DEVICES leaves; None is the one of the context that is
-        current, else 0. `stream`: the user's, as cuda-core, PyTorch, PyCUDA or CuPy make it, or its
-        address; else one is made. `limit_s`: the longest `wait`; None waits forever.
+        """Open a GPU. `edge.runtime.cuda.place` describes which context is used.
 
-        Which context is used: `edge.runtime.cuda.place`. Raises EngineError: no driver or
-        cuda-core, no such GPU, no stream, or the default one.
+        Args:
+            device: GPU index under CUDA_VISIBLE_DEVICES; None is the current context's GPU, else 0.
+            stream: a stream of cuda-core, PyTorch, PyCUDA or CuPy, or its address; None makes one.
+            limit_s: maximum duration of `wait` in seconds; None waits forever.
+
+        Raises EngineError without a driver or cuda-core, for an unknown GPU, for an object that is
+        not a stream, and for the default stream.
         """
         self._modules = install.load()
         self._faults = DriverFaults(self._modules.api)
@@ -66,11 +69,11 @@ class CoreDevice:
         self._turns = DriverTurns(self._modules, self._faults, self.place)
         self._limit_s = limit_s
         self._graph: CoreGraph | None = None
-        # what was replayed last and when, until it is waited for
+        # the last replayed graph and its start time, until `wait`
         self._running: tuple[CoreGraph, float] | None = None
-        # what copies under way use; the driver does not keep it alive
+        # objects that copies in flight use; the driver does not keep them alive
         self._under_way: dict[int, object] = {}
-        with self._turns, self._faults.of("asking the GPU"):
+        with self._turns, self._faults.of("querying the GPU"):
             gpu = self._modules.core.Device(self.place.ordinal)
             self.name = f"GPU {self.place.ordinal} ({gpu.name})"
             major, minor = gpu.compute_capability
@@ -86,12 +89,14 @@ class CoreDevice:
     # -- memory ----------------------------------------------------------------------------------
 
     def memory(self) -> tuple[int, int]:
-        """Bytes free and in all; on a Jetson what the system can give. Raises EngineError."""
+        """Return (free, total) bytes; free on a Jetson is the system's MemAvailable. Raises
+        EngineError.
+        """
         with self._turns:
             return core_memory.available(self._turns, self.integrated)
 
     def allocate(self, nbytes: int) -> Memory:
-        """See `Device.allocate`: zeros from the stream's point of view."""
+        """See `Device.allocate`. The zeroing is issued on the stream."""
         self._not_recording("allocate")
         with self._turns:
             if self._turns.freeing:
@@ -102,10 +107,10 @@ class CoreDevice:
             return got
 
     def borrow(self, address: int, nbytes: int, owner: object = None) -> Memory:
-        """The user's own memory of this GPU as a Memory; `owner` is kept alive with it.
+        """Wrap the user's own memory on this GPU; `owner` is kept alive with it.
 
-        The caller orders its work with the stream's. Raises EngineError: not memory of this GPU,
-        less than `nbytes`, not on 256 bytes.
+        The caller synchronizes its work with the stream. Raises EngineError if the memory is not on
+        this GPU, has fewer than `nbytes` bytes or is not aligned to 256 bytes.
         """
         with self._turns:
             return core_memory.borrow(self._turns, self.place.ordinal, address, nbytes, owner)
@@ -135,7 +140,7 @@ class CoreDevice:
         to = core_memory.within(target, at, nbytes, "target")
         first = core_memory.within(source, start, nbytes, "source")
         if to < first + nbytes and first < to + nbytes:
-            raise EngineError(f"copying {nbytes} bytes onto themselves is undefined on a GPU")
+            raise EngineError(f"cannot copy {nbytes} bytes between overlapping ranges on a GPU")
         self._copy("on the GPU", self._modules.api.cuMemcpyDtoDAsync, to, first, nbytes)
         self._keep(target, source)
 
@@ -162,7 +167,7 @@ class CoreDevice:
             self._faults.check(call(address, byte, nbytes, self.place.handle), doing)
 
     def _keep(self, *used: object) -> None:
-        """Keep it until the stream is waited for; what a graph uses, as long as the graph."""
+        """Keep objects alive until the next `wait`; those a graph uses, as long as the graph."""
         kept = self._under_way if self._graph is None else self._graph.kept
         self._running = None
         for one in used:
@@ -171,7 +176,9 @@ class CoreDevice:
     # -- kernels ---------------------------------------------------------------------------------
 
     def load(self, variant: Variant, compiled: CompiledKernel | None, cubin: bytes) -> LoadedKernel:
-        """See `Device.load`. EngineError: no code for this GPU, or not what the variant says."""
+        """See `Device.load`. Raises EngineError if the kernel is not compiled for this GPU or does
+        not match its variant.
+        """
         if compiled is None:
             raise EngineError(
                 f"{variant.kernel} is not compiled for sm_{self.sm}",
@@ -202,10 +209,10 @@ class CoreDevice:
         self._keep(kernel)
 
     def enqueue(self, work: Callable[[int], object]) -> None:
-        """Let another library issue onto the stream: `work(its handle)`, in the device's context.
+        """Let another library issue work: call `work(stream handle)` in the device's context.
 
-        While a graph is recorded, what it issues is recorded. The caller keeps alive what the work
-        uses.
+        While a graph is recorded, that work is recorded too. The caller keeps alive whatever the
+        work uses.
         """
         with self._turns:
             work(int(self.place.handle))
@@ -220,8 +227,8 @@ class CoreDevice:
 
     @contextmanager
     def record(self) -> Iterator[list[RecordedGraph]]:
-        """See `Device.record`. The graph keeps the memory of its copies and its kernels alive;
-        memory that launches point to is the caller's to keep.
+        """See `Device.record`. The graph keeps its kernels and the memory of its copies alive;
+        the caller keeps the memory that launches point to.
         """
         self._not_recording("record again")
         out: list[RecordedGraph] = []
@@ -236,17 +243,17 @@ class CoreDevice:
             with self._turns, self._faults.of(doing):
                 graph.builder.end_building()
                 graph.executable = graph.builder.complete()
-                # what the first launch would otherwise allocate
+                # otherwise the first launch would allocate
                 graph.executable.upload(self.place.stream)
             out.append(graph)
         finally:
-            # what failed is dropped, and the stream must stop recording
+            # after a failure too, the stream must stop recording
             with suppress(EngineError), self._turns, self._faults.of(doing):
                 graph.builder.close()
             self._graph = self._turns.recorder = None
 
     def replay(self, graph: CoreGraph) -> None:
-        """Issue a recorded graph: one launch. Raises EngineError."""
+        """Issue a recorded graph as one launch. Raises EngineError."""
         self._not_recording("replay")
         with self._turns, self._faults.of("launching a graph"):
             graph.executable.launch(self.place.stream)
@@ -260,7 +267,7 @@ class CoreDevice:
     # -- waiting ---------------------------------------------------------------------------------
 
     def wait(self) -> None:
-        """See `Device.wait`. A stream that is not done within `limit_s` is given up: lost."""
+        """See `Device.wait`. If the stream is not done within `limit_s`, the device is lost."""
         self._not_recording("wait")
         with self._turns, self._faults.of("running on the GPU"):
             self._poll()
@@ -268,7 +275,7 @@ class CoreDevice:
             self._turns.free_now()
 
     def _poll(self) -> None:
-        """Ask, so that an interrupt and the limit are noticed, which a blocking call ignores."""
+        """Poll the stream: a blocking call would ignore interrupts and the time limit."""
         query, handle = self._modules.api.cuStreamQuery, self.place.handle
         not_ready = self._modules.api.CUresult.CUDA_ERROR_NOT_READY
         running, self._running = self._running, None
@@ -282,19 +289,19 @@ class CoreDevice:
                 self._faults.lose(f"work was not done after {self._limit_s:g} s")
                 raise EngineError(
                     f"{self.name} is not done after {self._limit_s:g} s; the device is lost",
-                    remedy=f"{NEW_PROCESS}; `limit_s` sets another limit",
+                    remedy=f"{NEW_PROCESS}; raise `limit_s` to wait longer",
                 )
             if spent > _AWAKE_S:
                 time.sleep(_PAUSE_S)
         self._faults.check(answer, "running on the GPU")
         if running is not None:
             graph, replayed = running
-            # done when first asked after a sleep: for how long is not known, and it was too long
+            # done at the first poll after a sleep: the sleep was too long, by an unknown time
             late = slept and not asked
             graph.spent_s = graph.spent_s / 2 if late else time.monotonic() - replayed
 
     def _sleep(self, graph: CoreGraph, replayed: float) -> bool:
-        """Sleep until shortly before the graph should be done; whether there was time for that."""
+        """Sleep until shortly before the graph should be done. Return whether it slept."""
         rest = graph.spent_s - (time.monotonic() - replayed) - _MARGIN_S
         longest = _LONGEST_S if self._limit_s is None else min(_LONGEST_S, self._limit_s)
         if rest > 0:
@@ -307,12 +314,12 @@ def _launching(kernel: LoadedKernel, grid: tuple[int, int, int]) -> str:
 
 
 class CoreGraph:
-    """See `device.RecordedGraph`.
+    """A CUDA graph; see `device.RecordedGraph`.
 
     Attributes:
-        kept: what its copies and launches use.
+        kept: objects its copies and launches use, by id.
         builder, executable: cuda-core's GraphBuilder and Graph.
-        spent_s: what its last replay took, as far as that is known; 0 before there was one.
+        spent_s: estimated duration of the last replay in seconds; 0 before the first.
     """
 
     def __init__(self, device: CoreDevice) -> None:
@@ -323,5 +330,5 @@ class CoreGraph:
         self.spent_s = 0.0
 
     def replay(self) -> None:
-        """See `Graph.replay`. Raises EngineError."""
+        """See `RecordedGraph.replay`. Raises EngineError."""
         self._device.replay(self)

@@ -1,4 +1,4 @@
-"""Compiled kernels: loaded, checked against their variant, and what a launch hands them."""
+"""Compiled kernels: loads them, checks them against their variant, packs launch parameters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edge.runtime.cuda.faults import DriverFaults
 from edge.runtime.cuda.install import Modules
 
 WARP = 32
-# dynamic shared memory that a kernel gets without asking (CUDA C++ Programming Guide, 7.x on)
+# dynamic shared memory available without opting in (CUDA C++ Programming Guide, 7.x on)
 _FREE_SHARED = 48 << 10
 
-# Triton's scalar types as `struct` writes them
+# Triton scalar types → `struct` format codes
 _SCALARS = {
     "i1": "?", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I",
     "i64": "q", "u64": "Q", "fp32": "f", "fp64": "d",
@@ -29,10 +29,11 @@ class LoadedKernel:
 
     Attributes:
         name: `file.function`, for messages.
-        kernel: cuda-core's Kernel; it keeps its code loaded.
-        function: CUfunction of it, in the device's context.
-        threads, shared: of a block, threads and bytes of dynamic shared memory.
-        parameters: address of the addresses of its parameters, which `put` fills.
+        kernel: cuda-core's Kernel, which keeps the code loaded.
+        function: CUfunction in the device's context.
+        threads: threads per block.
+        shared: bytes of dynamic shared memory per block.
+        parameters: address of an array of pointers to the parameters, which `put` fills.
         sizes: bytes of each parameter.
     """
 
@@ -50,7 +51,7 @@ class LoadedKernel:
         self._nulls = (0,) * compiled.scratch
         every = codes + ["P"] * compiled.scratch
         self.sizes = [struct.calcsize(code) for code in every]
-        # "@": each on a multiple of its size, as a compiler lays them out
+        # "@" aligns each value to its size, as a C compiler does
         self._layout = struct.Struct("@" + "".join(every))
         self._values = ctypes.create_string_buffer(max(1, self._layout.size))
         start = ctypes.addressof(self._values)
@@ -62,7 +63,7 @@ class LoadedKernel:
     def put(self, arguments: Sequence[int | float]) -> None:
         """Write the parameters of the next launch; the driver copies them when it is issued.
 
-        Raises EngineError: a wrong number, a value out of range, an address not on 16 bytes.
+        Raises EngineError for a wrong count, a value out of range or a misaligned address.
         """
         if len(arguments) != len(self._names):
             raise EngineError(
@@ -106,10 +107,10 @@ def load(
     compiled: CompiledKernel,
     cubin: bytes,
 ) -> LoadedKernel:
-    """Load a cubin and find its kernel, within a turn. Raises EngineError."""
+    """Load a cubin and look up its kernel. The caller holds a turn. Raises EngineError."""
     api = modules.api
     attribute = api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-    most = int(faults.check(api.cuDeviceGetAttribute(attribute, ordinal), "asking the GPU"))
+    most = int(faults.check(api.cuDeviceGetAttribute(attribute, ordinal), "querying the GPU"))
     if compiled.shared_bytes > most:
         raise EngineError(
             f"{variant.kernel} needs {compiled.shared_bytes} bytes of shared memory, this GPU has "
@@ -125,18 +126,18 @@ def load(
     with faults.of(f"loading {variant.kernel}"):
         if compiled.shared_bytes > _FREE_SHARED:
             kind = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            doing = f"giving {variant.kernel} {compiled.shared_bytes} bytes of shared memory"
+            doing = f"granting {variant.kernel} {compiled.shared_bytes} bytes of shared memory"
             answer = api.cuKernelSetAttribute(
                 kind, compiled.shared_bytes, handle, api.CUdevice(ordinal)
             )
             faults.check(answer, doing)
-        # else the driver puts it off until the first launch, which may be while a graph is recorded
+        # otherwise the driver loads at the first launch, possibly while a graph is recorded
         doing = f"loading {variant.kernel}"
         loaded.function = faults.check(api.cuKernelGetFunction(handle), doing)
     return loaded
 
 
-# cuda-core never unloads code, so the same code is loaded once a process. A CUlibrary belongs to no
+# cuda-core never unloads code, so each cubin is loaded once per process. A CUlibrary belongs to no
 # context and serves every GPU.
 _codes: dict[bytes, Any] = {}
 
@@ -149,11 +150,11 @@ def _code(modules: Modules, cubin: bytes) -> Any:
 
 
 def _check_parameters(loaded: LoadedKernel, compiled: CompiledKernel) -> None:
-    """A launch with too few parameters would have the driver read past them."""
+    """Check parameter sizes: with too few, the driver would read past the end at launch."""
     try:
         sizes = [info.size for info in loaded.kernel.arguments_info]
     except Exception:
-        return  # drivers before CUDA 12.4 do not say; the file's hash was checked
+        return  # drivers before CUDA 12.4 do not report sizes; the file's hash was checked
     if sizes != loaded.sizes:
         raise EngineError(
             f"{loaded.name} takes parameters of {sizes} bytes, its variant says {loaded.sizes}",

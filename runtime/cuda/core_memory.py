@@ -1,4 +1,4 @@
-"""Memory on the GPU, and host memory that it copies without staging."""
+"""GPU memory, and page-locked host memory for copies without staging."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from edge.runtime.cuda.device import ALIGNMENT, Bytes
 from edge.runtime.cuda.faults import DriverFaults
 from edge.runtime.cuda.turns import DriverTurns
 
-# small enough for a fragmented board, large enough that a gigabyte is 32 calls
+# small enough for a board with fragmented memory, large enough that a gigabyte takes 32 calls
 PIECE = 32 << 20
 _SUPPORTED = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 _DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 
 
 class DeviceMemory:
-    """Bytes on the GPU; see `device.Memory`. `owner` is kept alive where the memory is the user's.
+    """Memory on the GPU; see `device.Memory`.
 
     Attributes:
-        address: as kernels take it.
-        nbytes: how many.
+        address: device address, as passed to kernels.
+        handle: CUdeviceptr.
+        nbytes: size in bytes.
+        owner: the user's object that keeps borrowed memory alive; None for own memory.
     """
 
     __slots__ = ("__weakref__", "address", "handle", "nbytes", "owner")
@@ -37,7 +39,7 @@ class DeviceMemory:
 
 
 def allocate(turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool) -> DeviceMemory:
-    """Memory of this size, not yet zeroed, within a turn. Raises EngineError."""
+    """Allocate `nbytes`, not zeroed. The caller holds a turn. Raises EngineError."""
     if nbytes < 0:
         raise EngineError(f"cannot allocate {nbytes} bytes", field="nbytes")
     doing = f"allocating {nbytes} bytes"
@@ -52,8 +54,9 @@ def allocate(turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool) ->
 
 
 def _in_pieces(turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool) -> DeviceMemory:
-    """Allocate in pieces what was refused: a Jetson that has the memory may give it so. Raises
-    EngineError."""
+    """Allocate in pieces after the driver refused one block: a Jetson with enough free memory may
+    still grant it that way. Raises EngineError.
+    """
     free, total = available(turns, integrated)
     text = f"the GPU has no room for {nbytes} bytes: {free} of {total} are free"
     if not integrated or free <= nbytes:
@@ -61,7 +64,7 @@ def _in_pieces(turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool) 
             text, remedy="use a smaller model, window or capacity, or stop other programs"
         )
     refused = EngineError(
-        f"{text}, and yet the driver refused",
+        f"{text}, but the driver refused",
         remedy="L4T 36.4.7 refuses large allocations (NvMap error 12): update to L4T 36.5, "
         "or restart the board if its memory is fragmented",
     )
@@ -77,14 +80,14 @@ def _in_pieces(turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool) 
 
 
 def available(turns: DriverTurns, integrated: bool) -> tuple[int, int]:
-    """Bytes that are free and that there are.
+    """Return (free bytes, total bytes).
 
-    On a Jetson, CPU and GPU share the memory and cuMemGetInfo does not count the page cache, which
-    the system gives back: there MemAvailable is what is free.
+    On a Jetson, CPU and GPU share memory, and cuMemGetInfo counts the page cache as used although
+    the system can reclaim it. There MemAvailable is the free memory.
     """
     answer = turns.api.cuMemGetInfo()
     if int(answer[0]):
-        raise turns.faults.error(answer[0].name, "asking for the free memory")
+        raise turns.faults.error(answer[0].name, "querying free memory")
     free, total = int(answer[1]), int(answer[2])
     if integrated:
         free = min(memory.available_bytes() or free, total)
@@ -94,8 +97,10 @@ def available(turns: DriverTurns, integrated: bool) -> tuple[int, int]:
 def borrow(
     turns: DriverTurns, ordinal: int, address: int, nbytes: int, owner: object
 ) -> DeviceMemory:
-    """The user's own device memory. Raises EngineError where the driver knows it otherwise."""
-    doing = f"asking about address {address:#x}"
+    """Wrap the user's own device memory. Raises EngineError if it is not `nbytes` of aligned memory
+    on this GPU.
+    """
+    doing = f"querying address {address:#x}"
     api, faults = turns.api, turns.faults
     attribute = api.CUpointer_attribute
     with faults.of(doing):
@@ -119,7 +124,7 @@ def borrow(
 
 
 class _Pinned:
-    """Page-locked host memory, as numpy takes it."""
+    """Page-locked host memory with numpy's array interface."""
 
     def __init__(self, turns: DriverTurns, address: int, nbytes: int) -> None:
         self.turns = turns
@@ -132,7 +137,7 @@ class _Pinned:
 
 
 def pinned(turns: DriverTurns, nbytes: int) -> Bytes:
-    """Zeroed page-locked memory, within a turn. Raises EngineError."""
+    """Allocate zeroed page-locked memory. The caller holds a turn. Raises EngineError."""
     if nbytes < 0:
         raise EngineError(f"cannot allocate {nbytes} bytes", field="nbytes")
     doing = f"allocating {nbytes} bytes of page-locked memory"
@@ -146,24 +151,27 @@ def pinned(turns: DriverTurns, nbytes: int) -> Bytes:
 
 
 def checked(turns: DriverTurns, array: Bytes, name: str) -> tuple[int, object]:
-    """The address of an array made by `pinned`, or of a slice, and what holds the memory.
+    """Return the address of an array from `pinned`, or of a slice of one, and the memory's holder.
 
-    Raises EngineError for any other.
+    Raises EngineError for any other array.
     """
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
     if not isinstance(base, _Pinned) or base.turns is not turns:
-        raise EngineError("is not memory that this device's `host` made", field=name)
+        raise EngineError("was not allocated by this device's `host`", field=name)
     if array.dtype != np.uint8 or not array.flags.c_contiguous:
         raise EngineError("must be contiguous bytes", field=name)
     return int(array.ctypes.data), base
 
 
 def within(held: Any, at: int, nbytes: int, name: str) -> int:
-    """The address `at` bytes into device memory. Raises EngineError: the bytes are not in it."""
+    """Return the address `at` bytes into device memory.
+
+    Raises EngineError if `nbytes` from there do not lie within it.
+    """
     if not isinstance(held, DeviceMemory):
-        raise EngineError(f"a {type(held).__name__} is not memory of a GPU", field=name)
+        raise EngineError(f"must be GPU memory, not {type(held).__name__}", field=name)
     if at < 0 or nbytes < 0 or at + nbytes > held.nbytes:
         raise EngineError(
             f"bytes {at} to {at + nbytes} are not within its {held.nbytes}", field=name
@@ -173,19 +181,19 @@ def within(held: Any, at: int, nbytes: int, name: str) -> int:
 
 # -- memory in pieces ------------------------------------------------------------------------------
 
-# For Jetsons whose driver refuses large buffers though memory is free: NvMap of L4T 36.4.7 (its fix
-# of CVE-2025-33177, "error 12"). CUDA's virtual memory management asks for memory by the piece.
-# That the board then gives it is what others report; it has not been tried.
+# For Jetsons whose driver refuses large buffers although memory is free: NvMap of L4T 36.4.7 (its
+# fix of CVE-2025-33177, "error 12"). CUDA's virtual memory management can allocate piece by piece.
+# Others report that this works on the board; it is untested here.
 
 
 def _can_map(api: Any, faults: DriverFaults, ordinal: int) -> bool:
-    """Whether the GPU can do it at all."""
+    """Return whether the GPU supports virtual memory management."""
     kind = api.CUdevice_attribute(_SUPPORTED)
-    return bool(faults.check(api.cuDeviceGetAttribute(kind, ordinal), "asking the GPU"))
+    return bool(faults.check(api.cuDeviceGetAttribute(kind, ordinal), "querying the GPU"))
 
 
 class Mapped:
-    """A reserved range of addresses, and how much of it has memory behind it."""
+    """A reserved address range; its first `filled` bytes are backed by memory."""
 
     def __init__(self, api: Any, address: Any, nbytes: int) -> None:
         self.api = api
@@ -195,7 +203,7 @@ class Mapped:
 
 
 def _reserve(api: Any, faults: DriverFaults, ordinal: int, nbytes: int) -> Mapped:
-    """Memory of at least this size. Raises EngineError; then nothing is left of it."""
+    """Reserve and map at least `nbytes`. Raises EngineError, with everything released."""
     properties = api.CUmemAllocationProp()
     properties.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -214,7 +222,7 @@ def _reserve(api: Any, faults: DriverFaults, ordinal: int, nbytes: int) -> Mappe
         access.location.type = properties.location.type
         access.location.id = ordinal
         access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        faults.check(api.cuMemSetAccess(start, size, [access], 1), "opening memory to the GPU")
+        faults.check(api.cuMemSetAccess(start, size, [access], 1), "granting access to memory")
     except BaseException:
         _unmap(mapped)
         raise
@@ -229,12 +237,12 @@ def _add_piece(mapped: Mapped, faults: DriverFaults, properties: Any, size: int)
         faults.check(api.cuMemMap(at, size, 0, handle, 0), doing)
         mapped.filled += size
     finally:
-        # the mapping keeps it
+        # the mapping keeps the memory alive
         api.cuMemRelease(handle)
 
 
 def _unmap(mapped: Mapped) -> tuple[Any, ...]:
-    """Give everything back; the driver's answer to that."""
+    """Release everything and return the driver's answer, the first error if there is one."""
     api = mapped.api
     answer: tuple[Any, ...] = (api.CUresult.CUDA_SUCCESS,)
     if mapped.filled:

@@ -1,8 +1,8 @@
-"""What the CUDA engine needs of a device: memory, launches, recorded graphs, and one
-thread at a time.
+"""Interface of the CUDA engine's devices: memory, launches and recorded graphs; and the lock that
+admits one thread at a time.
 
-`edge.runtime.cuda.core` is one on an NVIDIA driver; `edge.plugins.compiler.interpreter` is one on
-a CPU, through Triton's interpreter.
+`edge.runtime.cuda.core` implements it on an NVIDIA driver, `edge.plugins.compiler.interpreter` on
+the CPU with Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from edge.runtime.engine import forked
 from edge.runtime.request import Hold
 
 Bytes = NDArray[np.uint8]
-# memory starts on so many bytes, and so does whatever is placed in it
+# alignment in bytes of allocations and of everything placed in them
 ALIGNMENT = 256
 
 
 class Memory(Protocol):
-    """Device memory that starts on 256 bytes; freed with the last reference."""
+    """Device memory aligned to 256 bytes; freed with the last reference."""
 
     @property
     def address(self) -> int: ...
@@ -39,20 +39,20 @@ class RecordedGraph(Protocol):
     """Recorded launches and copies."""
 
     def replay(self) -> None:
-        """Issue them again, on the device's stream."""
+        """Issue the recorded work again on the device's stream."""
         ...
 
 
 class Device(Protocol):
-    """One stream of one device; everything is issued in order.
+    """One stream of one device; all work is issued in order.
 
-    All methods raise EngineError; after one that says the device is lost, every later call does.
+    All methods raise EngineError. Once the device is lost, every later call raises it too.
 
     Attributes:
-        name: for messages.
-        sm: compute capability, 87 for 8.7; 0 where any variant can be run (the interpreter).
-        records_early: recording takes time or memory that a state is to have taken when it is made;
-            else a run is recorded when it is asked for again.
+        name: name of the device, for messages.
+        sm: compute capability, 87 for 8.7; 0 if any variant can run (the interpreter).
+        records_early: whether runs are recorded when a state is made, because recording takes time
+            or memory; otherwise a run is recorded when it is first repeated.
     """
 
     @property
@@ -65,59 +65,58 @@ class Device(Protocol):
     def records_early(self) -> bool: ...
 
     def allocate(self, nbytes: int) -> Memory:
-        """Zeroed device memory. EngineError when there is none, naming how much was asked for."""
+        """Allocate zeroed device memory. Raises EngineError with the size if memory is short."""
         ...
 
     def host(self, nbytes: int) -> Bytes:
-        """Zeroed host memory that the device copies from and to without staging."""
+        """Allocate zeroed host memory that the device copies from and to without staging."""
         ...
 
     def write(self, target: Memory, at: int, source: Bytes) -> None:
-        """Copy from memory made by `host`, when the stream gets there."""
+        """Issue a copy from memory allocated by `host` to the device."""
         ...
 
     def read(self, target: Bytes, source: Memory, at: int) -> None:
-        """Copy into memory made by `host`, when the stream gets there."""
+        """Issue a copy from the device into memory allocated by `host`."""
         ...
 
     def copy(self, target: Memory, at: int, source: Memory, start: int, nbytes: int) -> None:
-        """Copy inside the device, when the stream gets there."""
+        """Issue a copy within the device."""
         ...
 
     def fill(self, target: Memory, at: int, nbytes: int, byte: int) -> None: ...
 
     def load(self, variant: Variant, compiled: CompiledKernel | None, cubin: bytes) -> Any:
-        """A kernel to launch; the interpreter looks at the variant alone."""
+        """Return a kernel for `launch`. The interpreter uses only the variant."""
         ...
 
     def launch(
         self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[int | float]
     ) -> None:
-        """Addresses, integers and floats, of the types that `variant.types` lists."""
+        """Issue a launch. `arguments`: addresses, integers and floats as in `variant.types`."""
         ...
 
     def record(self) -> AbstractContextManager[list[RecordedGraph]]:
-        """What is issued inside is recorded instead of run; the list then holds the graph."""
+        """Record the work issued inside instead of running it; the list then holds the graph."""
         ...
 
     def wait(self) -> None:
-        """Wait until everything issued is done. Only here a launch's failure must show."""
+        """Wait until all issued work is done. A failed launch need not raise before this."""
         ...
 
 
 STAGING = 4 << 20
 
 Array = NDArray[Any]
-# device memory, an offset in it, and an array that is copied to or from there
+# device memory, a byte offset in it, and the array to copy to or from there
 Transfer = tuple[Memory, int, Array]
 
 
 class Exclusive:
-    """A device, its lock and a staging buffer; `with` it before anything is issued. A second thread
+    """A device with its lock and a staging buffer; enter it before issuing work. A second thread
     waits.
 
-    Raises EngineError in a process that was forked from the one it was made in: a driver's context
-    does not survive that.
+    Raises EngineError in a forked child process, where the driver's context is invalid.
     """
 
     def __init__(self, device: Device) -> None:
@@ -135,7 +134,7 @@ class Exclusive:
         self.check_process()
         self._hold.take(sys._getframe(1))
         if self._left:
-            # what an interrupt left running still reads memory that is about to be written
+            # work that an interrupt left running still reads memory that is about to be written
             try:
                 self.device.wait()
             except BaseException:
@@ -149,11 +148,11 @@ class Exclusive:
         self._hold.release()
 
     def download(self, pieces: Iterable[Transfer]) -> None:
-        """Fill the arrays from the device's memory."""
+        """Copy device memory into the arrays."""
         self._staged(pieces, fetch=True)
 
     def upload(self, pieces: Iterable[Transfer]) -> None:
-        """Copy the arrays into the device's memory."""
+        """Copy the arrays into device memory."""
         self._staged(pieces, fetch=False)
 
     def _staged(self, pieces: Iterable[Transfer], *, fetch: bool) -> None:

@@ -1,4 +1,4 @@
-"""The `cuda` engine: a bundle's launch plan on a device, one recorded graph of launches a step."""
+"""The `cuda` engine: runs a bundle's launch plan, replaying one recorded graph per step."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
 DEFAULT_CHUNK = 256
-# sizes kept ready besides the recorded ones
+# maximum number of prepared runs kept besides the recorded ones
 _KEPT = 64
 
 
 def not_finite() -> EngineError:
-    """Why a run has no answer."""
+    """Return the error for logits that are not finite."""
     return EngineError("the logits are not finite", remedy="check the bundle, or clear the state")
 
 
 class CudaEngine(Engine):
-    """A launch plan on one device. Several states, each on its own thread, may share it: their runs
-    follow one another.
+    """Runs a launch plan on one device. Several states, each on its own thread, may share an
+    engine; their runs are serialized.
 
     Attributes:
-        plan: what is run.
-        exclusive: the device.
+        plan: launch plan.
+        exclusive: the device with its lock.
         executor: runs the plan's programs.
-        sources: how inputs are computed.
-        identity: what the states it makes belong to.
-        width: values of a row that `run` gives.
+        sources: computes the inputs of runs.
+        identity: identity of the states that the engine makes.
+        width: number of values per row of a run's result.
     """
 
     name = "cuda"
@@ -65,7 +65,7 @@ class CudaEngine(Engine):
         identity: Identity,
         state_dtypes: Mapping[str, str] | None = None,
     ) -> None:
-        """Raises BundleError: the plan wants an input that this version does not make."""
+        """Raises BundleError if the plan has an input that this version does not provide."""
         self.plan = executor.plan
         self.config = config
         self.exclusive = exclusive
@@ -91,15 +91,15 @@ class CudaEngine(Engine):
         return state
 
     def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
-        """Raises InputError."""
+        """Return the layout of a new state. Raises InputError."""
         dtypes, logs = self._state_dtypes, self.plan.logs
         layout = layout_of(self.config, batch, window, capacity, dtypes, logs)
         return fitted(layout, self.plan, window=window, chunk=self.chunk)
 
     def attach(self, state: DeviceState) -> None:
-        """Give a state the workspace its runs need.
+        """Give a state the workspace that its runs need.
 
-        Raises StateError without memory, EngineError for sizes that this engine cannot run.
+        Raises StateError if memory is short, EngineError for sizes that this engine cannot run.
         """
         self.executor.check(self.runs(state.layout, state.window))
         try:
@@ -111,14 +111,14 @@ class CudaEngine(Engine):
             ) from problem
 
     def arena(self, nbytes: int) -> Memory:
-        """Memory for the values of one run, shared by all states: runs follow one another."""
+        """Return memory for the values of one run. All states share it, as runs are serialized."""
         if self._arena is None or self._arena.nbytes < nbytes:
             with self.exclusive as device:
                 self._arena = device.allocate(max(1, nbytes))
         return self._arena
 
     def runs(self, layout: StateLayout, window: int) -> StateRuns:
-        """The runs that a state of this layout can ask for; states of the same sizes share them."""
+        """Return the runs of a state with this layout; states of equal sizes share them."""
         key = (layout.batch, window, layout.capacity)
         if key not in self._runs:
             self._runs[key] = StateRuns(
@@ -134,7 +134,7 @@ class CudaEngine(Engine):
     def memory_plan(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> dict[str, int]:
-        """See `Engine.memory_plan`. On the device, but for `logits`, which are here."""
+        """See `Engine.memory_plan`. All on the device except `logits`, which are on the host."""
         return self.runs(self._layout(batch, window, capacity), window).memory_plan()
 
     # -- running ---------------------------------------------------------------------------------
@@ -152,8 +152,8 @@ class CudaEngine(Engine):
         return logits.transpose(1, 0, 2)
 
     def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
-        """See `Engine.run_greedy`. Found on the device: it may be a padding id of the vocabulary,
-        and of logits that are not finite a NaN alone is seen.
+        """See `Engine.run_greedy`. The argmax runs on the device: the result may be a padding id of
+        the vocabulary, and of logits that are not finite only NaN is detected.
         """
         ids: Ids = self._performed(DeviceWorkspace.pick, tokens, state)
         return ids[-1].astype(np.int64)
@@ -164,11 +164,11 @@ class CudaEngine(Engine):
 
     @property
     def finds_argmax(self) -> bool:
-        """Whether `run_greedy` can be asked: plans of older versions end with their logits."""
+        """Whether `run_greedy` is supported: plans of older versions end with the logits."""
         return all(program.picks for program in self.plan.programs if program.kind == "chain")
 
     def hidden(self) -> tuple[Engine, float]:
-        """See `Engine.hidden`. Weights and kernels are shared."""
+        """See `Engine.hidden`. The two engines share weights and kernels."""
         if not isinstance(self.executor, PlanExecutor):
             return super().hidden()
         plan, unit = before_head(self.plan)
@@ -210,14 +210,15 @@ class CudaEngine(Engine):
 
 
 class PreparedRun:
-    """A run of one size, with every address known.
+    """A run of one size with every address resolved.
 
     Attributes:
         inputs: views of the block that is copied to the device.
-        logits: [L, B, V], what is copied back; of a run that picks, its ids [L, B] instead.
-        work: what the executor does between the two copies.
-        recorded: it is to be issued in one piece.
-        graph: what was recorded of it; None until then, when it is issued piece by piece.
+        logits: result of a run without `picked`, [L, B, V].
+        picked: result of a run with `picked`, token ids [L, B].
+        work: the executor's work between the copies in and out.
+        recorded: whether the run is to be recorded.
+        graph: the recorded graph; None before recording, when launches are issued one by one.
     """
 
     def __init__(self, workspace: DeviceWorkspace, key: RunKey, *, recorded: bool = False) -> None:
@@ -246,13 +247,13 @@ class PreparedRun:
         self.graph: RecordedGraph | None = None
 
     def record(self) -> None:
-        """Record the run, to be issued in one piece."""
+        """Record the run as a graph."""
         with self._device.record() as graphs:
             self._issue()
         self.graph = graphs[0]
 
     def run(self, step: ReplayStep) -> None:
-        """Run until it is done; the inputs of `step` are written. Raises EngineError."""
+        """Run and wait. The inputs of `step` must be written. Raises EngineError."""
         if self.graph is None and self.recorded and self._issued and self.work.recordable:
             self.record()
         if self.graph is None:
@@ -276,22 +277,23 @@ class DeviceWorkspace:
     """Inputs, logits and prepared runs of one state; values live in the engine's arena.
 
     Attributes:
-        engine: whose it is.
-        runs: what can be asked for.
-        addresses: where each tensor, log and cache of the state starts.
-        host, memory: the inputs, here and on the device.
-        out, picked: the logits, and the ids of runs that pick, here.
+        engine: the engine.
+        runs: possible runs of the state.
+        addresses: device address of each tensor, log and cache of the state.
+        host, memory: input block on the host and on the device.
+        out: logits on the host.
+        picked: picked token ids on the host.
         arena: device memory for the values of a run, shared by the engine's states.
-        issuer: prepares its runs.
+        issuer: prepares the state's runs.
     """
 
     def __init__(self, engine: CudaEngine, state: DeviceState) -> None:
-        # not the state itself: a cycle would keep its memory until the next garbage collection
+        # no reference to the state: a cycle would keep its memory until the next garbage collection
         self.engine = engine
         self.runs = runs = engine.runs(state.layout, state.window)
         self._key = functools.cache(runs.key)
         self.addresses = {name: state.address(name) for name in (*state.where, *state.cache_where)}
-        # the state's memory lives as long as what points into it
+        # the state's memory must outlive the runs that point into it
         self._kept: Any = (state.recurrent, state.caches)
         self._prepared: OrderedDict[RunKey, PreparedRun] = OrderedDict()
         self.issuer: Issuer = engine.executor.issuer(runs, state)
@@ -307,10 +309,10 @@ class DeviceWorkspace:
             self._record()
 
     def run(self, run: DeviceRun) -> Floats:
-        """Logits [L, B, V] of a run; a view of memory that the next one overwrites.
+        """Return the logits [L, B, V] of a run, a view of memory that the next run overwrites.
 
-        Raises EngineError: the device failed, or the logits are not finite; InputError: a tree that
-        no program takes.
+        Raises EngineError if the device fails or the logits are not finite, InputError for a tree
+        that fits no program.
         """
         prepared = self._perform(run, "chain" if run.step.parents is None else "tree")
         for row in prepared.logits:
@@ -319,9 +321,9 @@ class DeviceWorkspace:
         return prepared.logits
 
     def pick(self, run: DeviceRun) -> Ids:
-        """The id of the largest logit of each wanted row, [L, B], the lowest of equal ones; a view.
+        """Return the argmax token of each wanted row, [L, B], as a view; the lowest id wins a tie.
 
-        Raises EngineError as `run` does, for a NaN too.
+        Raises EngineError if the device fails or a logit is NaN.
         """
         prepared = self._perform(run, "chain", picked=True)
         if (prepared.picked < 0).any():
@@ -329,19 +331,20 @@ class DeviceWorkspace:
         return prepared.picked
 
     def own(self, row: Floats) -> Floats:
-        """Logits [V] that another run made for this state, in its own memory."""
+        """Copy logits [V] that another run computed for this state into the state's own memory."""
         mine = self.out[: row.nbytes].view(np.float32)
         mine[:] = row
         return mine
 
     def calls(self, key: RunKey) -> list[KernelCall]:
-        """What a run launches, to measure its kernels one by one."""
+        """Return the launches of a run, to measure its kernels one by one."""
         work = self._ready(key).work
         return work.calls if isinstance(work, Launches) else []
 
     def apply(self, state: DeviceState) -> Slots:
-        """Apply the pending tokens to a copy of the live state, in the spare slot: the scans and
-        convolutions alone, from their logs.
+        """Apply the pending tokens to a copy of the live state in the spare slot.
+
+        Runs only the scans and convolutions, from their logs.
         """
         with self.engine.exclusive:
             none = np.zeros((0, self.runs.batch), np.int64)
@@ -349,7 +352,7 @@ class DeviceWorkspace:
         return Slots((state.ledger.spare,), (state.ledger.spare,), ())
 
     def places(self, spacious: RunKey) -> Places:
-        """Addresses of what runs of this layout read and write."""
+        """Return the addresses that runs of this layout read and write."""
         inputs = self.runs.block(spacious).offsets.items()
         values = self.runs.arena(spacious).offsets.items()
         return Places(
@@ -366,7 +369,7 @@ class DeviceWorkspace:
         return prepared
 
     def _record(self) -> None:
-        """What must be run before it is recorded waits for its second run."""
+        """Record the usual runs, unless each must run once first: those wait for a second run."""
         if self.issuer.rehearses:
             return
         for key in self._recorded:
@@ -386,7 +389,7 @@ class DeviceWorkspace:
         return found
 
     def _grow(self, key: RunKey) -> None:
-        """Room for a run that was not foreseen: all logits of a chunk. Kept from then on."""
+        """Grow buffers for an unusual run, such as all logits of a chunk, and keep them so."""
         values = self.runs.arena(self.runs.spacious(key)).total
         logits = self.runs.logits_bytes(key.rows)
         if values <= self.arena.nbytes and logits <= self.out.nbytes:

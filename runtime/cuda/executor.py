@@ -1,6 +1,6 @@
-"""What comes between the copy of a run's inputs to the device and the copy of its logits back.
+"""Interface of executors: the work between copying a run's inputs in and copying its logits out.
 
-The CUDA engine launches its plan (`launching`); another executor may do the same work otherwise.
+The CUDA engine launches its plan (`launching`); TensorRT runs a compiled graph instead.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Places(NamedTuple):
-    """Addresses on the device, by name.
+    """Device addresses by name.
 
     Attributes:
-        inputs, values: of runs of one layout, see `StateRuns.spacious`.
-        tensors: recurrent tensors, logs and caches of the state.
-        arena: the memory that `values` are in.
+        inputs, values: addresses for all runs of one layout; see `StateRuns.spacious`.
+        tensors: addresses of the state's recurrent tensors, logs and caches.
+        arena: memory that holds the `values`.
     """
 
     inputs: Mapping[str, int]
@@ -33,20 +33,20 @@ class Places(NamedTuple):
 
 
 class PreparedWork(Protocol):
-    """A run of one size, with every address known."""
+    """A run of one size with every address resolved."""
 
     @property
     def recordable(self) -> bool:
-        """Whether `issue` may be recorded; asked after it was issued once where it `rehearses`."""
+        """Whether `issue` may be recorded. With `rehearses`, read only after the first `issue`."""
         ...
 
     def issue(self) -> None:
-        """Give it to the device. Raises EngineError."""
+        """Issue the run to the device. Raises EngineError."""
         ...
 
     @property
     def finish(self) -> Callable[[ReplayStep], None] | None:
-        """What differs from run to run and is not recorded; issued behind `issue`, each time."""
+        """Unrecorded work that differs from run to run; called after every `issue` or replay."""
         ...
 
 
@@ -54,21 +54,21 @@ class Issuer(Protocol):
     """Prepares the runs of one state.
 
     Attributes:
-        rehearses: a run is made once before it is recorded.
+        rehearses: whether a run must execute once before it is recorded.
     """
 
     @property
     def rehearses(self) -> bool: ...
 
     def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> PreparedWork:
-        """The run `key` at these places; `recorded`: it will be, so it is asked for once.
+        """Prepare the run `key` at these addresses. `recorded`: the caller will record it.
 
-        Raises BundleError, EngineError: sizes that cannot be run.
+        Raises BundleError or EngineError for unsupported sizes.
         """
         ...
 
     def moved(self) -> None:
-        """The values of runs lie elsewhere from now on: what was prepared is not used again."""
+        """Drop cached addresses: the values have moved, and prepared runs are not used again."""
         ...
 
 
@@ -76,10 +76,10 @@ class Executor(Protocol):
     """Runs a model on the engine's device.
 
     Attributes:
-        plan: the programs.
+        plan: launch plan of the model.
         weights_bytes: device memory of the model's constants.
-        scratch_bytes: device memory it has taken besides, once for all states.
-        trees: it can run them.
+        scratch_bytes: other device memory, shared by all states.
+        trees: whether draft trees are supported.
     """
 
     @property
@@ -95,21 +95,21 @@ class Executor(Protocol):
     def trees(self) -> bool: ...
 
     def state_slots(self, window: int) -> int:
-        """Slots of a state's recurrent tensors."""
+        """Return the number of slots of a state's recurrent tensors."""
         ...
 
     def inputs(self, program: int) -> Mapping[str, Buffer]:
-        """What the host writes before a run of the plan's program."""
+        """Return the buffers that the host writes before a run of the program."""
         ...
 
     def values(self, runs: StateRuns, spacious: RunKey) -> Arena:
-        """Places of the values of a spacious run: `logits`, `picked`, and what it needs itself."""
+        """Place the values of a spacious run: `logits`, `picked` and the executor's own."""
         ...
 
     def check(self, runs: StateRuns) -> None:
-        """Raises EngineError: it cannot run states of these sizes."""
+        """Raise EngineError if states of these sizes are not supported."""
         ...
 
     def issuer(self, runs: StateRuns, state: DeviceState) -> Issuer:
-        """Prepare for the runs of a state, of which it keeps no reference but to its memory."""
+        """Return the issuer of a state's runs. It may keep the state's memory, not the state."""
         ...

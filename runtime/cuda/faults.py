@@ -1,4 +1,4 @@
-"""What a driver's error means: one call that failed, or a device that is lost."""
+"""Driver errors as typed errors: a single failed call, or a lost device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from edge.errors import EngineError
 
 # After one of these the context is corrupt: the driver repeats the error at every call until the
-# process ends (CUDA Driver API, CUresult: "leaves the process in an inconsistent state"). Names,
-# since older bindings do not know all of them.
+# process ends (CUDA Driver API, CUresult: "leaves the process in an inconsistent state"). Listed by
+# name because older bindings lack some of them.
 STICKY = frozenset(
     f"CUDA_ERROR_{name}"
     for name in (
@@ -36,19 +36,23 @@ _REMEDY = {
 
 
 class DriverFaults:
-    """Errors of one device, typed. `lost` says why nothing can be done with it any more."""
+    """Translates the driver errors of one device.
+
+    Attributes:
+        lost: why the device can no longer be used; None while it can.
+    """
 
     def __init__(self, api: ModuleType) -> None:
         self.lost: str | None = None
         self._api = api
 
     def refuse_lost(self) -> None:
-        """Raises EngineError where an earlier error has taken the device."""
+        """Raise EngineError if an earlier error lost the device."""
         if self.lost is not None:
             raise EngineError(f"the device is lost: {self.lost}", remedy=NEW_PROCESS)
 
     def check(self, answer: tuple[Any, ...], doing: str) -> Any:
-        """The value that a call of the bindings returned. Raises EngineError."""
+        """Return the value from a bindings call's answer. Raises EngineError for an error code."""
         if int(answer[0]):
             code = answer[0]
             name = str(getattr(code, "name", f"CUDA error {int(code)}"))
@@ -57,7 +61,7 @@ class DriverFaults:
 
     @contextmanager
     def of(self, doing: str) -> Iterator[None]:
-        """What cuda-core or the bindings raise inside becomes an EngineError."""
+        """Translate exceptions from cuda-core and the bindings into EngineError."""
         try:
             yield
         except Exception as fault:
@@ -67,7 +71,7 @@ class DriverFaults:
             raise translated from fault
 
     def translated(self, fault: Exception, doing: str) -> Exception:
-        """The EngineError for what cuda-core or the bindings raised; anything else as it is."""
+        """Return the EngineError for a cuda-core or bindings exception; any other unchanged."""
         if isinstance(fault, EngineError):
             return fault
         found = re.match(r"(CUDA_ERROR_\w+)(?:: (.*))?", str(fault), re.DOTALL)
@@ -79,8 +83,8 @@ class DriverFaults:
         return fault
 
     def error(self, name: str, doing: str, text: str = "") -> EngineError:
-        """The error to raise for the CUDA error `name`; a sticky one takes the device."""
-        # the first sentence: the rest is for whoever writes the kernel
+        """Return the error to raise for the CUDA error `name`; a sticky one loses the device."""
+        # only the first sentence: the rest addresses kernel authors
         sentence = re.split(r"\.\s", " ".join(text.split()).rstrip("."))[0]
         message = f"{doing} failed: {name}" + (f" ({sentence})" if sentence else "")
         if name in STICKY:
@@ -89,7 +93,7 @@ class DriverFaults:
         return EngineError(message, remedy=_REMEDY.get(name))
 
     def lose(self, reason: str) -> None:
-        """Ask nothing of the driver from now on."""
+        """Mark the device as lost: the driver is not called from now on."""
         self.lost = self.lost or reason
 
     def _text(self, code: Any) -> str:

@@ -1,4 +1,4 @@
-"""A launch plan that ends before the head, with what the head would read in place of logits."""
+"""A launch plan that ends before the head and returns its input, the hidden states, as logits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from edge.runtime.engine import HIDDEN, HIDDEN_SCALE, ROUNDED_HIDDEN
 
 
 def before_head(plan: LaunchPlan) -> tuple[LaunchPlan, float]:
-    """The plan's chains up to the last norm, whose output is called `logits` in them, and what a
-    unit of it is.
+    """Return the plan with its chains cut after the last norm, whose output is renamed to `logits`,
+    and the scale of that output.
 
-    Raises EngineError: the plan has no such value.
+    Raises EngineError if the plan does not name the value.
     """
     name = HIDDEN if HIDDEN in plan.values else ROUNDED_HIDDEN
     if name not in plan.values or (name == ROUNDED_HIDDEN and HIDDEN_SCALE not in plan.inline):
@@ -45,7 +45,7 @@ def before_head(plan: LaunchPlan) -> tuple[LaunchPlan, float]:
 
 
 def _writes(launch: Launch, name: str) -> bool:
-    """Whether it points to a value: the first launch that does is the one that makes it."""
+    """Return whether a launch points to a value; the first one that does produces it."""
     return any(
         isinstance(a, Pointer) and (a.space, a.name) == ("value", name) for a in launch.arguments
     )

@@ -1,4 +1,4 @@
-"""What the host writes before a run: all of it in one block, so that one copy brings it over."""
+"""The inputs that the host writes before a run, in one block so that one copy transfers them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,19 @@ from edge.runtime.ledger import LAST, ReplayStep, Tree, log_slots
 Array = NDArray[Any]
 Ints = NDArray[np.int32]
 
-# of a scan's programs so many run on a multiprocessor side by side: registers allow 6 to 8
+# concurrent scan programs per multiprocessor; registers allow 6 to 8
 PROGRAMS_EACH = 8
 
 
 @dataclass(frozen=True)
 class DeviceRun:
-    """One run: tokens [T, B], what the ledger says of it, the wanted rows, and the position in the
-    first slot of caches that slide.
+    """One run.
+
+    Attributes:
+        tokens: token ids, [T, B].
+        step: the ledger's description of the run.
+        rows: indices of the tokens whose logits are wanted.
+        first: position held by the first slot of sliding caches.
     """
 
     tokens: NDArray[np.int64]
@@ -49,18 +54,18 @@ class DeviceRun:
     first: int = 0
 
 
-# writes an input of a run
+# writes one input of a run
 Fill = Callable[[Array, DeviceRun], None]
 
 
 class Sources:
-    """How each of a plan's inputs is computed.
+    """Computes the inputs of a plan.
 
-    Raises BundleError for one that this version does not know, or of another type.
+    Raises BundleError for an input with an unknown name or another type.
     """
 
     def __init__(self, plan: LaunchPlan, multiprocessors: int = 0) -> None:
-        """`multiprocessors`: of the device, where that is known."""
+        """`multiprocessors`: number on the device; 0 if unknown."""
         self._plan = plan
         self._programs = PROGRAMS_EACH * multiprocessors
         self._inverses = [
@@ -80,7 +85,7 @@ class Sources:
             "positions": _taking(lambda run: positions(run.step)),
         }
         for width in plan.taps:
-            # both are written at once, by `fill`
+            # `fill` writes both together
             self._fill |= dict.fromkeys((f"taps{width}", f"state_taps{width}"), _nothing)
         known = {(name, dtype) for name in self._fill for dtype in ("i32", "i64")}
         for index in range(len(plan.rotations)):
@@ -119,9 +124,10 @@ class Sources:
         array[PAST] -= run.first
 
     def _turned(self, function: Callable[[Array], Array], index: int) -> Fill:
-        """cos or sin of position · inverse frequency, a product in fp32 as the graph computes it.
+        """Return a Fill for cos or sin of position · inverse frequency.
 
-        NumPy's own fp32 sines differ by a bit from processor to processor, and from C's.
+        The product is fp32, as in the graph. The functions run in fp64, because NumPy's fp32 sines
+        differ by a bit between processors, and from C's.
         """
 
         def turned(run: DeviceRun) -> Array:
@@ -132,7 +138,7 @@ class Sources:
 
 
 def positions(step: ReplayStep) -> NDArray[np.int64]:
-    """Each new token's place in its sequence."""
+    """Return the position of each new token in its sequence."""
     out = np.arange(step.past, step.past + len(step.slots))
     for node, parent in enumerate(step.parents or ()):
         out[node] = step.past if parent < 0 else out[parent] + 1
@@ -151,7 +157,7 @@ def _replay(array: Array, run: DeviceRun) -> None:
 
 
 def _ancestors(array: Array, run: DeviceRun) -> None:
-    # for a chain an executor may ask for 1 x 1
+    # for a chain, an executor may use a 1 x 1 matrix
     count = math.isqrt(array.size)
     matrix = array.reshape(count, count)
     if run.step.parents is None:
@@ -169,8 +175,9 @@ def _nothing(array: Array, run: DeviceRun) -> None:
 
 
 def tap_rows(step: ReplayStep, width: int) -> Ints:
-    """Rows that a convolution can read, up to the run's last token and as if it were a chain:
-    [state slot: K-1 | log slots: S | new tokens: T].
+    """Return the rows that a convolution can read, oldest first, as if the run were a chain.
+
+    They index [state slot: K-1 | log slots: S | new tokens: T].
     """
     state = np.arange(width - 1, dtype=np.int32)
     log = np.asarray(step.pending, np.int32) + np.int32(width - 1)
@@ -182,9 +189,8 @@ def tap_rows(step: ReplayStep, width: int) -> Ints:
 def fill_taps(
     step: ReplayStep, width: int, taps: NDArray[np.int32], state_taps: NDArray[np.int32]
 ) -> None:
-    """Write `taps` [T, K], oldest first and itself last, and `state_taps` [K-1].
-
-    The latter are the rows of the state that is stored; without one they are not read.
+    """Write `taps` [T, K], each oldest first and ending with the token itself, and `state_taps`
+    [K-1], the rows of the stored state, which are not read unless the run stores one.
     """
     order, replayed = tap_rows(step, width), len(step.pending)
     if step.parents is None:
@@ -200,11 +206,11 @@ def fill_taps(
 
 
 class InputBlock:
-    """Places of the inputs of runs up to one size, one after the other, each on 256 bytes.
+    """Layout of the inputs of runs up to one size, packed and aligned to 256 bytes.
 
     Attributes:
-        offsets: input name → byte.
-        nbytes: of all.
+        offsets: input name → byte offset.
+        nbytes: total size in bytes.
     """
 
     def __init__(self, buffers: Mapping[str, Buffer], sizes: Sizes) -> None:
@@ -216,7 +222,7 @@ class InputBlock:
         self.offsets, self.nbytes = packed(room, ALIGNMENT)
 
     def views(self, host: Bytes, sizes: Sizes) -> dict[str, Array]:
-        """The inputs of a run of these sizes as arrays in `host`, flat."""
+        """Return the inputs of a run of these sizes as flat arrays in `host`."""
         out: dict[str, Array] = {}
         for name, offset in self.offsets.items():
             buffer = self._buffers[name]

@@ -1,4 +1,4 @@
-"""cuda-core and the driver under it: found, or a line that says what to install."""
+"""Import of cuda-core and the driver bindings, with an install hint where they are missing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
 class Modules(NamedTuple):
-    """What a device is driven with.
+    """The modules that drive a device.
 
     Attributes:
         core: `cuda.core`.
-        api: `cuda.bindings.driver`, the calls that cuda-core has no name for.
+        api: `cuda.bindings.driver`, for calls that cuda-core does not wrap.
     """
 
     core: ModuleType
@@ -26,7 +26,7 @@ class Modules(NamedTuple):
 
 
 def driver_version() -> int | None:
-    """CUDA version the installed driver is for, 12060 for 12.6; None without a driver."""
+    """Return the CUDA version of the installed driver, 12060 for 12.6; None without a driver."""
     version = ctypes.c_int()
     try:
         failed = ctypes.CDLL(_DRIVER).cuDriverGetVersion(ctypes.byref(version))
@@ -36,12 +36,15 @@ def driver_version() -> int | None:
 
 
 def load() -> Modules:
-    """Import what drives a GPU. Raises EngineError: no driver, nothing installed, or not for it."""
+    """Import the modules that drive a GPU.
+
+    Raises EngineError for a missing driver or package, or bindings newer than the driver.
+    """
     version = driver_version()
     if version is None:
         raise EngineError(
             f"no NVIDIA driver was found ({_DRIVER} cannot be loaded)",
-            remedy="install the driver (Jetson: JetPack has it; container: --runtime nvidia), "
+            remedy="install the driver (Jetson: part of JetPack; container: --runtime nvidia), "
             "or leave --engine out",
         )
     try:
@@ -61,7 +64,7 @@ def load() -> Modules:
 
 
 def requirement(version: int | None) -> str:
-    """The line that installs what a driver of this CUDA version is driven with."""
+    """Return the pip command that installs the modules for a driver of this CUDA version."""
     if version is None:
         return 'pip install "mamba-edge[cuda]"'
     major = version // 1000
@@ -69,5 +72,5 @@ def requirement(version: int | None) -> str:
 
 
 def dotted(version: int) -> str:
-    """12060 as "12.6"."""
+    """Format a CUDA version: 12060 becomes "12.6"."""
     return f"{version // 1000}.{version % 1000 // 10}"

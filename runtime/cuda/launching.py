@@ -1,4 +1,4 @@
-"""The CUDA engine's executor: a program of the launch plan, one launch after the other."""
+"""The CUDA engine's executor: issues the launches of a launch plan's program in order."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from edge.runtime.ledger import state_slots
 
 
 class PlanExecutor:
-    """See `executor.Executor`.
+    """Executor of a launch plan; see `executor.Executor`.
 
     Attributes:
-        plan, kernels: what is launched; kernels by variant.
-        weights: the constants.
+        plan: the launch plan.
+        kernels: loaded kernels by variant index.
+        weights: weights and inline constants in device memory.
     """
 
     scratch_bytes = 0
@@ -47,32 +48,32 @@ class PlanExecutor:
         return self.weights.nbytes
 
     def state_slots(self, window: int) -> int:
-        """As many slots as pay: kernels take any number."""
+        """Return the number of slots worth having; the kernels take any number."""
         return state_slots(window)
 
     def inputs(self, index: int) -> Mapping[str, Buffer]:
-        """Those that the program's launches point to."""
+        """Return the inputs that the program's launches point to."""
         return {name: self.plan.inputs[name] for name in reads(self.plan, index)}
 
     def values(self, runs: StateRuns, spacious: RunKey) -> Arena:
-        """Those that its launches hand to one another."""
+        """Place the values that the program's launches pass to one another."""
         return place(self.plan.programs[spacious.program], self.plan, runs.sizes(spacious))
 
     def check(self, runs: StateRuns) -> None:
-        """A plan is made for every size."""
+        """Accept every state: a plan runs at any size."""
 
     def issuer(self, runs: StateRuns, state: DeviceState) -> LaunchIssuer:
         return LaunchIssuer(self, runs)
 
     def item_size(self, pointer: Pointer, layout: StateLayout) -> int:
-        """Bytes of one element of what it points to."""
+        """Return the bytes of one element of the pointer's buffer."""
         if pointer.space in ("state", "cache"):
             return layout.dtype(pointer.name).itemsize
         return ITEM_SIZE[self._tables[pointer.space][pointer.name].dtype]
 
 
 class LaunchIssuer:
-    """See `executor.Issuer`. Addresses are filled into a program once for all lengths."""
+    """See `executor.Issuer`. A program's addresses are resolved once for all lengths."""
 
     def __init__(self, executor: PlanExecutor, runs: StateRuns) -> None:
         self._executor = executor
@@ -110,14 +111,14 @@ class LaunchIssuer:
 
 
 class Launches:
-    """See `executor.PreparedWork`.
+    """The launches of one run; see `executor.PreparedWork`.
 
     Attributes:
-        calls: in order.
+        calls: kernel launches in order.
     """
 
     recordable = True
-    finish = None  # its launches read all that differs from the inputs
+    finish = None  # whatever differs from run to run is in the inputs
 
     def __init__(self, device: Device, calls: list[KernelCall]) -> None:
         self._device = device
@@ -128,12 +129,12 @@ class Launches:
             call.issue(self._device)
 
 
-# where a pointer's buffer starts
+# the device address of a pointer
 Resolve = Callable[[Pointer], int]
 
 
 class KernelCall(NamedTuple):
-    """One launch: `kernel` as `Device.load` gave it."""
+    """One launch of a `kernel` from `Device.load`."""
 
     kernel: Any
     grid: tuple[int, int, int]
@@ -144,7 +145,7 @@ class KernelCall(NamedTuple):
 
 
 def reads(plan: LaunchPlan, program: int) -> tuple[str, ...]:
-    """Inputs that the program's launches point to, in order."""
+    """Return the names of the inputs that the program's launches point to, in order."""
     names: dict[str, None] = {}
     for launch in _launches(plan, program):
         for argument in launch.arguments:
@@ -156,7 +157,7 @@ def reads(plan: LaunchPlan, program: int) -> tuple[str, ...]:
 class Template:
     """A program's launches with every address filled in; only sizes are left open.
 
-    Sizes grow with each symbol, so what is right for the largest is right for all.
+    Sizes grow with each symbol, so addresses and checks for the largest run hold for all.
     """
 
     def __init__(
@@ -167,7 +168,10 @@ class Template:
         kernels: Mapping[int, Any],
         resolve: Resolve,
     ) -> None:
-        """`kernels` are by variant. Raises BundleError for sizes that a launch cannot take."""
+        """Resolve all addresses. `kernels` are keyed by variant index.
+
+        Raises BundleError if a launch does not support the `largest` sizes.
+        """
         check_sizes(plan, plan.programs[program], largest)
         self._sizes: dict[tuple[int, str, int], tuple[int, Size]] = {}
         self._open = [self._launch(launch, kernels, resolve) for launch in _launches(plan, program)]
@@ -185,12 +189,12 @@ class Template:
         return _Open(kernels[launch.variant], (x, y, z), fixed, holes)
 
     def _index(self, size: Size) -> int:
-        """The index of its value; a plan has few that differ."""
+        """Return the index of the size's value; a plan has few distinct sizes."""
         key = (size.times, size.of, size.per)
         return self._sizes.setdefault(key, (len(self._sizes), size))[0]
 
     def calls(self, sizes: Sizes) -> list[KernelCall]:
-        """The launches at these sizes."""
+        """Return the launches at these sizes."""
         values = [size.value(sizes) for _, size in self._sizes.values()]
         made = []
         for kernel, (x, y, z), fixed, holes in self._open:
@@ -203,7 +207,7 @@ class Template:
 
 
 class _Open(NamedTuple):
-    """A launch: grid and `holes` of the arguments (position, index) wait for sizes."""
+    """A launch with open sizes: `grid` and `holes` (argument position, index) index size values."""
 
     kernel: Any
     grid: tuple[int, int, int]

@@ -1,4 +1,4 @@
-"""Makes a running engine of a bundle: the device, its kernels, the weights."""
+"""Opens a bundle as a CUDA engine: selects the device, loads kernels and weights."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ def from_bundle(
     kind: type[CudaEngine] = CudaEngine,
     plan: LaunchPlan | None = None,
 ) -> CudaEngine:
-    """The engine for a bundle; `device` None is the one EDGE_DEVICE means. `kind`: its class;
-    `plan`: the bundle's, where it was opened before.
+    """Open the engine of a bundle.
 
-    Raises BundleError: no plan, no kernels for this device, an altered file; EngineError: no
-    device, no memory.
+    Args:
+        device: device to run on; None selects it by EDGE_DEVICE.
+        kind: class of the engine.
+        plan: the bundle's launch plan if it is already open.
+
+    Raises BundleError for a missing plan, missing kernels or an altered file, EngineError for a
+    missing device or too little memory.
     """
     plan = sliding(open_plan(bundle) if plan is None else plan)
     device = open_device() if device is None else device
@@ -53,8 +57,8 @@ def from_bundle(
 def load_executor(
     bundle: Bundle, plan: LaunchPlan, exclusive: Exclusive, part: LaunchPlan, wanted: Sequence[int]
 ) -> PlanExecutor:
-    """An executor of the plan with the constants of `part`, which may be fewer, and the `wanted`
-    kernels. Raises as `from_bundle` does.
+    """Return an executor of the plan with the constants of `part`, which may have fewer, and the
+    `wanted` kernels, given by variant index. Raises as `from_bundle` does.
     """
     kernels = load_kernels(bundle, plan, exclusive.device, exclusive, wanted)
     weights = DeviceWeights(part, exclusive)
@@ -64,21 +68,21 @@ def load_executor(
 
 
 def open_device() -> Device:
-    """The device that EDGE_DEVICE names: "interpret", or the number of a GPU.
+    """Open the device that EDGE_DEVICE names: "interpret" or a GPU number.
 
-    Without it, the GPU of the context that is current, else the first.
+    Without EDGE_DEVICE, open the GPU of the current context, else the first GPU.
 
-    Raises EngineError: no such device, or nothing to drive it with.
+    Raises EngineError if the device, its driver or its packages are missing.
     """
     name = os.environ.get(DEVICE_VARIABLE, "")
     if name == INTERPRET:
-        # never imported by the runtime itself: it needs Triton, which looks at this when it is
+        # imported only on request: it needs Triton, which reads this variable when imported
         if "triton" not in sys.modules:
             os.environ["TRITON_INTERPRET"] = "1"
         try:
             module = importlib.import_module("edge.plugins.compiler.interpreter")
         except ImportError as problem:
-            raise _not_a_device(name, f"cannot be interpreted on: {problem}") from problem
+            raise _not_a_device(name, f"cannot import the interpreter: {problem}") from problem
         interpreter: Device = module.InterpretDevice()
         return interpreter
     if name and not name.isdecimal():
@@ -97,15 +101,14 @@ def _not_a_device(name: str, message: str) -> EngineError:
 def load_kernels(
     bundle: Bundle, plan: LaunchPlan, device: Device, exclusive: Exclusive, wanted: Sequence[int]
 ) -> dict[int, Any]:
-    """The `wanted` kernels of the plan by variant: the bundle's, or compiled here where Triton is
-    installed.
+    """Load the `wanted` kernels by variant index: from the bundle, or compiled here with Triton.
 
-    Raises BundleError: there are none for this device; EngineError: it refuses them.
+    Raises BundleError if there are none for this device, EngineError if the device refuses them.
     """
     variants = {index: plan.variants[index] for index in wanted}
     if device.sm == 0:
         return {i: device.load(variant, None, b"") for i, variant in variants.items()}
-    # by name: what compiles is no part of the runtime
+    # imported by name: the compiler is not part of the runtime
     fallback: Any = importlib.import_module("edge.plugins.compiler.fallback")
     part = plan.model_copy(update={"variants": tuple(variants.values())})
 
@@ -116,7 +119,7 @@ def load_kernels(
     try:
         return loaded(fallback.kernels_for(bundle, part, device.sm))
     except EngineError:
-        # a driver may be too old for the ptxas that made the bundle's kernels, and not for this one
+        # a driver too old for the ptxas that built the bundle may still accept the local one
         if not fallback.can_compile():
             raise
         return loaded(fallback.compiled_here(part.variants, device.sm))

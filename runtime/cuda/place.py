@@ -1,9 +1,8 @@
-"""The place of a device's work: which GPU, in which context, on whose stream.
+"""Choice of GPU, context and stream for a device.
 
-Supported: the primary context (what the CUDA runtime, PyTorch and cuda-core use), a context that
-the thread already made current (PyCUDA's `make_context`), and the context of a stream that the user
-gives. A context or stream that somebody else made is used, never replaced and never destroyed; it
-must outlive the device.
+Supported contexts: the primary context (used by the CUDA runtime, PyTorch and cuda-core), a context
+that the thread already made current (PyCUDA's `make_context`), and the context of the user's
+stream. A foreign context or stream is never replaced or destroyed; it must outlive the device.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ _NONBLOCKING = 1
 
 
 class GpuStream(NamedTuple):
-    """What was chosen.
+    """The chosen GPU, context and stream.
 
     Attributes:
-        ordinal: of the GPU among those CUDA_VISIBLE_DEVICES leaves.
+        ordinal: index of the GPU among those visible under CUDA_VISIBLE_DEVICES.
         context: CUcontext.
         handle: CUstream.
-        stream: cuda-core's Stream of it.
-        owner: the user's object, which keeps the stream alive; None: it was made here.
+        stream: cuda-core's Stream for `handle`.
+        owner: the user's object that keeps the stream alive; None for a stream created here.
     """
 
     ordinal: int
@@ -41,7 +40,7 @@ class GpuStream(NamedTuple):
 def choose(
     modules: Modules, faults: DriverFaults, device: int | None, stream: object | None
 ) -> GpuStream:
-    """Choose where to work. Leaves a current context as it was. Raises EngineError."""
+    """Choose GPU, context and stream. A current context stays current. Raises EngineError."""
     api = modules.api
     with faults.of("starting CUDA"):
         faults.check(api.cuInit(0), "starting CUDA")
@@ -51,7 +50,7 @@ def choose(
         hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
         raise EngineError(f"unknown GPU {device}: {count} are visible{hidden}", field="device")
     with faults.of("choosing a GPU"):
-        before = faults.check(api.cuCtxGetCurrent(), "asking for the context")
+        before = faults.check(api.cuCtxGetCurrent(), "querying the current context")
         try:
             if stream is not None:
                 return _of_stream(modules, faults, device, stream)
@@ -62,17 +61,19 @@ def choose(
 
 
 def _own(modules: Modules, faults: DriverFaults, device: int | None, context: Any) -> GpuStream:
-    """A stream of our own in the current context, else in the GPU's primary one."""
+    """Create a stream in the current context, or in the GPU's primary context without one or where
+    `device` names another GPU.
+    """
     core, api = modules
     ordinal = None
     if int(context):
-        ordinal = int(faults.check(api.cuCtxGetDevice(), "asking for the GPU"))
+        ordinal = int(faults.check(api.cuCtxGetDevice(), "querying the current GPU"))
     if ordinal is None or (device is not None and ordinal != device):
         ordinal = device or 0
-        doing = f"taking GPU {ordinal}"
+        doing = f"retaining the context of GPU {ordinal}"
         core.Device(ordinal).set_current()
-        # never released: cuda-core lets go when the process ends, which would wait for a kernel
-        # that never does
+        # never released: cuda-core releases it at process exit, and doing so here would wait for a
+        # kernel that never ends
         context = faults.check(api.cuDevicePrimaryCtxRetain(api.CUdevice(ordinal)), doing)
     handle = faults.check(api.cuStreamCreate(_NONBLOCKING), "creating a stream")
     return GpuStream(ordinal, context, handle, core.Stream.from_handle(int(handle)), None)
@@ -90,30 +91,32 @@ def _of_stream(
             remedy="give one of your own, such as torch.cuda.Stream() or Device.create_stream()",
         )
     handle = api.CUstream(number)
-    context = _first(faults.check(api.cuStreamGetCtx(handle), "asking for the stream's context"))
+    context = _first(faults.check(api.cuStreamGetCtx(handle), "querying the stream's context"))
     faults.check(api.cuCtxSetCurrent(context), "entering the stream's context")
-    ordinal = int(faults.check(api.cuCtxGetDevice(), "asking for the stream's GPU"))
+    ordinal = int(faults.check(api.cuCtxGetDevice(), "querying the stream's GPU"))
     if device is not None and device != ordinal:
-        raise EngineError(f"is of GPU {ordinal}, not of {device}", field="stream")
+        raise EngineError(f"belongs to GPU {ordinal}, not to GPU {device}", field="stream")
     return GpuStream(ordinal, context, handle, core.Stream.from_handle(number), stream)
 
 
 def _first(value: Any) -> Any:
-    """cuStreamGetCtx of some bindings gives (context, green context)."""
+    """Unwrap the context: some bindings return (context, green context) from cuStreamGetCtx."""
     return value[0] if isinstance(value, tuple | list) else value
 
 
 def _number(stream: object) -> int:
-    """The address behind what libraries call a stream."""
+    """Return the stream's address, whichever library made it."""
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         version, number = protocol() if callable(protocol) else protocol
         if version != 0:
-            raise EngineError(f"speaks version {version} of __cuda_stream__", field="stream")
+            raise EngineError(
+                f"has version {version} of __cuda_stream__, not version 0", field="stream"
+            )
         return int(number)
-    # PyTorch's own name; PyCUDA's
+    # PyTorch's attribute, then PyCUDA's
     for name in ("cuda_stream", "handle"):
         number = getattr(stream, name, None)
         if isinstance(number, int):

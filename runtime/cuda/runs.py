@@ -1,9 +1,9 @@
-"""Which runs a state can ask for, how much memory each needs, and where its values lie in it.
+"""The runs of a state: their sizes, their memory and the placement of their values.
 
-A program's launches run one after the other, so a value lives from the first launch that names it
-to the last. Largest first, each value takes the lowest place that is free all its life; "greedy by
-size" of Pisarchyk and Lee, Efficient memory management for deep neural net inference, arXiv
-2001.03288, section 5.
+A program's launches run in order, so a value lives from the first launch that names it to the last.
+Values are placed largest first, each at the lowest offset that is free for its whole lifetime:
+"greedy by size" of Pisarchyk and Lee, Efficient memory management for deep neural net inference,
+arXiv 2001.03288, section 5.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from edge.runtime.cuda.state import blocks
 from edge.runtime.layout import StateLayout
 from edge.runtime.ledger import log_slots
 
-# Chains and trees of at most so many tokens are recorded when a state is made: what decoding and
-# drafting use. Longer runs take milliseconds, beside which issuing their launches is little.
+# Chains and trees of at most this many tokens are recorded: decoding and drafting use them. Longer
+# runs take milliseconds, compared with which issuing their launches costs little.
 RECORDED = 16
 
 
 class RunKey(NamedTuple):
-    """What tells one run from another: the program, T, L, and whether it ends in picks."""
+    """Identifies a run: program index, T, L, and whether it ends in picked token ids."""
 
     program: int
     tokens: int
@@ -38,13 +38,14 @@ class RunKey(NamedTuple):
 
 @dataclass(frozen=True)
 class StateRuns:
-    """The runs of one state.
+    """The possible runs of a state.
 
     Attributes:
-        plan: its programs; `executor` does what they say.
-        chunk: most tokens of a committing run.
-        layout, window: of the state.
-        width: values of a row of what runs give.
+        plan: launch plan with the programs.
+        executor: runs the programs.
+        chunk: maximum number of tokens of a committing run.
+        layout, window: layout and window of the state.
+        width: number of values per row of a run's result.
     """
 
     plan: LaunchPlan
@@ -61,7 +62,7 @@ class StateRuns:
         return self.layout.batch
 
     def sizes(self, key: RunKey) -> Sizes:
-        """The symbols of `edge.launch`."""
+        """Return the values of the symbols of `edge.launch`."""
         return {
             "T": key.tokens,
             "B": self.batch,
@@ -72,10 +73,12 @@ class StateRuns:
         }
 
     def key(self, kind: str, tokens: int, rows: int, picked: bool = False) -> RunKey:
-        """Raises InputError when no program takes this many rows, or none runs trees."""
+        """Return the key of a run. Raises InputError if no program takes this many rows, or for a
+        tree if the executor does not support trees.
+        """
         if kind == "tree" and not self.executor.trees:
             raise InputError(
-                "an engine without plugins (TensorRT for RTX) runs chains alone",
+                "an engine without plugins (TensorRT for RTX) runs only chains",
                 field="parents",
                 remedy="draft chains, or build the engine with TensorRT",
             )
@@ -91,7 +94,7 @@ class StateRuns:
         return RunKey(found, tokens, rows, picked)
 
     def recorded(self) -> list[RunKey]:
-        """What decoding, drafting and reading prompts use."""
+        """Return the runs to record: those of decoding, drafting and prefill."""
         keys = []
         for count in range(1, min(self.window, RECORDED) + 1):
             keys += [self.key("chain", count, 1), self.key("chain", count, count)]
@@ -102,7 +105,7 @@ class StateRuns:
         if self.plan.programs[step.program].picks:
             keys.append(step)
         keys += [self.key("chain", self.chunk, 1), self.key("settle", 0, 0)]
-        # runs that the KV caches have no room for are never asked for
+        # a run that the KV caches have no room for never happens
         room = self.layout.capacity if self.layout.caches else self.chunk + self.window
         programs = self.plan.programs
         return [
@@ -112,10 +115,10 @@ class StateRuns:
         ]
 
     def spacious(self, key: RunKey) -> RunKey:
-        """The run whose layout of inputs and values serves `key`: the largest of its program.
+        """Return the run whose input and value layout `key` shares: the largest of its program.
 
-        So addresses are filled into a program's launches once, whatever the lengths of prompts.
-        All logits of a chunk are many megabytes, and have a layout of their own.
+        Addresses are thus resolved once per program, whatever the prompt lengths. All logits of a
+        chunk take many megabytes and have a layout of their own.
         """
         program = self.plan.programs[key.program]
         if program.kind == "settle":
@@ -128,20 +131,20 @@ class StateRuns:
         return RunKey(key.program, longest, min(rows, longest))
 
     def arena(self, key: RunKey) -> Arena:
-        """Places of the values of a spacious run."""
+        """Return the layout of the values of a spacious run."""
         if key not in self._arenas:
             self._arenas[key] = self.executor.values(self, key)
         return self._arenas[key]
 
     def block(self, key: RunKey) -> InputBlock:
-        """Places of the inputs of a spacious run."""
+        """Return the layout of the inputs of a spacious run."""
         if key not in self._blocks:
             self._blocks[key] = InputBlock(self.executor.inputs(key.program), self.sizes(key))
         return self._blocks[key]
 
     @property
     def values_bytes(self) -> int:
-        """Bytes of the values of all runs but those that want more logits than a window's."""
+        """Bytes of the values of any run, except those with more logits than a window's."""
         return max(self.arena(key).total for key in self._spacious(1))
 
     @property
@@ -151,7 +154,7 @@ class StateRuns:
         return max(1, *(self.block(key).nbytes for key in self._spacious(rows)))
 
     def _spacious(self, rows: int) -> list[RunKey]:
-        """The layouts for runs that want logits of at most `rows` tokens."""
+        """Return the spacious runs of all programs for logits of at most `rows` tokens."""
         return [self.spacious(RunKey(index, 0, rows)) for index in range(len(self.plan.programs))]
 
     def memory_plan(self) -> dict[str, int]:
@@ -173,7 +176,7 @@ class StateRuns:
 
     @property
     def out(self) -> DType:
-        """The type of what runs give: of logits f32."""
+        """Dtype of a run's result: f32 for logits."""
         return self.plan.values[LOGITS].dtype
 
     def logits_bytes(self, rows: int) -> int:
@@ -181,7 +184,7 @@ class StateRuns:
 
 
 def choose_program(plan: LaunchPlan, kind: str, rows: int) -> int | None:
-    """The first program for `rows` = T·B rows, as an index; None where there is none."""
+    """Return the index of the first program for `rows` = T·B rows; None if there is none."""
     for index, program in enumerate(plan.programs):
         if program.kind == kind and (program.max_rows is None or rows <= program.max_rows):
             return index
@@ -189,7 +192,7 @@ def choose_program(plan: LaunchPlan, kind: str, rows: int) -> int | None:
 
 
 class Arena(NamedTuple):
-    """Byte offsets by value, multiples of 256, and the bytes there must be."""
+    """Layout of values: byte offsets by name, multiples of 256, and the total size."""
 
     offsets: dict[str, int]
     total: int
@@ -205,9 +208,9 @@ class _Life(NamedTuple):
 def place(
     program: Program, plan: LaunchPlan, sizes: Sizes, kept: Collection[str] = (LOGITS, PICKED)
 ) -> Arena:
-    """Places for the values of one program at these sizes; `kept` are read after the run."""
+    """Place the values of one program at these sizes; `kept` values are read after the run."""
     lives = _lives(program, plan, sizes, kept)
-    # (start, end) of what is there during each launch
+    # (start, end) of the values alive during each launch
     taken: list[list[tuple[int, int]]] = [[] for _ in program.order]
     offsets: dict[str, int] = {}
     total = 0
@@ -242,7 +245,7 @@ def _bytes(plan: LaunchPlan, name: str, sizes: Sizes) -> int:
 
 
 def _lowest(taken: list[tuple[int, int]], size: int) -> int:
-    """The lowest start of `size` free bytes; `taken` are in order and may overlap."""
+    """Return the lowest start of `size` free bytes; `taken` is sorted and may overlap."""
     start = 0
     for begin, end in taken:
         if begin - start >= size:

@@ -1,9 +1,9 @@
-"""A launch plan for KV caches that slide: layers with a window keep the last positions alone.
+"""Launch plans for sliding KV caches: layers with an attention window keep only recent positions.
 
-Such a cache holds positions FIRST, FIRST+1, … in slots 0, 1, …, and is moved along by the state
-(`State.make_room`). Keys were rotated before they were stored, and a token's window counts back
-from its own slot: so a kernel that is told of a past FIRST tokens shorter, and of fewer slots, does
-the same arithmetic in the same order. No kernel knows of it.
+A sliding cache holds positions FIRST, FIRST+1, … in slots 0, 1, …; the state moves them
+(`State.make_room`). Keys are stored rotated, and a token's window counts back from its own slot.
+So a kernel that gets a PAST smaller by FIRST, and fewer slots, does the same arithmetic in the same
+order. Kernels need no changes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 from edge.launch import Argument, Launch, LaunchPlan, Pointer, Size
 from edge.runtime.layout import StateLayout
 
-# The input `run` with the past that is in caches that slide, and the symbol of their slots.
+# The variant of the input `run` with PAST reduced by FIRST, and the symbol for the number of slots.
 RUN, SLOTS = "run.sliding", "W"
 
 
 def sliding(plan: LaunchPlan) -> LaunchPlan:
-    """The plan with such caches for every layer with a window; the plan itself where none has."""
+    """Return the plan with sliding caches for all layers with a window; unchanged without any."""
     windowed = {
         argument.name
         for launch in plan.launches
@@ -43,11 +43,11 @@ def _told(argument: Argument) -> Argument:
     if isinstance(argument, Pointer) and argument.space == "input" and argument.name == "run":
         return argument.model_copy(update={"name": RUN})
     if isinstance(argument, Size) and argument.of == "C":
-        # not checked: no plan in a file has this symbol
+        # model_copy does not validate: no plan in a file may use this symbol
         return argument.model_copy(update={"of": SLOTS})
     return argument
 
 
 def fitted(layout: StateLayout, plan: LaunchPlan, *, window: int, chunk: int) -> StateLayout:
-    """The layout that a plan's kernels are told of: with caches that slide if the plan has such."""
+    """Return the layout for a plan's kernels: with sliding caches if the plan uses them."""
     return layout.sliding(window=window, chunk=chunk) if RUN in plan.inputs else layout

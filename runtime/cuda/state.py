@@ -1,4 +1,4 @@
-"""A state in a device's memory: slots of the recurrent state, logs of inputs, KV caches."""
+"""A state in device memory: slots of recurrent tensors, input logs and KV caches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from edge.runtime.state_memory import Array, Piece, StateMemory
 
 
 class StateTensor(NamedTuple):
-    """One tensor of the state.
+    """Placement of one tensor of the state.
 
     Attributes:
-        offset: where it starts, in bytes.
-        nbytes: of all of it.
-        slot: bytes of one slot of a recurrent tensor, of one row of a log, of a whole KV cache.
+        offset: byte offset of its start.
+        nbytes: total size in bytes.
+        slot: bytes of one slot of a recurrent tensor, one row of a log or a whole KV cache.
     """
 
     offset: int
@@ -29,14 +29,16 @@ class StateTensor(NamedTuple):
 
 
 class TensorBlock(NamedTuple):
-    """Tensors that lie in one piece of memory, and its bytes."""
+    """Tensors that share one allocation, and its size in bytes."""
 
     tensors: dict[str, StateTensor]
     nbytes: int
 
 
 def blocks(layout: StateLayout, window: int, slots: int) -> tuple[TensorBlock, TensorBlock]:
-    """Recurrent tensors [slots, …slot shape] with logs [S, B, width]; KV caches."""
+    """Lay out the recurrent tensors [slots, …slot shape] with the logs [S, B, width], and the KV
+    caches.
+    """
     caches = {name: ((1, *s), layout.dtype(name)) for name, s in layout.caches.items()}
     return _block(layout.kept(slots, slots, log_slots(window))), _block(caches)
 
@@ -54,11 +56,12 @@ def _block(arrays: Mapping[str, ArrayType]) -> TensorBlock:
 
 
 class DeviceState(State):
-    """A state that `CudaEngine` made.
+    """A state of a `CudaEngine`.
 
     Attributes:
-        recurrent, caches: the memory; None where the model has no such tensor.
-        where, cache_where: tensors in it.
+        recurrent: memory of the recurrent tensors and logs; None if the model has none.
+        caches: memory of the KV caches; None if the model has none.
+        where, cache_where: placement of the tensors in `recurrent` and in `caches`.
     """
 
     ledger: ReplayLedger
@@ -95,27 +98,27 @@ class DeviceState(State):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of slots, logs and caches, used or not."""
+        """Bytes of all slots, logs and caches, used or not."""
         return self._nbytes
 
     def address(self, name: str) -> int:
-        """The address where a recurrent tensor, a log or a cache starts."""
+        """Return the device address of a recurrent tensor, a log or a KV cache."""
         cached = name in self.cache_where
         memory = self.caches if cached else self.recurrent
         assert memory is not None
         return memory.address + (self.cache_where if cached else self.where)[name].offset
 
     def cache_starts(self) -> Iterator[tuple[str, int, int]]:
-        """For each cache, sequence and head, its name, where its rows start, bytes of one."""
+        """Yield (name, byte offset of its rows, bytes per row) of each cache, sequence and head."""
         for name, (batch, heads, capacity, width) in self.layout.caches.items():
             row = self.layout.bytes_of(name, (width,))
             for index in range(batch * heads):
                 yield name, self.cache_where[name].offset + index * capacity * row, row
 
-    # -- see `State` -----------------------------------------------------------------------------
+    # -- see `StateMemory` -----------------------------------------------------------------------
 
     def _slot_at(self, name: str, slot: int) -> tuple[Memory, int, int]:
-        """The memory of a slot, where it starts there, its bytes."""
+        """Return the memory of a slot, its byte offset there and its size."""
         assert self.recurrent is not None
         tensor = self.where[name]
         return self.recurrent, tensor.offset + slot * tensor.slot, tensor.slot
@@ -138,8 +141,8 @@ class DeviceState(State):
         self._exclusive.upload(self._transfers(pieces, caches, end, first))
 
     def _clear(self, device: Device, name: str, rows: int) -> None:
-        """Zero the first rows of a cache, where the last ones alone are copied in: no query sees
-        them, but what is multiplied by 0 has to be finite.
+        """Zero the first rows of a cache when only later rows are copied in. No query attends to
+        them, but values multiplied by 0 must be finite.
         """
         batch, heads, capacity, width = self.layout.caches[name]
         row = self.layout.bytes_of(name, (width,))
@@ -181,7 +184,9 @@ class DeviceState(State):
     def _copy_rows(
         self, device: Device, at: int, row: int, source: int, target: int, count: int
     ) -> None:
-        """`count` rows of `row` bytes of the head at `at`: slots from, to, which do not overlap."""
+        """Copy `count` rows of `row` bytes within the head at `at`, from slot `source` to `target`.
+        The ranges must not overlap.
+        """
         assert self.caches is not None
         start, to = at + source * row, at + target * row
         device.copy(self.caches, to, self.caches, start, count * row)
@@ -196,7 +201,7 @@ class DeviceState(State):
     def _take(
         self, source: StateMemory, slots: Iterable[tuple[str, int, int]], length: int, first: int
     ) -> None:
-        """See `State`. Inside the device, in the fewest pieces."""
+        """See `StateMemory._take`. Copies inside the device, in as few pieces as possible."""
         assert isinstance(source, DeviceState)
         times = self.batch // source.batch
         with self._exclusive as device:
@@ -206,7 +211,7 @@ class DeviceState(State):
                 if times == 1:
                     device.copy(own, target, memory, at, nbytes)
                     continue
-                # whatever comes before the batch is a convolution's rows
+                # an axis before the batch holds a convolution's rows
                 before = self.layout.recurrent[name][0] if batch_axis(name) else 1
                 parts = source.batch * before
                 size = nbytes // parts

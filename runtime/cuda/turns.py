@@ -1,4 +1,4 @@
-"""One thread at a time in a device's context, and what outlives it: frees, forks, losses."""
+"""Serialized access of threads to a device's context, deferred frees, forks and device loss."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from edge.runtime.cuda.install import Modules
 from edge.runtime.cuda.place import GpuStream
 
 _Free = Callable[[Any], Any]
-# how long dropping a device waits for what it does; then its memory is the process's to free
+# how long closing a device waits for its work; after that, process exit frees the memory
 _PATIENCE_S = 10.0
 _living: weakref.WeakSet[DriverTurns] = weakref.WeakSet()
 
 
 class DriverTurns:
-    """`with turns:` is one thread's turn to call the driver.
+    """Turns of threads to call the driver: `with turns:`.
 
-    A turn is refused, not waited for, while another thread has it or records: two threads in one
-    device would interleave their launches. Threads may take turns. The context that was current
-    is current again afterwards; a thread without one keeps the device's.
+    A turn is refused, without waiting, while another thread holds one or records a graph, because
+    the threads would interleave their launches. Afterwards the previously current context is
+    restored; a thread that had none keeps the device's.
 
     Attributes:
-        recorder: the thread that records a graph.
+        recorder: id of the thread that is recording a graph, or None.
     """
 
     def __init__(self, modules: Modules, faults: DriverFaults, place: GpuStream) -> None:
@@ -83,15 +83,15 @@ class DriverTurns:
             self.abandon(self.faults.lost)
         self._lock.release()
 
-    # -- what ends -------------------------------------------------------------------------------
+    # -- frees and loss --------------------------------------------------------------------------
 
     def hold(self, holder: Any) -> None:
-        """Remember what has objects of cuda-core, whose destructors call the driver."""
+        """Track an owner of cuda-core objects, whose destructors call the driver."""
         self._held.add(holder)
 
     def keep(self, holder: Any, objects: list[Any]) -> None:
-        """Clear `objects`, whose destructors call the driver, when `holder` has died and the stream
-        is idle; those of a lost device never.
+        """Clear `objects`, whose destructors call the driver, once `holder` is dead and the stream
+        is idle. On a lost device they are never cleared.
         """
         foreign = _Foreign(objects)
         self.hold(foreign)
@@ -100,9 +100,9 @@ class DriverTurns:
     def free(self, release: _Free, handle: Any) -> None:
         """Call `release(handle)` when the stream is idle; never raises. For finalizers.
 
-        A finalizer comes from any thread, in the middle of anything. While a graph is recorded
-        nothing is freed: the driver would refuse it, or the graph would be spoilt. While work is
-        under way nothing is freed: the driver would wait for it, perhaps forever.
+        A finalizer may run on any thread at any point. Nothing is freed while a graph is recorded:
+        the driver would refuse, or the graph would become invalid. Nothing is freed while work is
+        in flight: the driver would wait for it, perhaps forever.
         """
         if self.faults.lost is not None:
             return
@@ -113,13 +113,13 @@ class DriverTurns:
             self._enter()
             self.free_now()
         except Exception:
-            # interpreter shutdown, a context its owner destroyed: the process's end frees it
+            # interpreter shutdown, or a context destroyed by its owner: process exit frees it
             pass
         finally:
             self._leave()
 
     def free_now(self) -> None:
-        """Within a turn: give back what nothing uses any more, if the stream is idle."""
+        """Release what is waiting to be freed if the stream is idle. The caller holds a turn."""
         if (
             self.recorder is not None
             or not self._freeing
@@ -132,11 +132,13 @@ class DriverTurns:
 
     @property
     def freeing(self) -> bool:
-        """Memory waits to be given back."""
+        """Whether anything is waiting to be freed."""
         return bool(self._freeing)
 
     def abandon(self, reason: str) -> None:
-        """The device is lost: destroy nothing, since destroying waits for what never ends."""
+        """Mark the device as lost and leak its objects: destroying them would wait for work that
+        may never end.
+        """
         self.faults.lose(reason)
         self._freeing.clear()
         for holder in list(self._held):
@@ -151,7 +153,7 @@ class _Foreign:
         self._objects = objects
 
     def clear(self) -> tuple[int]:
-        """Drop them; answers as a call of the driver does."""
+        """Drop the objects and return a success code like a driver call."""
         self._objects.clear()
         return (0,)
 
@@ -159,7 +161,7 @@ class _Foreign:
 def _close(
     faults: DriverFaults, api: Any, place: GpuStream, freeing: list[tuple[_Free, Any]]
 ) -> None:
-    """The last thing done for a device: what was still to be freed, and its stream."""
+    """Finalize a device: release what is still waiting to be freed, and destroy its stream."""
     if faults.lost is not None:
         return
     try:
@@ -178,7 +180,7 @@ def _close(
 
 
 def _patient(api: Any, code: Any, began: float) -> bool:
-    """Work is under way, and the end of a device may wait for it a little."""
+    """Return whether work is in flight and closing the device should still wait for it."""
     return code == api.CUresult.CUDA_ERROR_NOT_READY and time.monotonic() - began < _PATIENCE_S
 
 

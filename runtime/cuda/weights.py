@@ -1,4 +1,4 @@
-"""A bundle's weights in device memory, checked on their way there."""
+"""Upload of a bundle's weights to device memory, verified while reading."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from edge.runtime.layout import packed
 if TYPE_CHECKING:
     from edge.bundle import Bundle
 
-# A driver finds room for many middling pieces where it has none for one of gigabytes.
+# A driver may find room for many medium blocks where it has none for one of several gigabytes.
 SEGMENT = 256 << 20
 _BLOCK = 4 << 20
 
 
 class WeightSegment:
-    """Neighbouring bytes of weights.bin: `start` … `end`, and where they lie on the device: `at`
-    bytes behind the beginning of `memory`.
-    """
+    """A range of weights.bin, `start` to `end`, stored on the device at byte `at` of `memory`."""
 
     def __init__(self, start: int, end: int) -> None:
         self.start, self.end = start, end
@@ -34,11 +32,11 @@ class WeightSegment:
 
 
 class DeviceWeights:
-    """What a plan's `weight` and `inline` pointers mean.
+    """Device memory behind a plan's `weight` and `inline` pointers.
 
     Attributes:
-        nbytes: device memory taken.
-        read_by: the kernels that they were repacked for; None while they are as in the file.
+        nbytes: device memory in bytes.
+        read_by: kernels that the weights were repacked for; None while they are as in the file.
     """
 
     read_by: object = None
@@ -68,7 +66,10 @@ class DeviceWeights:
         )
 
     def read(self, blocks: Iterable[bytes]) -> None:
-        """Fill the weights from the content of weights.bin, given from its beginning."""
+        """Fill the weights from consecutive blocks of weights.bin.
+
+        Raises BundleError if the blocks end before the last weight.
+        """
         at = 0
         for block in blocks:
             data = np.frombuffer(block, np.uint8)
@@ -85,28 +86,28 @@ class DeviceWeights:
             raise BundleError(f"ends at byte {at}, the plan reads {self._segments[-1].end}")
 
     def address(self, name: str) -> int:
-        """The address of a weight."""
+        """Return the device address of a weight."""
         offset = self._plan.weights[name].offset
         for segment in self._segments:
             if segment.start <= offset < segment.end:
                 assert segment.memory is not None
                 return segment.memory.address + segment.at + offset - segment.start
-        raise BundleError("lies in no segment of the weights", field=f"weights.{name}")
+        raise BundleError("is in no segment of the weights", field=f"weights.{name}")
 
     def addresses(self) -> dict[str, int]:
-        """The address of each weight."""
+        """Return the device address of each weight."""
         return {name: self.address(name) for name in self._plan.weights}
 
     def inline(self, name: str) -> int:
-        """The address of a small constant."""
+        """Return the device address of an inline constant."""
         return self._constants.address + self._inline[name]
 
 
 def segments(weights: Mapping[str, Weight], largest: int = SEGMENT) -> list[WeightSegment]:
-    """Runs of weights of at most `largest` bytes, unless one alone is larger; gaps left out.
+    """Group weights into file ranges of at most `largest` bytes, without the gaps between them.
 
-    Each begins with a weight, on a multiple of 256 bytes of the file or, where the weight is not
-    on one, before it: so that weights are aligned on the device as in the file.
+    A single larger weight forms its own range. Each range starts at the multiple of 256 bytes at or
+    before its first weight, so that weights are aligned on the device as in the file.
     """
     out: list[WeightSegment] = []
     for weight in sorted(weights.values(), key=lambda weight: weight.offset):
@@ -124,10 +125,10 @@ def segments(weights: Mapping[str, Weight], largest: int = SEGMENT) -> list[Weig
 
 
 def pieces(every: list[WeightSegment]) -> list[list[WeightSegment]]:
-    """Segments that share an allocation; each gets its place in it, on a multiple of 256 bytes.
+    """Group segments into allocations and place each at a multiple of 256 bytes.
 
-    An allocation has at most SEGMENT bytes, unless one segment alone has more. Large ones lie on
-    large pages, which a CPU reads 1.7 times as fast as small ones.
+    An allocation has at most SEGMENT bytes, unless a single segment is larger. Large allocations
+    get large pages, which a CPU reads 1.7 times as fast as small ones.
     """
     out: list[list[WeightSegment]] = []
     used = 0
@@ -143,9 +144,9 @@ def pieces(every: list[WeightSegment]) -> list[list[WeightSegment]]:
 
 
 def upload(bundle: Bundle, path: str, weights: DeviceWeights) -> None:
-    """Read the bundle's file `path` once: hashed, and copied to the device.
+    """Read the bundle's file `path` once, hashing it and copying it to the device.
 
-    Raises BundleError: it is not what the manifest says. The weights must then not be used.
+    Raises BundleError if it does not match the manifest. The weights must then not be used.
     """
     fd, entry = bundle.fd(path), bundle.manifest.entry(path)
     assert entry is not None

@@ -1,5 +1,6 @@
 """Speculative generation: a drafter proposes tokens, the target verifies them in one run.
 
-What comes out is what the target alone would have said: greedily the same tokens (up to near-ties,
-where an engine's run of several tokens is not bit-equal to steps), otherwise the same distribution.
+With the exact rule the output is what the target alone would have produced: at temperature 0 the
+same tokens (up to near-ties, where a run of several tokens is not bit-equal to single steps), at
+higher temperatures the same distribution.
 """

@@ -1,23 +1,24 @@
-"""Which drafted tokens are accepted, and what comes after them.
+"""Acceptance rules: which drafted tokens are accepted, and which token follows them.
 
-By the exact rule what comes out is what the target alone would have said. At temperature 0 a token
-is accepted that is the target's own choice. Else by rejection sampling (Fast inference from
+The exact rule yields what the target alone would have produced. At temperature 0 it accepts a token
+that is the target's own choice. Otherwise it uses rejection sampling (Fast inference from
 Transformers via speculative decoding, arXiv 2211.17192, algorithm 1): a token drawn from q is
-accepted with probability min(1, p/q); where it is not, the next token comes from max(p - q, 0),
-normalized; when all are, from the target's next distribution. In a tree the next child of the same
-node is then tried, that residual being its p (SpecInfer, arXiv 2305.09781, algorithm 2). Children
-may be drawn independently, or each from what its earlier siblings left of q (arXiv 2402.14160): all
-that matters is that q is what this one was drawn from. What comes out is distributed as p, whatever
-q is.
+accepted with probability min(1, p/q); after a rejection the next token is drawn from max(p - q, 0),
+normalized; if all are accepted, from the target's next distribution. In a tree, a rejection is
+followed by a trial of the node's next child, with that residual as p (SpecInfer, arXiv 2305.09781,
+algorithm 2). Children may be drawn independently, or each from what its earlier siblings left of q
+(arXiv 2402.14160), as long as q is the distribution that this child was drawn from. The output is
+distributed as p, whatever q is.
 
-A token that was chosen and not drawn has q = 1: p/q and what p gives it are the same. Where all
-children of a node are such, the target draws as without a draft, and a child that is what it drew
-is accepted: as often, and by one random number a token. So look-ups leave a seeded answer as it is.
+A token that was chosen rather than drawn has q = 1, so p/q is its probability under p. If all
+children of a node are chosen, the target draws as without a draft and accepts a child equal to the
+drawn token. This accepts as often and takes one random number per token, so look-up drafts do not
+change a seeded answer.
 
-MambaByte's rule (arXiv 2401.13660, section 3 and algorithm 1) trades loss for length: a drafted
-byte is accepted while it is among the target's β likeliest. What comes out is then neither the
-target's own choice nor distributed as its words. The paper's algorithm keeps the first byte that
-fails, its text does not: here none that fails is kept.
+MambaByte's rule (arXiv 2401.13660, section 3 and algorithm 1) trades quality for longer accepted
+drafts: a drafted byte is accepted while it is among the target's β likeliest. The output is then
+neither the target's own choice nor distributed as the target's output. The paper's algorithm keeps
+the first rejected byte, its text does not; here no rejected byte is kept.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ Uniform = Callable[[], float]
 
 
 class Row(NamedTuple):
-    """What the target says after a node.
+    """The target's output after a node.
 
     Attributes:
-        logits: [V] of the tokens that may be drawn.
-        history: what the penalties look at.
+        logits: logits [V], limited to the tokens that may be drawn.
+        history: earlier tokens for the penalties.
     """
 
     logits: Logits
@@ -47,26 +48,26 @@ class Row(NamedTuple):
 
 
 class Rule(Protocol):
-    """Which drafted tokens are accepted."""
+    """Decides which drafted tokens are accepted."""
 
     @property
     def name(self) -> str:
-        """As it is asked for."""
+        """Name as given in options."""
         ...
 
     def accept(
         self, draft: Draft, target: Callable[[int], Row], sampler: Sampler, special: Collection[int]
     ) -> tuple[list[int], int]:
-        """(the nodes that are accepted, from the root on; the token after them).
+        """Return (accepted nodes from the root on, token that follows them).
 
-        `target(node)`: after a node, -1 the root; it is asked for no more of them than are needed.
-        `special`: control tokens.
+        `target(node)` returns the target's output after a node, -1 for the root; it is called only
+        for nodes that are needed. `special`: control tokens.
         """
         ...
 
 
 class Exact:
-    """What comes out is what the target alone would have said."""
+    """Accepts so that the output is what the target alone would have produced."""
 
     name = "exact"
 
@@ -79,7 +80,7 @@ class Exact:
 
 
 def agree(draft: Draft, choice: Callable[[int], int]) -> tuple[list[int], int]:
-    """See `Rule.accept`. `choice(node)`: what the target says itself after a node."""
+    """See `Rule.accept`. `choice(node)` returns the target's own token after a node."""
     path: list[int] = []
     node = -1
     while True:
@@ -114,27 +115,26 @@ def accept(
 def tried(
     p: Distribution, siblings: Sequence[int], draft: Draft, uniform: Uniform
 ) -> tuple[int | None, Distribution]:
-    """(the first of the siblings to be accepted, or None; what is left of p)."""
+    """Return (first accepted sibling or None, what is left of p)."""
     for node in siblings:
         token, q = draft.tokens[node], draft.drawn_from[node]
         ratio = p.of(token) / (1.0 if q is None else q.of(token))
         if ratio >= 1 or (ratio > 0 and uniform() < ratio):
             return node, p
         rest = p.without(token) if q is None else p.minus(q)
-        # where p and q are equal up to rounding, no token is refused but by rounding
+        # an empty residual means p and q are equal up to rounding, and so was the rejection
         p = rest if rest.total else p
     return None, p
 
 
 @dataclass(frozen=True)
 class Top:
-    """A drafted token is accepted while its rank under the target is at most β: lossy.
+    """Lossy rule: accepts a drafted token while its rank under the target is at most β.
 
-    The rank is that of the logits after bias and penalty, of equal ones the lower id first, so that
-    β = 1 at temperature 0 is the exact rule. Temperature and filters do not change it: they say how
-    the token after the last accepted one is sampled. Of siblings the best ranked is accepted. A
-    control token is as the likeliest alone: an answer must not end because its end was not
-    unlikely.
+    Tokens are ranked by their logits after bias and penalty, the lower id first among equals, so
+    β = 1 at temperature 0 is the exact rule. Temperature and filters do not affect the rank, only
+    the sampling of the token after the last accepted one. The best-ranked sibling is accepted. A
+    control token is accepted only as the likeliest: a merely plausible end must not end an answer.
     """
 
     beta: int
@@ -167,7 +167,7 @@ EXACT = Exact()
 
 
 def rule_of(accept: str, field: str = "accept") -> Rule:
-    """`exact`, or `top-3`. Raises InputError for anything else, naming `field`."""
+    """Return the rule for a name such as `exact` or `top-3`. Raises InputError for `field`."""
     if accept == "exact":
         return EXACT
     number = accept[4:] if isinstance(accept, str) and accept.startswith("top-") else ""

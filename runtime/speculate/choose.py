@@ -1,4 +1,4 @@
-"""Makes a drafter and a policy of `draft=`, `draft_tokens=` and `draft_tree=`."""
+"""Builds the drafter and policy for the options `draft=`, `draft_tokens=` and `draft_tree=`."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from edge.runtime.model import Model
 
 MAX_DRAFT_TOKENS = 64
-# what the bandit chooses among
+# shapes that the bandit chooses from
 _CHAINS = (1, 2, 3, 4, 6)
 _TREES = ((2, 1), (2, 1, 1, 1), (3, 2, 1))
-# a look-up costs nothing, and says beforehand how long its draft will be; long ones need states
-# for longer runs, which may take this share of the weights' memory
+# A look-up costs nothing, and its length is known before it is used. Long ones need states with a
+# larger window, whose extra memory may be at most _MEMORY times that of the weights.
 _LOOK_UPS = (1, 2, 3, 5, 7)
 _LONG_LOOK_UPS = (11, 15)
 _MEMORY = 1 / 8
 _BYTE_CHAINS = (3, 6, 10, 15)
-# bytes of a word, about: how much more or less a drafter of bytes steps
+# approximate bytes per word, the ratio of steps between drafters of bytes and of words
 _WORD = 4
 
-# target → drafter → name of a rule: for as long as both models are there
+# target → drafter → name of the rule; entries live as long as both models
 _EXPERIENCES: WeakKeyDictionary[Model, WeakKeyDictionary[Model, dict[str, Experience]]] = (
     WeakKeyDictionary()
 )
@@ -52,14 +52,20 @@ def drafting(
     capacity: int | None,
     accept: str = "exact",
 ) -> Drafting | None:
-    """What a session drafts with; None for nothing.
+    """Return a session's drafter, policy and rule; None without `draft`.
 
-    `tokens`: of every draft; `tree`: children at each depth of it, or "ucb": one of the trees of
-    Mamba Drafters, chosen as it chooses. Neither leaves the shape to a bandit, which may choose not
-    to draft, or to look up what a model would draft. `accept`: by which rule drafted tokens are
-    accepted. Raises InputError: out of range, or both; an unknown
-    rule; a tree from a drafter of chains; a drafting model of another tokenizer that cannot be
-    reached by text.
+    Args:
+        draft: drafting model, or "ngram" for look-up.
+        tokens: fixed number of tokens of every draft.
+        tree: fixed number of children at each depth, or "ucb": one of the trees of Mamba Drafters,
+            chosen by the paper's UCB. Without `tokens` and `tree` a bandit chooses the shape; it
+            may also choose no draft, or a look-up in place of the drafting model.
+        capacity: capacity of the drafting model's KV caches.
+        accept: name of the acceptance rule.
+
+    Raises InputError if `tokens` or `tree` is out of range, both are given, the rule is unknown,
+    the drafter cannot draft the tree, or the drafting model's tokenizer is neither the target's nor
+    able to exchange text with it.
     """
     faults: list[InputError] = []
     learned, fixed = tree == UCB, None
@@ -73,7 +79,7 @@ def drafting(
     trees = learned or (fixed is not None and not fixed.chain)
     if trees and not target.engine.trees:
         raise InputError(
-            f"this engine of {target.path.name} runs chains, not trees",
+            f"the engine of {target.path.name} runs chains, not trees",
             field="draft_tree",
             remedy="draft_tokens, or an engine with plugins",
         )
@@ -123,11 +129,11 @@ def _fixed(tokens: int | None, tree: Sequence[int] | str | None) -> Shape | None
 
 def _tree(branches: Sequence[int]) -> Shape:
     if not branches:
-        raise InputError("names no depth", field="draft_tree", remedy="such as 3,2,1")
+        raise InputError("is empty", field="draft_tree", remedy="give branches such as 3,2,1")
     for depth, count in enumerate(branches):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InputError(f"must be at least 1, not {count!r}", field=f"draft_tree[{depth}]")
-    # the token before the tree is in the same run; a bound first, for products grow quickly
+    # the run also has the token before the tree; cut first, because products grow quickly
     shape = Shape(tuple(branches[:MAX_WINDOW]))
     if shape.depth > MAX_DRAFT_TOKENS or shape.nodes > MAX_WINDOW - 1:
         raise InputError(
@@ -153,7 +159,7 @@ def _policy(
 
 
 def _experience(target: Model, draft: Model, rule: Rule) -> Experience:
-    """What earlier sessions of this pair have learned; `draft` is the target itself for look-up."""
+    """Return what earlier sessions of this pair learned; for look-up, `draft` is the target."""
     drafts = _EXPERIENCES.setdefault(target, WeakKeyDictionary())
     known = drafts.setdefault(draft, {})
     if rule.name not in known:
@@ -162,12 +168,12 @@ def _experience(target: Model, draft: Model, rule: Rule) -> Experience:
 
 
 def _cost(target: Model, draft: Model) -> float:
-    """A run of the drafter, in steps of the target: a run takes as long as reading its weights."""
+    """Return the cost of a drafter's run in steps of the target, taken as the ratio of weights."""
     return min(1.0, _weights(draft) / _weights(target))
 
 
 def _weights(model: Model) -> int:
-    """Bytes: of the largest file that its bundle has."""
+    """Return the approximate bytes of a model's weights: those of its bundle's largest file."""
     return max(file.size for file in model.manifest.files)
 
 
@@ -192,23 +198,25 @@ def _affords_long(target: Model) -> bool:
 
 
 def _fitting(target: Model, shapes: list[Shape]) -> list[Shape]:
-    """Those whose verifying run the target's engine takes; one at least, for it to refuse."""
+    """Return the shapes whose verifying run fits the target's engine, or the first shape if none
+    does, so that the engine refuses it.
+    """
     return [s for s in shapes if s.nodes < target.engine.longest_window] or shapes[:1]
 
 
 def _window(shapes: Sequence[Shape]) -> int:
-    """Tokens of the largest verifying run."""
+    """Return the number of tokens of the largest verifying run."""
     return max(shape.nodes for shape in shapes) + 1
 
 
 def _arms(target: Model, draft: Model, shared: int) -> list[Shape]:
     if not shared:
-        # bytes are small tokens: a drafter of words is asked for more of them
+        # bytes are short tokens, so a drafter of words drafts more of them
         words = target.tokenizer.kind == "bytes" and draft.tokenizer.kind != "bytes"
         lengths = _BYTE_CHAINS if words else _CHAINS
         return _fitting(target, [Shape.of_chain(length) for length in lengths])
     arms = [Shape.of_chain(length) for length in _CHAINS]
-    # each sequence of a batch would take KV caches of its own, and most of their time to copy
+    # with attention, each sequence of a batch would need KV caches, slow to copy
     trees = target.engine.trees and not draft.config.has_attention
     return _fitting(target, arms + [Shape(tree) for tree in _TREES] if trees else arms)
 
@@ -218,7 +226,7 @@ def _model_drafter(
 ) -> ModelDrafter:
     name, theirs, own = draft.path.name, target.tokenizer, draft.tokenizer
     vocabulary = Vocabulary(theirs.vocab_size, shared, own.eos[0] if own.eos else 0)
-    # a draft of n tokens consumes n - 1 of them; up to two accepted ones come before
+    # a draft of n tokens consumes n - 1, after up to two accepted tokens
     longest = max(shape.depth for shape in shapes)
     context = _context(draft, longest + 2, capacity)
     batches = {
@@ -234,7 +242,7 @@ def _text_drafter(target: Model, draft: Model, longest: int, capacity: int | Non
         if not writes_text(tokenizer):
             raise InputError(
                 f"{name} has another tokenizer than {target.path.name}, and that of "
-                f"{whose.path.name} cannot write all text",
+                f"{whose.path.name} cannot encode all text",
                 field="draft",
                 remedy="draft with a bundle of the same tokenizer, or with ngram",
             )
@@ -249,7 +257,7 @@ def _context(draft: Model, window: int, capacity: int | None) -> Context:
 
 
 def _own_steps(longest: int, own: Tokenizer, target: Tokenizer) -> int:
-    """How many tokens of its own a drafter steps for `longest` ones of the target."""
+    """Return how many of its own tokens a drafter steps for `longest` tokens of the target."""
     if (own.kind == "bytes") == (target.kind == "bytes"):
         return longest
     return longest * _WORD if own.kind == "bytes" else -(-2 * longest // _WORD)
@@ -261,25 +269,26 @@ ARMS = (Shape((3, 3, 2, 1)), Shape((3, 2, 2, 1, 1)), Shape((2, 2, 2, 1, 1, 1)))
 
 
 class Ucb(Policy):
-    """UCB over a few trees, to the letter of Mamba Drafters, section 3.2, to compare `Bandit` with:
-    it knows neither a step without a draft nor a look-up, and forgets at the end of a session.
+    """UCB over a few trees exactly as in Mamba Drafters, section 3.2, as a baseline for `Bandit`.
 
-    Takes the arm of the highest mean reward and bonus, λ_UCB·√(2·ln t / n) after n of t rounds
-    (equation 1); every arm once before.
+    It has no arm without a draft and none for look-up, and learns nothing across sessions.
 
-    The reward of a round is -(1 + λ_γ·γ) / N (equation 2): γ is the depth of the tree, N the tokens
-    that came out of the round. The paper's N are those accepted; the one that always comes is
-    counted here, or a round that accepts none would have no reward.
+    After one round of every arm, it chooses the arm with the highest sum of mean reward and bonus
+    λ_UCB·√(2·ln t / n), where n of t rounds used the arm (equation 1).
+
+    The reward of a round is -(1 + λ_γ·γ) / N (equation 2), with γ the depth of the tree and N the
+    tokens of the round. The paper's N counts accepted tokens only; here it includes the token that
+    every round yields, since otherwise a round without acceptance would have no reward.
 
     Attributes:
-        pulls: rounds of each arm.
+        pulls: number of rounds of each arm.
     """
 
-    # not reported; about as large as arms' rewards differ
+    # λ_UCB; not reported in the paper; about the spread of the arms' rewards
     BONUS = 0.1
 
     def __init__(self, arms: Sequence[Shape], run: float) -> None:
-        """`run`: λ_γ, what a run of the drafting model costs, in steps of the target."""
+        """`run`: λ_γ, the cost of a run of the drafting model in steps of the target."""
         self.pulls = dict.fromkeys(arms, 0)
         self._rewards = dict.fromkeys(arms, 0.0)
         self._run = run

@@ -1,4 +1,4 @@
-"""Tokens of an answer from rounds of drafting and verifying."""
+"""Speculative decoding: generates an answer's tokens in rounds of drafting and verifying."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge.runtime.speculate.shape import GRAMMAR, NO_DRAFT, DraftSource, Shape
 
 @dataclass
 class Share:
-    """What one source of drafts did: see `Speculation`."""
+    """Figures of one draft source; see `Speculation`."""
 
     rounds: int = 0
     drafted: int = 0
@@ -28,18 +28,18 @@ class Share:
 
 @dataclass
 class Speculation:
-    """What drafting did during one answer.
+    """Figures of speculative decoding in one answer.
 
     Attributes:
-        drafter: its name.
-        rounds: verifying runs.
-        drafted, accepted: tokens over all of them.
-        steps: tokens that came from plain steps instead.
+        drafter: name of the drafter.
+        rounds: number of verifying runs.
+        drafted, accepted: number of tokens over all rounds.
+        steps: number of tokens from plain steps.
         draft_s, verify_s: seconds in the drafter, and in the target's verifying runs.
-        shapes: branches of the draft asked for → how many rounds.
-        sources: the same of each source that drafted.
-        problem: why the drafter, or the model of it, was given up, "" while it works.
-        accept: by which rule drafted tokens were accepted: `exact`, or a lossy one such as `top-3`.
+        shapes: branches of the requested draft → number of rounds.
+        sources: the same figures by draft source.
+        problem: why the drafter or its model was disabled; "" while it works.
+        accept: name of the acceptance rule: `exact`, or a lossy one such as `top-3`.
     """
 
     drafter: str
@@ -56,21 +56,21 @@ class Speculation:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens a verifying run yields, the target's own one included; None without any run."""
+        """Mean tokens per verifying run, the target's own token included; None without runs."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else None
 
 
 class Speculative:
-    """Rounds of drafting and verifying; plain steps where the policy says so or nothing is drafted.
+    """Rounds of drafting and verifying, or plain steps if there is no draft.
 
-    Each round: the target consumes the pending token and the draft in one run and keeps the
-    accepted path. Of a chain it is rewound by the rest (The Mamba in the Llama, algorithm 2; the
-    state goes back by choosing a slot or by replay, whichever the engine does); of a tree it
-    selects the node at the path's end.
+    In each round the target consumes the pending token and the draft in one run and keeps the
+    accepted path. After a chain it rewinds the rejected tokens (The Mamba in the Llama, algorithm
+    2), by choosing a slot or by replay, depending on the engine; after a tree it selects the node
+    at the path's end.
 
-    Of an answer that a grammar holds, tokens it leaves no choice about are drafted before anybody
-    is asked, and verified like all others: hardly any is refused. What a drafter says is cut where
-    it leaves the grammar.
+    With a grammar, tokens that it forces are drafted first, without calling the drafter, and
+    verified like any others; hardly any is rejected. A drafter's chain is cut where it leaves the
+    grammar.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Speculative:
         *,
         remaining: Callable[[], int] = lambda: 1 << 20,
     ) -> None:
-        """`remaining`: how many tokens the answer may still take."""
+        """`remaining` returns the number of tokens that the answer may still take."""
         self.figures = Speculation(drafter.name, accept=rule.name)
         self._steps = steps
         self._drafter = drafter
@@ -92,7 +92,7 @@ class Speculative:
         self._remembered = steps.sampler.params.remembered
 
     def tokens(self, logits: Logits) -> Generator[int, None, None]:
-        """See `Stepper.tokens`. Closing this makes the token yielded last the pending one."""
+        """See `Stepper.tokens`. Closing the generator makes the last yielded token pending."""
         steps, context = self._steps, self._steps.context
         self._drafter.begin()
         self._policy.begin(steps.sampler.params.temperature == 0)
@@ -117,7 +117,7 @@ class Speculative:
                 working = not self.figures.problem
                 draft = self._draft(token, shape)
                 path, following, done = self._round(token, draft, shape, outlook, began)
-                # what the end of an answer cut short says nothing of the shape, nor does a failure
+                # a draft cut short by the answer's end, or a failure, says nothing about the shape
                 if shape == asked and not (working and self.figures.problem):
                     self._policy.learn(done)
             for index, node in enumerate(path):
@@ -126,7 +126,7 @@ class Speculative:
                 try:
                     yield token
                 except GeneratorExit:
-                    # it was sampled, not yet consumed: tokens from it on were run too many
+                    # the token counts as sampled, not consumed: rewind it and those after it
                     context.rewind(len(path) - index)
                     context.pending = token
                     raise
@@ -135,7 +135,7 @@ class Speculative:
     def _round(
         self, pending: int, draft: Draft, shape: Shape, outlook: Outlook, began: float
     ) -> tuple[list[int], int, Round]:
-        """Verify and count a draft: (nodes that are kept, next token, what came of it)."""
+        """Verify a draft and update the figures. Return (accepted nodes, next token, round)."""
         drafted = time.perf_counter()
         path, following = self._verify(pending, draft)
         done = Round(
@@ -151,24 +151,24 @@ class Speculative:
         return path, following, done
 
     def _room(self) -> int:
-        """How many drafted tokens window and KV caches take."""
+        """Return the number of drafted tokens that the window and the KV caches have room for."""
         context = self._steps.context
         room: int = context.state.window - 1
         if context.state.capacity is not None:
-            # with drafted tokens in them the caches must not look full: that would end the answer
+            # drafted tokens must not make the caches look full: that would end the answer
             room = min(room, context.state.capacity - len(context.tokens) - 2)
         return room
 
     def _shape(self, outlook: Outlook) -> tuple[Shape, Shape]:
-        """(what the policy chose, how much of it answer, window and KV caches have room for)."""
+        """Return (the policy's shape, its part that fits the answer, the window and the caches)."""
         if self.figures.problem and not self._drafter.goes_on:
             return NO_DRAFT, NO_DRAFT
         chosen = self._policy.choose(outlook)
-        # one token more than the draft is deep comes out of a round
+        # a round yields at most one token more than the draft's depth
         return chosen, chosen.within(self._remaining() - 1, self._room())
 
     def forced(self) -> Draft:
-        """What the answer's grammar leaves no choice about."""
+        """Return a draft of the tokens that the answer's grammar forces."""
         mask = self._steps.sampler.mask
         room = 0 if mask is None else min(self._remaining() - 1, self._room())
         if mask is None or room <= 0:
@@ -185,18 +185,21 @@ class Speculative:
                 steps.context.tokens, pending, shape, steps.sampler, steps.recent
             )
         except EdgeError as problem:
-            # a drafter only makes things quicker: without it the answer continues
+            # a drafter only saves time: the answer continues without it
             self.figures.problem = str(problem)
             return NOTHING
         mask = steps.sampler.mask
         if mask is None or draft.parents is not None:
             return draft
-        # tokens that were drawn were drawn within the grammar: cutting others changes no chances
+        # tokens drawn from a distribution are within the grammar, so cutting changes no odds
         kept = mask.within(draft.tokens)
         return Draft(draft.tokens[:kept], draft.drawn_from[:kept])
 
     def _verify(self, pending: int, draft: Draft) -> tuple[list[int], int]:
-        """Run the draft through the target, keep what is accepted: (nodes, next token)."""
+        """Run the draft through the target and keep the accepted path.
+
+        Returns (accepted nodes, next token).
+        """
         steps, context = self._steps, self._steps.context
         if not draft.tokens:
             return [], steps.step(pending)
@@ -242,11 +245,13 @@ class Speculative:
 
 @dataclass(frozen=True)
 class Drafting:
-    """A session's drafter, who says what shape its drafts have, and what is accepted of them.
+    """The parts of speculative decoding in a session.
 
     Attributes:
-        window: tokens of a run that the target must be able to take back.
-        rule: by which drafted tokens are accepted.
+        drafter: proposes tokens.
+        policy: chooses the shapes of drafts.
+        window: number of tokens that the target's state must be able to rewind.
+        rule: acceptance rule.
     """
 
     drafter: Drafter
@@ -255,7 +260,7 @@ class Drafting:
     rule: Rule
 
     def begin(self, steps: Stepper, answer: Answer) -> Speculative:
-        """What makes the tokens of an answer, and fills in its figures on the way."""
+        """Return the generator of an answer's tokens, which also fills in the answer's figures."""
         speculative = Speculative(
             steps, self.drafter, self.policy, self.rule,
             remaining=lambda: answer.params.max_tokens - len(answer.tokens),

@@ -1,4 +1,4 @@
-"""What a drafter is, and what it proposes."""
+"""Drafts, and the interface of drafters."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ class Draft(NamedTuple):
     """Proposed tokens: a chain, or a tree whose root is the token before them.
 
     Attributes:
-        tokens: of its nodes, parents before children; none when the drafter has nothing to say.
-        drawn_from: the distribution each was drawn from after the children of its parent that come
-            before it; None for a token that was chosen, not drawn, which is the distribution with
-            that token alone.
-        parents: of each node, -1 the root; None for a chain, whose every parent is the node before.
+        tokens: token of each node, parents before children; empty without a proposal.
+        drawn_from: distribution that each token was drawn from, given its earlier siblings; None
+            for a token that was chosen rather than drawn, which counts as probability 1.
+        parents: parent of each node, -1 for the root; None for a chain.
     """
 
     tokens: tuple[int, ...]
@@ -26,13 +25,13 @@ class Draft(NamedTuple):
     parents: tuple[int, ...] | None = None
 
     def children(self, node: int) -> Sequence[int]:
-        """Children of a node, -1 for the root, in the order in which they were drawn."""
+        """Return the children of a node, -1 for the root, in the order they were drawn."""
         if self.parents is None:
             return (node + 1,) if node + 1 < len(self.tokens) else ()
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     def path(self, node: int) -> list[int]:
-        """The tokens from the root's child to a node; none for -1."""
+        """Return the tokens from the root's child to a node; none for -1."""
         if self.parents is None:
             return [*self.tokens[: node + 1]]
         said: list[int] = []
@@ -42,7 +41,7 @@ class Draft(NamedTuple):
         return said[::-1]
 
     def outcome(self, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """See `Round`: (how many children there were, which were accepted), along a path."""
+        """Return (`offered`, `ranks`) of `Round` for the accepted path."""
         if self.parents is None:
             more = len(path) < len(self.tokens)
             return (1,) * len(path) + (int(more),), (0,) * len(path)
@@ -55,21 +54,21 @@ NOTHING = Draft((), ())
 
 
 class Drafter(Protocol):
-    """Proposes what may follow. It keeps what it needs between rounds and forgets on its own what
-    the target did not accept: every call names all tokens there are.
+    """Proposes the tokens that may follow. It keeps its own state between rounds and drops rejected
+    tokens itself: every call passes all tokens so far.
     """
 
     @property
     def name(self) -> str: ...
 
     def begin(self) -> None:
-        """An answer begins. From one call to the next one tokens are added only, the
-        pending one first: none but the new ones need be looked at. Now any may have changed.
+        """Start an answer. Any tokens may have changed before it; within an answer, each call only
+        appends tokens, the pending one first.
         """
         return
 
     def outlook(self, tokens: Sequence[int], pending: int) -> Outlook:
-        """What is known without drafting; comes before each call of `propose`, with the same
+        """Return what is known without drafting. Called before each `propose`, with the same
         tokens.
         """
         return NO_OUTLOOK
@@ -77,20 +76,23 @@ class Drafter(Protocol):
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
-        """Tokens to follow `tokens` and `pending`: at most as deep, and as many, as `shape` says.
+        """Propose tokens to follow `tokens` and `pending`, within the bounds of `shape`.
 
-        `sampler`: whose parameters and random numbers to draw with. `recent`: what its repetition
-        penalty looks at. Raises EdgeError when its model fails: it is then not asked again in this
-        answer, unless it `goes_on`.
+        Args:
+            sampler: provides the sampling parameters and random numbers.
+            recent: tokens that the sampler's repetition penalty considers.
+
+        Raises EdgeError if its model fails. It is then not called again in this answer unless
+        `goes_on`.
         """
         ...
 
     @property
     def goes_on(self) -> bool:
-        """Whether something of it still drafts in this answer when `propose` has failed."""
+        """Whether part of it can still draft in this answer after `propose` has failed."""
         return False
 
     @property
     def nbytes(self) -> int:
-        """Memory it holds besides its model's weights."""
+        """Bytes of memory besides its model's weights."""
         ...

@@ -1,4 +1,4 @@
-"""What a round of any shape would bring and cost, from rounds of other shapes."""
+"""Estimates of the tokens and costs of rounds of any shape, learned from rounds of other shapes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Pair = tuple[float, float]
 
 @dataclass
 class Mean:
-    """A mean that forgets: of about the last `limit` values; `count` of them so far.
+    """A forgetting mean of about the last `limit` values, with `count` of them so far.
 
-    With a `count` to begin with, `value` is believed that much before anything was seen.
+    An initial `count` gives the initial `value` the weight of that many observations.
     """
 
     value: float = 0.0
@@ -28,30 +28,30 @@ class Mean:
         self.value += (value - self.value) * times / self.count
 
     def toward(self, other: float, weight: float) -> float:
-        """The mean of what was seen and `weight` times `other`."""
+        """Return the mean of the values seen and of `weight` values `other`."""
         return (self.value * self.count + other * weight) / (self.count + weight)
 
 
 class Fit:
-    """What two things cost, from what so much of one and so much of the other cost together.
+    """Two unit costs, fitted by least squares to the total costs of known amounts of both.
 
-    Least squares over about the last `LIMIT` times, beside a guess that is believed as if it had
-    been seen: with `weights` (w, w') as often as sums of squares of w and w' tell.
+    Covers about the last `LIMIT` observations. A guess acts as a prior with the weight of
+    observations whose squared amounts sum to `weights`.
     """
 
     LIMIT = 70
-    # more than this many times the expected time: the run was disturbed
+    # a run that takes more than this multiple of the expected time was disturbed
     OUTLIER = 1.5
 
     def __init__(self, weights: Pair, few: int = 0) -> None:
-        """The first `few` are believed whatever they cost: the guess may be far off."""
+        """The first `few` costs are never cut as outliers, because the guess may be far off."""
         self._weights, self._few = weights, few
         self._squares = (0.0, 0.0, 0.0)
         self._sums = (0.0, 0.0)
         self.seen = 0
 
     def learn(self, amounts: Pair, cost: float, guess: Pair) -> None:
-        """`guess`: see `each`."""
+        """Learn the total cost of these amounts. `guess`: prior unit costs, as in `each`."""
         a, b = amounts
         one, other = self.each(guess)
         if self.seen >= self._few:
@@ -63,16 +63,16 @@ class Fit:
         self.seen += 1
 
     def fade(self, kept: float) -> None:
-        """Let past observations count only `kept` as much."""
+        """Scale the weight of past observations by `kept`."""
         self._squares = (kept * self._squares[0], kept * self._squares[1], kept * self._squares[2])
         self.scale(kept)
 
     def scale(self, times: float) -> None:
-        """Multiply all past costs."""
+        """Multiply all past costs by `times`."""
         self._sums = (times * self._sums[0], times * self._sums[1])
 
     def each(self, guess: Pair) -> Pair:
-        """The cost of one of either thing: a tenth of the guess at least."""
+        """Return both unit costs, each at least a tenth of its guess."""
         aa, ab, bb = self._squares
         aa, bb = aa + self._weights[0], bb + self._weights[1]
         p = self._sums[0] + self._weights[0] * guess[0]
@@ -83,46 +83,49 @@ class Fit:
 
 
 class Costs:
-    """What rounds cost in steps of the target, so that what is known goes with the machine.
+    """Costs of rounds in steps of the target, so that they stay valid when the machine's speed
+    changes.
 
-    A drafting model's time grows with its runs, one a depth, a little with their batch, and with
-    the tokens that it has to read first; the target's with the tokens beyond the first. Chains and
-    trees are measured apart, and stand in for one another where only one was run.
+    A drafting model's time grows with the number of its runs, one per depth, slightly with their
+    batch size, and with the tokens that it reads first. The target's grows with the drafted tokens.
+    Chains and trees are measured separately; until both were run, one stands in for the other.
 
     Attributes:
-        step: seconds of a plain step after another.
-        after: what the round after a verifying run takes longer, a step that has to apply what was
-            logged; nothing where it verifies too.
-        in_vain: of a drafting model that had nothing to say.
+        step: seconds of a plain step that follows another.
+        after: extra cost of the round after a verifying run: a step must apply the log, another
+            verifying run costs nothing extra.
+        in_vain: cost of a drafting model's call that proposed nothing.
     """
 
-    # of any verifying run, and of each token of it, before any was run
+    # initial costs of any verifying run, and of each drafted token in it
     VERIFY = (1.06, 0.1)
-    # of a drafter's run: for every sequence of a batch beyond the first, for a token more to read
+    # parts of the cost of a drafter's run: each sequence beyond the first, each token read first
     SEQUENCE = 0.15
     READ = 0.05
-    # steps before anything is compared with them; how much one may differ from what is known
+    # steps needed before costs are relative to them; relative deviation that counts as close
     FEW, ABOUT = 3, 0.2
-    # seconds are cut at this many times the mean: a process that was suspended says nothing
+    # seconds are cut at this multiple of the mean: a suspended process must not distort it
     OUTLIER = 2
 
     def __init__(self, run: float = 0.3) -> None:
-        """`run`: of a drafting model's run, before anything was drafted."""
+        """`run`: initial cost of a drafting model's run."""
         self.step = Mean()
         self.after = Mean(count=4.0)
         self.in_vain = Mean()
-        self._last: list[float] = []  # steps
+        self._last: list[float] = []  # seconds of the last steps
         self._run = (run, self.READ * run)
         self._drafts = {chain: Fit((0.5, 10.0), few=3) for chain in (True, False)}
         self._verified = {chain: Fit((5.0, 3.0)) for chain in (True, False)}
 
     def learn_step(self, seconds: float, times: int = 1, *, drafting: bool = False) -> bool:
-        """Learn the mean of `times` steps; returns whether it is close to the estimate. Three in a
-        row that are not mean that the machine became faster or slower. `drafting`: rounds with
-        drafts came between, and were compared with a wrong estimate.
+        """Learn the mean seconds of `times` steps. Return whether it is close to the estimate.
+
+        If the median of the last three is not close, the machine's speed has changed and the
+        estimate restarts. With `drafting`, rounds with drafts came between the steps, and their
+        costs are rescaled.
         """
         step, known = self.step, self.step.value
-        seconds = max(seconds, 1e-9)  # a clock may stand still, and all is divided by steps
+        seconds = max(seconds, 1e-9)  # a clock may stand still, and costs are divided by steps
         self._last = (self._last + [seconds] * min(times, self.FEW))[-self.FEW :]
         usual = sorted(self._last)[(len(self._last) - 1) // 2]
         if step.count < self.FEW or abs(usual - known) > self.ABOUT * known:
@@ -135,7 +138,7 @@ class Costs:
         return abs(seconds - known) <= self.ABOUT * known
 
     def learn_after(self, seconds: float) -> float:
-        """Learn a step that followed a verifying run; about what it would have taken elsewhere."""
+        """Learn the seconds of a step after a verifying run. Return them without the extra cost."""
         if not self.step.count:
             return seconds
         step, alone = self.step.value, seconds - self.after.value * self.step.value
@@ -143,31 +146,31 @@ class Costs:
         return alone
 
     def runs(self, shape: Shape) -> float:
-        """The cost of a draft, in runs of the drafting model on one sequence."""
+        """Return the cost of a draft in runs of the drafting model on one sequence."""
         batches = shape.widths[:-1]
         return 1 + len(batches) + self.SEQUENCE * (sum(batches) - len(batches))
 
     def drafting(self, chain: bool) -> Pair:
-        """(of a drafting model's run, of a token that it reads first)."""
+        """Return (cost of a drafting model's run, cost of a token that it reads first)."""
         return self._drafts[chain].each(self._guess(self._drafts, chain, self._run))
 
     def verifying(self, chain: bool) -> Pair:
-        """(of any verifying run, what it costs later too; of each drafted token)."""
+        """Return (cost of a verifying run without `after`, cost of each drafted token)."""
         return self._verified[chain].each(self._guess(self._verified, chain, self.VERIFY))
 
     def learn_draft(self, shape: Shape, more: int, seconds: float) -> None:
-        """`more`: tokens that were read first."""
+        """Learn the seconds of a draft. `more`: number of tokens that the model read first."""
         guess = self._guess(self._drafts, shape.chain, self._run)
         amounts = (self.runs(shape), float(more))
         self._drafts[shape.chain].learn(amounts, seconds / self.step.value, guess)
 
     def learn_run(self, chain: bool, nodes: int, seconds: float) -> None:
-        """Learn what a verifying run took."""
+        """Learn the seconds of a verifying run of `nodes` drafted tokens."""
         guess = self._guess(self._verified, chain, self.VERIFY)
         self._verified[chain].learn((1.0, float(nodes)), seconds / self.step.value, guess)
 
     def fade(self, kept: float) -> None:
-        """Let past costs of drafts count only `kept` as much: old ones are no reason not to try."""
+        """Scale the weight of past draft costs by `kept`: old ones must not prevent new drafts."""
         for fit in self._drafts.values():
             fit.fade(kept)
 
@@ -177,32 +180,32 @@ class Costs:
 
 
 class Shift:
-    """How much better than usual, or worse, a drafter does in this answer: what all its rates are
-    moved by, as logarithms of odds. One number, for an answer is over before there could be more.
+    """How much better or worse than usual a drafter does in this answer, as one shift of the log
+    odds of all its acceptance rates. An answer is too short to estimate more than one number.
 
-    It is normal with a mean of 0 before the answer begins; each token that is accepted or is not
-    moves it by a step of an extended Kalman filter. `CERTAIN` keeps it moving as a text continues.
+    The prior is normal with mean 0; each accepted or rejected token updates it by a step of an
+    extended Kalman filter. `CERTAIN` bounds the certainty, so that it keeps following the text.
     """
 
-    # standard deviation between answers: of the demonstration pair's, and of look-up's in them
+    # standard deviation between answers, of the demonstration pair and of look-up in its answers
     BETWEEN = 0.7
     CERTAIN = 30.0
-    # of what is known, after a round that says nothing of it: texts change
+    # share of the knowledge kept after a round without information: texts change
     KEPT = 0.99
 
     def __init__(self) -> None:
         self._by = 0.0
-        self._times = 1.0  # what odds are multiplied by
+        self._times = 1.0  # exp(_by), the factor on the odds
         self._certainty = self.BETWEEN**-2
 
     def of(self, rate: float) -> float:
-        """What becomes of a rate; nothing is certain: rates have odds."""
+        """Return the shifted rate. Rates are limited to 0.02 … 0.98 so that odds stay finite."""
         rate = 0.02 if rate < 0.02 else 0.98 if rate > 0.98 else rate
         moved = rate * self._times
         return moved / (1 - rate + moved)
 
     def learn(self, rate: float, accepted: bool) -> None:
-        """`rate`: the usual one."""
+        """Learn from one token, whose usual acceptance rate is `rate`."""
         expected = self.of(rate)
         self._certainty = min(self._certainty + expected * (1 - expected), self.CERTAIN)
         moved = self._by + (accepted - expected) / self._certainty
@@ -210,7 +213,7 @@ class Shift:
         self._times = math.exp(self._by)
 
     def fade(self, rounds: int = 1) -> None:
-        """Rounds went by that said nothing."""
+        """Let knowledge fade by this many rounds without information."""
         before, kept = self.BETWEEN**-2, self.KEPT**rounds
         self._by *= kept
         self._times = math.exp(self._by)
@@ -218,23 +221,23 @@ class Shift:
 
 
 class Acceptance:
-    """How often a token of a drafting model is accepted, by its depth and its rank among its
-    siblings, given that its parent was and its earlier siblings were not.
+    """Acceptance rates of a drafting model's tokens by depth and rank among siblings, given that
+    the parent was accepted and earlier siblings were not.
 
-    A chain of K says something of all chains and, for first children, of all trees; so a round of
-    any shape lets the tokens of every other be predicted.
+    A round of one shape informs the rates of all others: a chain those of all chains and of the
+    first children in all trees. So the tokens of any shape can be predicted.
     """
 
-    # before anything was seen, of the first child; of each next one half as often
+    # initial rate of the first child; half as much for each next one
     FIRST = 0.5
-    # of so many tokens
+    # weight of the assumed rate, in observed tokens
     BELIEVED = 4.0
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], Mean] = {}
 
     def rate(self, depth: int, rank: int) -> float:
-        """About that of the depth above, until it is known better."""
+        """Return the rate at a depth and rank; close to that of the depth above until known."""
         assumed = self.rate(depth - 1, rank) if depth else self.FIRST / 2.0**rank
         seen = self._seen.get((depth, rank))
         return assumed if seen is None else seen.toward(assumed, self.BELIEVED)
@@ -242,7 +245,7 @@ class Acceptance:
     def learn(
         self, asked: Shape, offered: Sequence[int], ranks: Sequence[int], shift: Shift
     ) -> None:
-        """`offered`, `ranks`: see `Round`."""
+        """Learn from a round. `offered`, `ranks`: see `Round`."""
         for depth, children in enumerate(offered):
             accepted = ranks[depth] if depth < len(ranks) else None
             if not children and depth < asked.depth:
@@ -252,8 +255,8 @@ class Acceptance:
                 self._seen.setdefault((depth, rank), Mean(limit=300)).add(rank == accepted)
 
     def tokens(self, shapes: Iterable[Shape], shift: Shift) -> list[float]:
-        """Expected tokens of rounds: 1 + Σ over depths of Π over those down to it of P(one of the
-        children is accepted).
+        """Return the expected tokens of a round of each shape: 1 + Σ over depths d of Π over depths
+        up to d of P(a child is accepted).
         """
         refused: dict[tuple[int, int], float] = {}
         found = []
@@ -271,34 +274,34 @@ class Acceptance:
 
 
 class Repetition:
-    """How often what followed the last time follows again, by how many tokens matched before it.
+    """Acceptance rates of look-up tokens by the length of the match before them.
 
-    A token that is accepted makes the match one longer, so one table does for all depths.
+    An accepted token makes the match one token longer, so one table serves all depths.
     """
 
-    # a match of so many tokens or more
+    # longer matches count as this long
     LONGEST = 16
-    # before anything was seen: of a match of two tokens, and for each token more
+    # initial rate for a match of two tokens, increment per further token, weight in tokens
     SHORT = 0.4
     LONGER = 0.05
     BELIEVED = 8.0
-    # tokens that are accepted less often are not counted: most matches are not worth the time
+    # tokens reached less often are not counted: most matches are not worth the time
     HARDLY = 0.05
 
     def __init__(self) -> None:
-        # what is longer than the longest is as that, as far as a draft goes
+        # matches that a draft extends beyond the longest share one rate
         rates = [min(self.SHORT + self.LONGER * (n - 2), 0.95) for n in range(self.LONGEST)]
         self._rates = [Mean(rate, self.BELIEVED, 300) for rate in rates]
         self._rates += [Mean(0.95, self.BELIEVED, 300)] * self.LONGEST
 
     def learn(self, matched: int, accepted: list[bool], shift: Shift) -> None:
-        """`accepted`: of each token, up to the first that was not."""
+        """Learn from a look-up. `accepted`: whether each token was, up to the first rejection."""
         for rate, this in zip(self._rates[min(matched, self.LONGEST) :], accepted, strict=False):
             shift.learn(rate.value, this)
             rate.add(this)
 
     def tokens(self, matched: int, depth: int, shift: Shift) -> list[float]:
-        """Expected tokens of rounds with chains of 0, 1, … `depth` tokens."""
+        """Return the expected tokens of rounds with chains of 0, 1, … `depth` tokens."""
         expected = reached = 1.0
         found = [expected]
         matched = min(matched, self.LONGEST)

@@ -1,4 +1,4 @@
-"""Drafts of a grammar alone: what it leaves no choice about, where there is no other drafter."""
+"""Drafting from a grammar's forced tokens, for sessions without another drafter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.runtime.speculate.shape import NO_DRAFT, Shape
 
 
 class NoDrafter(Drafter):
-    """Has nothing to say beside the grammar."""
+    """Drafts nothing beyond the grammar's forced tokens."""
 
     name = "grammar"
     nbytes = 0
@@ -25,5 +25,5 @@ class NoDrafter(Drafter):
         return NOTHING
 
 
-# of a session without a drafter, while a grammar holds its answer
+# for a session without a drafter whose answer has a grammar
 GRAMMAR_ALONE = Drafting(NoDrafter(), Fixed(NO_DRAFT), DEFAULT_WINDOW, EXACT)

@@ -1,4 +1,4 @@
-"""Drafting with another bundle of the same vocabulary."""
+"""Drafter that runs another bundle with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from edge.text.tokenizer import Tokenizer
 
 
 def shared_ids(target: Tokenizer, drafter: Tokenizer) -> int:
-    """How many ids, from 0 on, both spell alike; 0 unless one vocabulary begins with the other.
+    """Return the number of common ids, from 0 on; 0 unless one vocabulary is a prefix of the other.
 
-    Files of one vocabulary differ (other settings, a chat model's added control tokens), so they
-    are compared id by id: 50,000 take 20 ms.
+    Files of one vocabulary differ (settings, a chat model's added control tokens), so they are
+    compared id by id: 50,000 take 20 ms.
     """
     count = min(target.vocab_size, drafter.vocab_size)
     if target.fingerprint == drafter.fingerprint:
@@ -31,12 +31,12 @@ def shared_ids(target: Tokenizer, drafter: Tokenizer) -> int:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids of a target as its drafter takes and gives them.
+    """Maps token ids between a target and its drafter.
 
     Attributes:
-        size: ids of the target's tokenizer.
-        shared: of them, the first ones, those that the drafter has too.
-        stand_in: what the drafter reads in place of the others.
+        size: number of ids of the target's tokenizer.
+        shared: number of ids, from 0 on, that the drafter has too.
+        stand_in: id that the drafter reads in place of any other.
     """
 
     size: int
@@ -44,13 +44,13 @@ class Vocabulary:
     stand_in: int = 0
 
     def read(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens of the target, for the drafter."""
+        """Convert the target's tokens for the drafter."""
         if self.shared == self.size:
             return [*tokens]
         return [token if token < self.shared else self.stand_in for token in tokens]
 
     def allowed(self, logits: Logits) -> Logits:
-        """The drafter's logits as of the target's tokens: [size], those it has not being -inf."""
+        """Convert the drafter's logits to the target's ids, [size], -inf for ids it lacks."""
         if self.shared == self.size:
             return logits[: self.size]
         padded = np.full(self.size, -np.inf, np.float32)
@@ -59,11 +59,11 @@ class Vocabulary:
 
 
 class Growth:
-    """A tree that is being drafted, one depth after another."""
+    """A tree under construction, one depth at a time."""
 
     def __init__(self, sampler: Sampler, recent: list[int], special: Collection[int]) -> None:
-        """`recent`: what the penalties look at besides a node's own path; `special`: what
-        it does not look at.
+        """`recent`: tokens that the penalties consider besides a node's own path; `special`: tokens
+        of the path that they ignore.
         """
         self._sampler = sampler
         self._special = special
@@ -72,14 +72,14 @@ class Growth:
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._drawn_from: list[Distribution | None] = []
-        # the nodes of the last depth; None where one before it had fewer children than asked for
+        # nodes of the last depth; None in place of a child that a node before it does not have
         self._level: list[int | None] = [-1]
 
     def add(self, logits: Iterable[Logits], count: int) -> list[int]:
-        """Give each node of the last depth `count` children, or as many as there can be; their
-        tokens, 0 where there is none.
+        """Add up to `count` children to each node of the last depth.
 
-        `logits`: after each node, of the tokens that may be drafted.
+        `logits` are the logits after each node. Returns the children's tokens, `count` per node,
+        with 0 for missing ones.
         """
         level: list[int | None] = []
         for node, row in zip(self._level, logits, strict=True):
@@ -98,13 +98,13 @@ class Growth:
         return [0 if node is None else self._tokens[node] for node in level]
 
     def _history(self, node: int) -> list[int]:
-        """What the penalties look at after a node."""
+        """Return the tokens that the penalties consider after a node."""
         if not self._remembered:
             return self._recent
         return self._recent + [t for t in self._path(node) if t not in self._special]
 
     def _path(self, node: int) -> list[int]:
-        """The tokens up to a node."""
+        """Return the tokens from the root to a node."""
         said: list[int] = []
         while node != -1:
             said.append(self._tokens[node])
@@ -120,7 +120,10 @@ class Growth:
 def children(
     sampler: Sampler, logits: Logits, history: Sequence[int], count: int
 ) -> list[tuple[int, Distribution | None]]:
-    """Different tokens, and what each was drawn from: after a first one, what it left of q."""
+    """Draw up to `count` distinct tokens, each with its distribution: q without earlier ones.
+
+    At temperature 0 they are the likeliest tokens, with None for the distribution.
+    """
     if sampler.params.temperature == 0:
         return [(token, None) for token in sampler.likeliest(logits, history, count)]
     q = sampler.distribution(logits, history)
@@ -136,14 +139,14 @@ def children(
 
 
 class ModelDrafter(Drafter):
-    """A second model that steps ahead of the target.
+    """Drafts with a second model that steps ahead of the target.
 
-    Its state follows the target's tokens: what was not accepted is rewound, what it has not seen is
-    run, before it drafts again. It draws with the target's sampling parameters, so that a token the
-    target cannot draw is seldom proposed.
+    Before each draft its state is brought up to the target's tokens: rejected tokens are rewound,
+    new ones are run. It draws with the target's sampling parameters, so it seldom proposes a token
+    that the target cannot draw.
 
-    Where a tree branches, the state is copied into one of more sequences, one for each node of that
-    depth (Mamba Drafters, section 3.1), which then step together.
+    Where a tree branches, the state is copied to a state with one sequence per node of that depth
+    (Mamba Drafters, section 3.1), and the sequences then step together.
     """
 
     def __init__(
@@ -154,16 +157,20 @@ class ModelDrafter(Drafter):
         special: set[int],
         batches: Mapping[int, State],
     ) -> None:
-        """`context`: of the drafting model, made for runs of the longest draft. `special`: ids of
-        the target that no penalty looks at. `batches`: states of that many sequences,
-        one for each width that its trees have above the last depth.
+        """Create a drafter.
+
+        Args:
+            context: context of the drafting model, with a window for the longest draft.
+            special: ids of the target that penalties ignore.
+            batches: states by number of sequences, one for each width of the trees above the last
+                depth.
         """
         self._name = name
         self.context = context
         self._vocabulary = vocabulary
         self._special = special
         self._batches = batches
-        self._known = 0  # of the conversation's first tokens: the state has consumed just these
+        self._known = 0  # number of the conversation's tokens that the state has consumed
 
     @property
     def name(self) -> str:
@@ -189,13 +196,13 @@ class ModelDrafter(Drafter):
             logits = self._caught_up(tokens, pending)
             return self._grown(logits, shape, Growth(sampler, recent, self._special))
         except EdgeError:
-            # whatever is wrong with the state, the next answer is not to find it
+            # the next answer must not see a broken state
             self.context.clear()
             self._known = 0
             raise
 
     def _caught_up(self, tokens: Sequence[int], pending: int) -> Logits:
-        """Logits after all there is, of which what is new is run."""
+        """Run the new tokens and return the logits after the pending token."""
         known, read = self._known, self._vocabulary.read
         wanted = read([*tokens[known:], pending])
         reused = self.context.align(wanted, known)
@@ -214,8 +221,9 @@ class ModelDrafter(Drafter):
         return growth.draft()
 
     def _stepped(self, tokens: list[int], state: State) -> tuple[Sequence[Logits], State]:
-        """Consume a token in every sequence, spreading them first where there are more tokens;
-        logits of each, and the state.
+        """Consume one token per sequence, after spreading the state if there are more tokens.
+
+        Returns the logits of each sequence and the state used.
         """
         if len(tokens) == 1:
             return [self.context.step(tokens[0])], state
@@ -228,5 +236,5 @@ class ModelDrafter(Drafter):
 
 
 def batch_sizes(shapes: Sequence[Shape]) -> list[int]:
-    """Batch sizes of the states that these shapes need, besides the state of one sequence."""
+    """Return the batch sizes of the states that these shapes need, besides 1."""
     return sorted({width for shape in shapes for width in shape.widths[:-1] if width > 1})

@@ -1,7 +1,7 @@
-"""Look-up drafting: what followed the last time these tokens were said.
+"""Look-up drafting: proposes what followed the last occurrence of the current tokens.
 
 Prompt lookup decoding (Saxena, 2023); LLMA, arXiv 2304.04487. It needs no second model, costs
-microseconds, and proposes nothing where nothing repeats; so a drafting model has one beside it.
+microseconds and proposes nothing where nothing repeats, so drafting models are combined with it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
 from edge.runtime.speculate.policy import NO_OUTLOOK, Outlook
 from edge.runtime.speculate.shape import LOOK_UP, Shape
 
-# what a match is found by, the longer first; one token alone is hardly any evidence
+# n-gram lengths, tried in this order; a single matching token is hardly any evidence
 _LENGTHS = (4, 2)
 _SHORT = _LENGTHS[-1]
-# tokens of a match that are counted
+# maximum counted length of a match
 _COUNTED = 16
 
 
 class NgramDrafter(Drafter):
-    """Remembers where each run of 2 and of 4 tokens last ended, in the prompt and the answer.
+    """Remembers where each n-gram of 2 and of 4 tokens last ended, in the prompt and the answer.
 
     Attributes:
-        restarted: whether the text is another than that of the last outlook, not a longer one.
+        restarted: whether the text is not a continuation of that of the last `outlook`.
     """
 
     name = "ngram"
 
     def __init__(self, longest: int) -> None:
-        """`longest`: the most tokens of a draft."""
+        """`longest`: maximum number of tokens of a draft."""
         self._longest = longest
         self._tokens: list[int] = []
         self._ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in _LENGTHS}
@@ -50,7 +50,7 @@ class NgramDrafter(Drafter):
         self._follow(tokens, pending)
         known = self._tokens
         self._outlook = NO_OUTLOOK
-        # a long run ends in a short one: where that is new, so is the long one
+        # a long n-gram ends in a short one; if that is new, so is the long one
         if tuple(known[-_SHORT:]) in self._ends[_SHORT]:
             for length in _LENGTHS:
                 end = self._ends[length].get(tuple(known[-length:]))
@@ -62,12 +62,12 @@ class NgramDrafter(Drafter):
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
-        """See `Drafter.propose`: a chain, whatever the shape, of what `outlook` has found."""
+        """See `Drafter.propose`. Always proposes a chain, which the last `outlook` has found."""
         found = self._outlook.found[: shape.depth]
         return Draft(found, (None,) * len(found))
 
     def _matched(self, end: int, length: int) -> int:
-        """How many tokens before `end` are those that the text ends in, of which `length` are."""
+        """Return how many tokens before `end` equal the end of the text; `length` are known to."""
         known = self._tokens
         most = min(_COUNTED, end)
         while length < most and known[end - length - 1] == known[-length - 1]:
@@ -75,8 +75,8 @@ class NgramDrafter(Drafter):
         return length
 
     def _following(self, end: int) -> tuple[int, ...]:
-        """What came after `end`. Where the text is over before the draft is, the draft has begun
-        there: a text that goes round in a circle is expected to continue so.
+        """Return the tokens after `end`, repeated if the text ends before the draft is full: a text
+        that loops is expected to keep looping.
         """
         found = self._tokens[end : end + self._longest]
         if (short := self._longest - len(found)) > 0:
@@ -84,7 +84,7 @@ class NgramDrafter(Drafter):
         return tuple(found)
 
     def _follow(self, tokens: Sequence[int], pending: int) -> None:
-        """Take in what is new; begin again when what is known was taken back."""
+        """Add the new tokens; start over if known tokens have changed."""
         known = self._tokens
         self.restarted = self._began and known != [*tokens, pending][: len(known)]
         if self.restarted:
@@ -96,10 +96,10 @@ class NgramDrafter(Drafter):
         known.extend(tokens[count:])
         if count <= len(tokens):
             known.append(pending)
-        # a run is entered when a token has followed it: the last one must not find itself
+        # an n-gram is entered once a token follows it, so the last one cannot find itself
         for length, ends in self._ends.items():
             first, last = max(count, length), len(known)
-            if first == last - 1:  # as in every step of an answer
+            if first == last - 1:  # the usual case: a plain step
                 ends[tuple(known[first - length : first])] = first
             elif first < last:
                 runs = (known[first - length + at : last - length + at] for at in range(length))
@@ -107,21 +107,21 @@ class NgramDrafter(Drafter):
 
 
 class CombinedDrafter(Drafter):
-    """Drafts by look-up or by the model, as the shape says.
+    """Drafts by look-up or with the model, depending on the shape's source.
 
-    While it looks up the model falls behind the text. It reads what it has missed when it is asked
-    next, in one run: its state is rewound to the text's, as after any draft of its own.
+    During look-ups the model falls behind the text. On its next draft it rewinds its state as after
+    any draft and reads the missed tokens in one run.
     """
 
     goes_on = True
-    # to read, of a model that has failed: so much that no policy asks it
+    # `behind` of a model that has failed, so high that no policy chooses the model
     _HOPELESS = 1 << 40
 
     def __init__(self, model: Drafter, look_up: NgramDrafter) -> None:
         self.model = model
         self._look_up = look_up
-        self._read = 0  # tokens of this text that the model was asked with last
-        self._failed = False  # in this answer
+        self._read = 0  # number of tokens at the model's last draft
+        self._failed = False  # whether the model has failed in this answer
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class CombinedDrafter(Drafter):
     def outlook(self, tokens: Sequence[int], pending: int) -> Outlook:
         found = self._look_up.outlook(tokens, pending)
         if self._look_up.restarted:
-            self._read = 0  # another text: the model may have some of it, which is not asked
+            self._read = 0  # for a new text, assume that the model has read none of it
         behind = self._HOPELESS if self._failed else len(tokens) + 1 - self._read
         return Outlook(found.matched, found.found, behind)
 
@@ -150,7 +150,7 @@ class CombinedDrafter(Drafter):
             return self._look_up.propose(tokens, pending, shape, sampler, recent)
         if self._failed:
             return NOTHING
-        self._read, self._failed = 0, True  # where it fails, nothing is known
+        self._read, self._failed = 0, True  # holds if `propose` raises
         draft = self.model.propose(tokens, pending, shape, sampler, recent)
         self._read, self._failed = len(tokens) + 1, False
         return draft

@@ -1,4 +1,4 @@
-"""Finding the shape of drafts that is quickest, and who drafts them, or that none is."""
+"""Policies: they choose the shape and source of each draft, or none, to minimize time per token."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edge.runtime.speculate.shape import LOOK_UP, NO_DRAFT, Shape
 
 
 class Outlook(NamedTuple):
-    """What is known before a drafter is asked.
+    """What is known before a drafter is called.
 
     Attributes:
-        matched: how many tokens, up to the pending one, a look-up has found said before.
-        found: what followed them then.
-        behind: tokens that a drafting model has yet to read, the pending one among them.
+        matched: number of tokens, up to the pending one, for which look-up found an earlier match.
+        found: tokens that followed the match.
+        behind: number of tokens that a drafting model has yet to read, the pending one included.
     """
 
     matched: int = 0
@@ -28,18 +28,18 @@ NO_OUTLOOK = Outlook()
 
 
 class Round(NamedTuple):
-    """What came of one draft, or of a plain step.
+    """The outcome of one draft, or of a plain step.
 
     Attributes:
-        asked: the shape that was asked for; `NO_DRAFT` for a step.
-        nodes: tokens that were drafted; 0 where the drafter had nothing to say.
-        offered: children of the root, and of every node that was accepted.
-        ranks: which of them were accepted, depth by depth: 0 is the first that was drawn. One token
-            more came out of the round than these.
-        draft_s, verify_s: seconds in the drafter, and in the target's run and what it took to
-            choose by it.
-        outlook: what was known before.
-        came: the tokens that came out of it.
+        asked: requested shape; `NO_DRAFT` for a step.
+        nodes: number of drafted tokens; 0 if the drafter proposed nothing.
+        offered: number of children of the root and of every accepted node.
+        ranks: rank of the accepted child at each depth, 0 for the first drawn. The round yields one
+            token more than these.
+        draft_s: seconds in the drafter.
+        verify_s: seconds in the target's run and in acceptance.
+        outlook: what was known before the round.
+        came: tokens that the round yielded.
     """
 
     asked: Shape
@@ -53,33 +53,33 @@ class Round(NamedTuple):
 
 
 class Policy(Protocol):
-    """Chooses the shape of the next draft and learns from how the round went."""
+    """Chooses the shape of the next draft and learns from the outcomes of rounds."""
 
     def begin(self, greedy: bool) -> None:
-        """An answer begins; `greedy`: at temperature 0."""
+        """Start an answer; `greedy`: at temperature 0."""
         return
 
     def choose(self, outlook: Outlook) -> Shape:
-        """What to draft; `NO_DRAFT` is a plain step."""
+        """Return the shape to draft; `NO_DRAFT` is a plain step."""
         ...
 
     def learn(self, done: Round) -> None:
-        """A round that was not cut short by the end of an answer."""
+        """Learn from a round that was not cut short by the end of an answer."""
         return
 
     def rests(self, outlook: Outlook) -> bool:
-        """Whether a step is to be taken without choosing or learning; `rested` says how long it
-        took.
+        """Return whether to take a plain step without `choose` and `learn`; `rested` must follow
+        with its duration.
         """
         return False
 
     def rested(self, seconds: float) -> None:
-        """All of a round that `rests` has said to pass."""
+        """Record the duration of a round for which `rests` returned True."""
         return
 
 
 class Fixed(Policy):
-    """The same shape in every round."""
+    """Chooses the same shape in every round."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
@@ -89,16 +89,17 @@ class Fixed(Policy):
 
 
 class Lessons:
-    """What was learned in answers of one temperature, or of all above 0.
+    """What was learned in greedy answers, or in sampled ones.
 
     Attributes:
-        found: of rounds in which a model was asked, whether it had something to say.
-        pulls: how often each arm was chosen, of which what is long ago counts less; once each
-            before anything was tried.
-        passed: rounds since `fade`.
+        acceptance: acceptance rates of a drafting model's tokens.
+        repetition: acceptance rates of look-up tokens.
+        found: share of a drafting model's rounds in which it proposed something.
+        pulls: number of rounds of each arm, old ones weighted less.
+        passed: number of rounds since `fade`.
     """
 
-    # weight of a pull after one more round
+    # factor on the weight of a pull per round
     MEMORY = 0.997
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class Lessons:
         self._assumed = 1.0
 
     def fade(self) -> float:
-        """Let pulls before the rounds that have passed count less: what becomes of each."""
+        """Fade pulls by the rounds passed. Return the factor applied."""
         kept, self.passed = self.MEMORY**self.passed, 0
         self._assumed *= kept
         # a copy: another thread may pull an arm for the first time meanwhile
@@ -118,60 +119,62 @@ class Lessons:
         return kept
 
     def known(self, arm: Shape, others: float) -> float:
-        """How often an arm was pulled, and a little of how often others like it were."""
+        """Return the weighted pulls of an arm, including one assumed initially and a tenth of those
+        of similar arms.
+        """
         own = self.pulls.get(arm, 0.0)
         return self._assumed + own + 0.1 * (others - own)
 
 
 class Experience:
-    """What all sessions of a target and a drafter have learned. Threads may share it: what two of
-    them write at the same moment is lost once, of one of them.
+    """What all sessions of a target and a drafter have learned. Threads may share it; of concurrent
+    updates one may be lost.
     """
 
     def __init__(self, run: float = 0.3) -> None:
-        """`run`: about what a run of the drafting model costs, in steps of the target."""
+        """`run`: initial cost of a run of the drafting model, in steps of the target."""
         self.costs = Costs(run)
         self.greedy = Lessons()
         self.sampled = Lessons()
 
 
 class Bandit(Policy):
-    """Takes the arm whose tokens are expected to be cheapest: a look-up's drafts, a model's, or no
-    draft, which costs a step.
+    """Chooses the arm with the lowest expected cost per token: a look-up draft, a model's draft, or
+    a plain step.
 
-    Mamba Drafters, section 3.2, pulls each arm once and then goes by the mean reward
-    r = -(1/N + λ·γ/N) of its rounds (equation 2) and a bonus for arms that were seldom pulled
-    (equation 1). Here -r is predicted, for arms that were never pulled too, from what all rounds
-    have shown of acceptance and of costs (`estimates`): a round's expected steps by its expected
-    tokens. The bonus is for arms of a model alone: what a look-up would have said is compared with
-    what came, whether it was asked or not.
+    Mamba Drafters, section 3.2, pulls each arm once, then goes by the mean reward
+    r = -(1/N + λ·γ/N) of its rounds (equation 2) and a bonus for rarely pulled arms (equation 1).
+    Here -r, the expected steps of a round divided by its expected tokens, is predicted even for
+    arms never pulled, from the acceptance and costs of all rounds (`estimates`). With the exact
+    rule only model arms get the bonus: look-ups are compared with every round's tokens anyway.
 
     Attributes:
         arms: the shapes, `NO_DRAFT` first.
-        pulls: how often each was chosen, all told.
+        pulls: total number of rounds of each arm.
     """
 
-    # how much cheaper than predicted a model's arm may be after one pull, and how much cheaper than
-    # a step any has to be: of many arms the one that looks best is seldom as good, and what gains
-    # less on the average costs the slowest answers more (simulated on 760 recorded ones)
+    # DOUBT: how much cheaper than predicted an arm may be after one pull. GAIN: how much cheaper
+    # than a step an arm must be, because the arm that looks best of many is seldom as good, and
+    # smaller average gains cost the slowest answers more (simulated on 760 recorded answers).
     DOUBT = 0.16
     GAIN = 1.1
-    # after this many rounds with drafts a step is taken: costs are relative to it
+    # a plain step is taken after this many rounds with drafts, since costs are relative to it
     STEP_EVERY = 32
-    # a drafting model that has to read many tokens is asked more than once afterwards
+    # a model that reads more than AT_ONCE tokens is used about OFTEN times afterwards, which share
+    # the cost of the excess
     AT_ONCE, OFTEN = 8, 3.0
-    # rounds after which the arms' costs are computed again, in 40 µs; one with a draft of a
-    # model counts as FRESH of them
+    # number of rounds after which the arms' costs are recomputed, which takes 40 µs; a round with a
+    # model's draft counts as FRESH additional rounds
     REFRESHED, FRESH = 16, 6
-    # rounds without drafts that may pass unasked, REFRESHED at most: at least, and for each step
-    # that the cheapest draft of a model costs more than one
+    # rounds to rest: RESTS times the relative excess cost of the cheapest model draft, at least
+    # REST, at most REFRESHED
     REST, RESTS = 1, 80
 
     def __init__(
         self, arms: Sequence[Shape], experience: Experience | None = None, exact: bool = True
     ) -> None:
-        """`experience`: of earlier sessions, which this one adds to. `exact`: whether a token is
-        accepted just where the target says it.
+        """`experience`: shared with earlier sessions and updated. `exact`: whether exactly the
+        target's own tokens are accepted.
         """
         self.arms = (NO_DRAFT, *(arm for arm in dict.fromkeys(arms) if arm.nodes))
         self.pulls = dict.fromkeys(self.arms, 0)
@@ -189,7 +192,7 @@ class Bandit(Policy):
         self.begin(True)
 
     def begin(self, greedy: bool) -> None:
-        """See `Policy.begin`: what was usual before is expected again."""
+        """See `Policy.begin`. Resets the shifts of the last answer."""
         self._wake()
         self._greedy, self._refused, self._rest = greedy, 0, 0
         self._lessons = self.experience.greedy if greedy else self.experience.sampled
@@ -215,14 +218,14 @@ class Bandit(Policy):
         if least < lowest:
             return cheapest
         if best is NO_DRAFT:
-            # the further a model is from being worth it, the longer it will not be
+            # the further a model's drafts are from paying off, the longer they will not
             rest = self.RESTS * (least / lowest - 1)
             self._rest = int(min(max(rest, self.REST), self.REFRESHED))
             self._refused = outlook.matched
         return best
 
     def _look_up(self, outlook: Outlook) -> tuple[Shape, float]:
-        """(the arm, its steps a token), if they are fewer than one."""
+        """Return (best look-up arm, its steps per token), or (NO_DRAFT, 1.0) if none beats 1.0."""
         found, best, lowest = len(outlook.found), NO_DRAFT, 1.0
         longest = min(found, self._copies[-1][0].depth) if self._copies else 0
         tokens = self._lessons.repetition.tokens(outlook.matched, longest, self._copying)
@@ -235,8 +238,8 @@ class Bandit(Policy):
         return best, lowest
 
     def _estimate(self) -> None:
-        """What rounds of every arm cost: of look-ups (the arm, steps), of models (the arm, steps,
-        those for each token that it reads first, expected tokens).
+        """Compute the costs of all arms: for look-ups (arm, steps), for models (arm, steps, steps
+        per token read first, expected tokens).
         """
         costs, lessons = self._costs, self._lessons
         costs.fade(lessons.fade())
@@ -263,16 +266,16 @@ class Bandit(Policy):
             self._prices.append((arm, (silent + found * steps) * doubted, reading, expected))
 
     def _doubted(self, arm: Shape, others: float) -> float:
-        """What a price is multiplied by. `others`: how often arms like it were pulled."""
+        """Return the factor on an arm's price. `others`: pulls of all arms of its source."""
         known = max(self._lessons.known(arm, others), 1e-4)
         return max(0.0, self.GAIN - self.DOUBT / math.sqrt(known))
 
     # -- resting ---------------------------------------------------------------------------------
 
     def rests(self, outlook: Outlook) -> bool:
-        """See `Policy.rests`: where neither a look-up nor a model's drafts are worth a run, a
-        session that could draft is to be as quick as one that cannot. Sampled text seldom goes on
-        as before: there a match no longer than one that was not worth it is not worth it either.
+        """See `Policy.rests`. While no draft pays off, a session with a drafter should be as fast
+        as one without. Sampled text seldom repeats: there, a match no longer than one that did not
+        pay off does not end the rest.
         """
         if self._rest <= 0 or outlook.matched > (0 if self._greedy else self._refused):
             return False
@@ -284,7 +287,7 @@ class Bandit(Policy):
         self._rested_s += self._alone(seconds)
 
     def _wake(self) -> None:
-        """Take in the rounds that have passed unasked, all at once."""
+        """Learn from all rested rounds at once."""
         if self._rested:
             self._learn_steps(self._rested_s / self._rested, self._rested)
             self._drafting.fade(self._rested)
@@ -309,7 +312,7 @@ class Bandit(Policy):
             costs.learn_run(arm.chain, done.nodes, done.verify_s + looked_up_s)
             self._unseen += 1
             self._after_run = True
-        else:  # a model that had nothing to say has shown nothing of its drafts
+        else:  # without a proposal there is nothing to learn about drafts
             self._learn_steps(self._alone(done.verify_s), 1)
         if accepted := self._copied(done):
             lessons.repetition.learn(done.outlook.matched, accepted, self._copying)
@@ -325,7 +328,7 @@ class Bandit(Policy):
             costs.in_vain.add(done.draft_s / costs.step.value)
 
     def _alone(self, seconds: float) -> float:
-        """What a step would have taken, had no verifying run come before it."""
+        """Return what a step would have taken without a verifying run before it."""
         if not self._after_run:
             return seconds
         self._after_run = False
@@ -337,8 +340,8 @@ class Bandit(Policy):
             self._unseen = 0
 
     def _copied(self, done: Round) -> list[bool]:
-        """Which tokens of a look-up were accepted, or would have been, up to the first that was
-        not.
+        """Return whether each token of the look-up was, or would have been, accepted, up to the
+        first that was not.
         """
         if done.nodes and done.asked.source == LOOK_UP:
             accepted = len(done.ranks)

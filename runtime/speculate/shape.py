@@ -1,4 +1,4 @@
-"""What a policy chooses: how many children a draft's nodes have at each depth, and who drafts."""
+"""Shapes of drafts, which a policy chooses: the children per node at each depth, and the source."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ GRAMMAR: DraftSource = "grammar"
 
 @dataclass(frozen=True)
 class Shape:
-    """A tree of drafted tokens (Mamba Drafters, section 3.1), a chain, or nothing.
+    """The shape of a draft: a tree (Mamba Drafters, section 3.1), a chain, or nothing.
 
     Attributes:
-        branches: children of every node at each depth: (1, 1, 1) is a chain of three, (3, 2, 1) a
-            tree of 3 + 6 + 6 nodes, () means not to draft.
-        source: who drafts, where a drafter is of both kinds.
+        branches: number of children of every node at each depth: (1, 1, 1) is a chain of three,
+            (3, 2, 1) a tree of 3 + 6 + 6 nodes, () no draft.
+        source: source of the draft, for drafters that combine several.
     """
 
     branches: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class Shape:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Nodes at each depth."""
+        """Number of nodes at each depth."""
         return tuple(accumulate(self.branches, mul))
 
     @cached_property
@@ -50,9 +50,9 @@ class Shape:
         return all(count == 1 for count in self.branches)
 
     def within(self, depth: int, nodes: int) -> Shape:
-        """Its upper part: at most that deep, and of at most that many nodes.
+        """Return the upper part of the shape, with at most `depth` depths and `nodes` nodes.
 
-        A tree that loses all of its depths to `nodes` becomes a chain.
+        If not even the first depth fits into `nodes`, that depth is kept with fewer children.
         """
         if depth >= self.depth and nodes >= self.nodes:
             return self

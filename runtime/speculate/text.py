@@ -1,4 +1,4 @@
-"""Tokens as text, followed as they change: what two models of different tokenizers share.
+"""Tokens as text: the common ground of two models with different tokenizers.
 
 Text is kept as bytes, in which every token is a piece of known length.
 """
@@ -20,14 +20,14 @@ _LONGEST_CHARACTER = 4
 
 
 class Transcript:
-    """The bytes of a list of tokens that grows, and is cut short.
+    """The bytes of a token list that grows and is cut.
 
-    Control tokens have no bytes, or all the same ones, which are left out where a text begins.
+    Control tokens have the bytes `control`, which are left out at the start of the text.
 
     Attributes:
-        tokens: the list.
-        ends: of each token, where its bytes end in `data`.
-        data: all bytes; the space that a tokenizer puts before a text is not among them.
+        tokens: token ids.
+        ends: end of each token's bytes in `data`.
+        data: all bytes, without the space that a tokenizer puts before a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, control: bytes = b"") -> None:
@@ -48,21 +48,22 @@ class Transcript:
         self.ends.append(len(self.data))
 
     def _silent(self) -> bool:
-        """Whether no token has been text so far, not even the space that was dropped."""
+        """Return whether no token so far has text, not even the space that was dropped."""
         return not any(map(self._tokenizer.token_bytes, self.tokens))
 
     def cut(self, count: int) -> None:
-        """Forget all but the first `count` tokens."""
+        """Drop all but the first `count` tokens."""
         del self.tokens[count:], self.ends[count:]
         del self.data[self.end(count) :]
 
     def end(self, count: int) -> int:
-        """Bytes of the first `count` tokens."""
+        """Return the number of bytes of the first `count` tokens."""
         return self.ends[count - 1] if count else 0
 
     def follow(self, tokens: Sequence[int], known: int = 0) -> int:
-        """Become the transcript of its first `known` tokens and `tokens`; how many of the bytes
-        before stayed.
+        """Replace everything after the first `known` tokens by `tokens`.
+
+        Returns the number of leading bytes that stayed.
         """
         held = self.tokens[known:]
         kept = common_prefix(held, tokens)
@@ -73,12 +74,12 @@ class Transcript:
         return stayed
 
     def tokens_within(self, size: int) -> int:
-        """How many tokens, of text or not, the first `size` bytes hold whole."""
+        """Return the number of tokens, with text or without, that end within `size` bytes."""
         return bisect_right(self.ends, size)
 
 
 def agreement(a: bytearray, b: bytearray, known: int) -> int:
-    """How many bytes both begin with, of which `known` are known to agree."""
+    """Return the length of the common prefix, of which `known` bytes are known to agree."""
     shorter = min(len(a), len(b))
     at = min(known, shorter)
     while at < shorter and a[at] == b[at]:
@@ -87,10 +88,10 @@ def agreement(a: bytearray, b: bytearray, known: int) -> int:
 
 
 def whole_characters(data: bytes | bytearray) -> int:
-    """How many of the bytes are whole characters of UTF-8: all, but for a last one unfinished."""
+    """Return the number of bytes without an incomplete UTF-8 character at the end."""
     for back in range(1, min(_LONGEST_CHARACTER, len(data)) + 1):
         byte = data[-back]
-        if byte & 0xC0 != 0x80:  # here the last character begins
+        if byte & 0xC0 != 0x80:  # first byte of the last character
             length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return len(data) - back if length > back else len(data)
     return len(data)
@@ -101,12 +102,12 @@ def begins_character(data: bytearray, at: int) -> bool:
 
 
 def begins_word(data: bytearray, at: int) -> bool:
-    """Whether white space follows, or nothing came before: tokens seldom reach across."""
+    """Return whether `at` is the start or precedes white space: tokens seldom span such places."""
     return at == 0 or (at < len(data) and data[at] in b" \n\t\r")
 
 
 class Pieces:
-    """The bytes of all tokens, to find those that a text which has begun may be."""
+    """The bytes of all tokens, sorted to find the tokens that can continue a partial text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         found = ((tokenizer.token_bytes(token), token) for token in range(tokenizer.vocab_size))
@@ -115,11 +116,11 @@ class Pieces:
         self._tokens = np.array([token for _, token in ordered], np.intp)
 
     def along(self, text: bytes) -> NDArray[np.intp]:
-        """Tokens that begin with `text`; where there are none, those that it begins with and are
-        longest, as a tokenizer that joins what it can would have them.
+        """Return the tokens that begin with `text`, else the longest tokens that `text` begins
+        with, as a tokenizer that merges greedily would choose.
         """
         pieces = self._pieces
-        # no UTF-8 has this byte, and no piece so many of them
+        # UTF-8 never contains this byte, and no piece has 64 of them
         found = self._tokens[bisect_left(pieces, text) : bisect_left(pieces, text + b"\xff" * 64)]
         size = len(text)
         while not found.size and size > 1:
@@ -130,12 +131,12 @@ class Pieces:
 
 
 def spelled(tokenizer: Tokenizer, text: str, before: int | None) -> list[int] | None:
-    """Tokens of exactly this text, which follows the token `before` (None: nothing).
+    """Return tokens that spell exactly this text after the token `before` (None: at the start).
 
-    None where the tokenizer has none: it lacks a character, or changes texts.
+    Returns None if the tokenizer lacks a character or alters the text.
     """
     wanted = text.encode()
-    # some tokenizers put a space before whatever they are given: they are given one less
+    # some tokenizers put a space before any text: also try without the leading one
     for given in (text, text[1:]) if text.startswith(" ") else (text,):
         try:
             if before is None:
@@ -154,5 +155,5 @@ def spelled(tokenizer: Tokenizer, text: str, before: int | None) -> list[int] | 
 
 
 def writes_text(tokenizer: Tokenizer) -> bool:
-    """Whether it has all of printable ASCII, and keeps white space as it is."""
+    """Return whether the tokenizer encodes all of printable ASCII and preserves white space."""
     return spelled(tokenizer, _PRINTABLE, None) is not None

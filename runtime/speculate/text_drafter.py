@@ -1,11 +1,11 @@
-"""Drafting with a bundle of another tokenizer: the draft is text, and read as the target's tokens.
+"""Drafter that runs a bundle with another tokenizer and exchanges text with the target.
 
-What the target has said so far is the drafter's prompt, as text. The drafter continues greedily;
-what it says is cut into tokens of the target, which verifies them as any draft. They are chosen,
-not drawn, so what comes out is distributed as the target's own words, whatever they are.
+The target's text so far is the drafter's prompt. The drafter continues greedily, and its text is
+encoded to the target's tokens, which are verified like any draft. They are chosen, not drawn, so
+with the exact rule the output is distributed as the target's own.
 
-A target of bytes is mostly in the middle of a word, of which a drafter of words makes little: it
-reads up to the word alone, and says one that begins so.
+A target of bytes is usually in the middle of a word, which a drafter of words reads poorly. So the
+drafter reads only up to the start of that word, and drafts one with the same beginning.
 """
 
 from __future__ import annotations
@@ -29,24 +29,31 @@ from edge.runtime.speculate.text import (
 )
 from edge.text.tokenizer import Tokenizer
 
-# Tokens that the drafter goes back, at most, to read a word again from its beginning.
+# Maximum number of tokens that the drafter rewinds to read a word again from its beginning.
 BACK = 4
 _LONGEST_WORD = 24
 
 
 class TextDrafter(Drafter):
-    """A second model that steps ahead in its own tokens.
+    """Drafts with a second model that steps ahead in its own tokens.
 
-    Its state follows the target's text: what of its own words was not accepted is rewound, to the
-    longest text that both have or to the beginning of that word, and from there the target's words
-    are read. A control token of the target is a line's end to the drafter.
+    Before each draft its state is brought up to the target's text: it is rewound to the longest
+    common prefix, or to the beginning of the word there, and reads the target's text from that
+    point. It reads a control token of the target as a newline.
+
+    Attributes:
+        context: context of the drafting model.
+        target: tokenizer of the target.
+        heard: text of the target.
+        said: text of the drafter's own tokens.
+        agreed: number of leading bytes on which `heard` and `said` are known to agree.
     """
 
     def __init__(
         self, name: str, context: Context, own: Tokenizer, target: Tokenizer, longest: int
     ) -> None:
-        """`context`: of the drafting model; its state can take back longest + BACK tokens.
-        `longest`: the most tokens of its own that it steps ahead.
+        """`context`: of the drafting model; its state must be able to rewind longest + BACK tokens.
+        `longest`: maximum number of its own tokens that it steps ahead.
         """
         self._name = name
         self.context = context
@@ -57,7 +64,7 @@ class TextDrafter(Drafter):
         self._pieces = Pieces(own)
         self.heard = Transcript(target, control=b"\n")
         self.said = Transcript(own)
-        self.agreed = 0  # bytes that both begin with, at least
+        self.agreed = 0
         self._began = True
 
     @property
@@ -74,7 +81,7 @@ class TextDrafter(Drafter):
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
-        """See `Drafter.propose`. Raises EngineError also for text that it cannot write."""
+        """See `Drafter.propose`. Also raises EngineError for text that it cannot encode."""
         context, said = self.context, self.said
         self._hear(tokens, pending)
         said.cut(len(context.tokens))
@@ -100,7 +107,7 @@ class TextDrafter(Drafter):
         self._began = False
 
     def _readable(self) -> int:
-        """How many bytes of the target's text are read as they are; a draft begins as the rest."""
+        """Return how many bytes of the target's text to read; a draft must begin with the rest."""
         heard = self.heard.data
         if self.target.kind == "bytes" and self._own.kind != "bytes":
             for at in range(len(heard), max(-1, len(heard) - _LONGEST_WORD), -1):
@@ -109,8 +116,8 @@ class TextDrafter(Drafter):
         return whole_characters(heard)
 
     def _reading(self, end: int) -> tuple[int, list[int]]:
-        """The target's text, `end` bytes of it, in own tokens: (how many of those it has read stay,
-        those to be read after them). None are to be read where the text has none.
+        """Convert `end` bytes of the target's text to own tokens: (how many of the tokens read so
+        far stay, tokens to read after them). The latter are empty for a text without tokens.
         """
         heard, said = self.heard.data, self.said
         self.agreed = agreement(said.data, heard, self.agreed)
@@ -118,7 +125,7 @@ class TextDrafter(Drafter):
         start = said.end(kept)
         fresh = [] if kept else self._opening()
         if start == end:
-            # the logits after them all are wanted: the last one is read again
+            # the last token is read again for its logits
             return (kept - 1, said.tokens[kept - 1 : kept]) if kept else (0, fresh)
         try:
             rest = heard[start:end].decode()
@@ -127,7 +134,7 @@ class TextDrafter(Drafter):
         found = spelled(self._own, rest, said.tokens[kept - 1] if start else None)
         if found is None:
             raise EngineError(
-                f"{self._name} cannot write the text", remedy="draft with another bundle, or ngram"
+                f"{self._name} cannot encode the text", remedy="draft with another bundle, or ngram"
             )
         return kept, fresh + found
 
@@ -137,7 +144,9 @@ class TextDrafter(Drafter):
         return [bos] if bos is not None and self._own.add_bos and silent else []
 
     def _kept(self, most: int, end: int) -> int:
-        """How many of the first `most` own tokens stay: up to the word that goes on, in reach."""
+        """Return how many of the first `most` own tokens stay: all if they end at `end`, else those
+        up to the start of the current word if that is in reach.
+        """
         said, heard = self.said, self.heard.data
         if said.end(most) == end:
             return most
@@ -150,24 +159,27 @@ class TextDrafter(Drafter):
         return most
 
     def _following(self, kept: int, fresh: list[int]) -> Logits:
-        """Logits after the first `kept` own tokens and `fresh` ones."""
+        """Return the logits after the first `kept` own tokens and the `fresh` ones."""
         reused = self.context.align(fresh, kept)
         if reused < kept:  # the state does not go back that far
             return self._read(self.said.tokens[:kept] + fresh)
         return self._read(fresh[reused - kept :])
 
     def _read(self, tokens: Sequence[int]) -> Logits:
-        """Consume tokens; the last one can be taken back, for nothing new may follow it."""
+        """Consume tokens so that at least the last can be rewound, to be read again for its logits.
+
+        Returns the logits after it.
+        """
         if len(tokens) > self.context.state.window:
             self.context.feed(tokens[:-1], lambda: False)
             tokens = tokens[-1:]
         return self.context.advance(tokens)
 
-    # -- going ahead ------------------------------------------------------------------------------
+    # -- stepping ahead ---------------------------------------------------------------------------
 
     def _ahead(self, logits: Logits, begun: bytes, count: int) -> list[int]:
-        """At most `count` tokens of the target, from own steps; `begun`: text of the target that
-        they begin with.
+        """Step ahead and return at most `count` tokens of the target. `begun`: unread text of the
+        target that the own tokens must begin with; it is not part of the result.
         """
         ids: list[int] = []
         drafted = bytearray()
@@ -188,7 +200,7 @@ class TextDrafter(Drafter):
         return ids[:count]
 
     def _choice(self, logits: Logits, begun: bytes) -> int | None:
-        """The likeliest token, of those that go along with text that has begun, if any does."""
+        """Return the likeliest token that is compatible with the text begun; None if none is."""
         logits = logits[: self._own.vocab_size]
         if not begun:
             return self._greedy(logits)
@@ -196,10 +208,10 @@ class TextDrafter(Drafter):
         return int(along[self._greedy(logits[along])]) if along.size else None
 
     def _read_by_target(self, fresh: bytes, begun: bool) -> list[int] | None:
-        """Text that the target has not said yet in its tokens; None where it has none for it."""
+        """Encode drafted text to the target's tokens; None if that is not possible."""
         if self.target.kind == "bytes":
             return list(fresh)
-        if begun:  # the rest of a character is no text by itself
+        if begun:  # the rest of a character cannot be encoded alone
             return None
         try:
             text = fresh[: whole_characters(fresh)].decode()

@@ -1,1 +1,1 @@
-"""TensorRT: engines built on the device they run on, kept in the user's cache, and run."""
+"""TensorRT engines: built on the device that runs them, stored in the user's cache, executed."""

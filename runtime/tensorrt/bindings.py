@@ -1,8 +1,8 @@
-"""Python's TensorRT: found, or an error that says what to install on this platform.
+"""Import of TensorRT's Python bindings, with an install hint for this platform if missing.
 
-TensorRT comes from JetPack or NVIDIA's packages, never with this one. Two libraries speak the same
+TensorRT comes from JetPack or NVIDIA's packages, never with this one. Two libraries share the
 interface: TensorRT itself, which runs plugins, and TensorRT for RTX, which builds for consumer GPUs
-(also without one) and has no plugins.
+(also on machines without a GPU) and has no plugins.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edge.runtime.cuda import install
 
 Kind = Literal["tensorrt", "rtx"]
 
-# the first with IPluginV3 and aliased plugin inputs: JetPack 6.2 has it
+# the first version with IPluginV3 and aliased plugin inputs; part of JetPack 6.2
 OLDEST = (10, 3)
 
 _NAMES: dict[Kind, tuple[str, ...]] = {
@@ -30,7 +30,7 @@ _NAMES: dict[Kind, tuple[str, ...]] = {
 }
 _TITLE: dict[Kind, str] = {"tensorrt": "TensorRT", "rtx": "TensorRT for RTX"}
 RTX_COMMAND = "pip install tensorrt-rtx-cu13-libs tensorrt-rtx-cu13-bindings"
-# L4T's major release → JetPack, and the Python that its TensorRT is made for
+# L4T's major release → JetPack, and the Python version that its TensorRT supports
 _JETPACKS = {36: ("JetPack 6", "3.10"), 38: ("JetPack 7", "3.12"), 39: ("JetPack 7", "3.12")}
 _RELEASE = Path("/etc/nv_tegra_release")
 
@@ -40,8 +40,9 @@ class TensorRT:
     """An imported TensorRT.
 
     Attributes:
-        module: `tensorrt`, or the one of TensorRT for RTX.
-        version: (10, 3, 0).
+        kind: which of the two libraries.
+        module: its Python module.
+        version: version as numbers, such as (10, 3, 0).
     """
 
     kind: Kind
@@ -50,12 +51,12 @@ class TensorRT:
 
     @property
     def title(self) -> str:
-        """ "TensorRT 10.3.0"."""
+        """Name and version, such as "TensorRT 10.3.0"."""
         return f"{_TITLE[self.kind]} {dotted(self.version)}"
 
 
 def load(kind: Kind = "tensorrt") -> TensorRT:
-    """Import it. Raises EngineError: absent, without its libraries, or too old; with the remedy."""
+    """Import a TensorRT. Raises EngineError if it is missing, broken or too old."""
     problems: list[Exception] = []
     for name in _NAMES[kind]:
         try:
@@ -81,7 +82,7 @@ def load(kind: Kind = "tensorrt") -> TensorRT:
 
 def _checked(kind: Kind, module: ModuleType) -> TensorRT:
     if not hasattr(module, "Builder") or not hasattr(module, "OnnxParser"):
-        # a folder of that name, or what a package index holds in place of the real one
+        # a folder of that name, or a package index's placeholder for the real package
         raise ImportError(f"{module.__name__} has no Builder: it is a placeholder")
     version = numbers(str(module.__version__))
     if kind == "tensorrt" and version < OLDEST:
@@ -94,7 +95,10 @@ def _checked(kind: Kind, module: ModuleType) -> TensorRT:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """ "10.3.0.26" is (10, 3, 0): what engines depend on. Raises ImportError for anything else."""
+    """Parse the part of a version that engines depend on: "10.3.0.26" becomes (10, 3, 0).
+
+    Raises ImportError for malformed versions.
+    """
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     if found is None:
         raise ImportError(f"its version is {version!r:.40}")
@@ -106,10 +110,10 @@ def dotted(version: tuple[int, ...]) -> str:
 
 
 def how_to_install(kind: Kind, release: Path = _RELEASE) -> str:
-    """The step that brings it to this machine; `release` tells a Jetson from others."""
+    """Return how to install it on this machine; a Jetson is recognized by the file `release`."""
     if kind == "rtx":
         if (sys.platform, platform.machine()) not in (("linux", "x86_64"), ("win32", "AMD64")):
-            return "TensorRT for RTX is made for x86-64 alone: build without --rtx on this machine"
+            return "TensorRT for RTX runs on x86-64 only: build without --rtx on this machine"
         return RTX_COMMAND
     found = jetson_release(release)
     if found is not None:
@@ -120,11 +124,11 @@ def how_to_install(kind: Kind, release: Path = _RELEASE) -> str:
         )
     driver = install.driver_version()
     major = 12 if driver is not None and driver < 13000 else 13
-    return f"pip install tensorrt-cu{major}, TensorRT 10.3 to 11; a GPU's driver is needed too"
+    return f"pip install tensorrt-cu{major}, TensorRT 10.3 to 11; the GPU driver is needed too"
 
 
 def jetson_release(release: Path = _RELEASE) -> int | None:
-    """L4T's major release (36 is JetPack 6); None on other machines."""
+    """Return L4T's major release (36 is JetPack 6); None on other machines."""
     try:
         found = re.match(r"# R(\d+) ", release.read_text())
     except (OSError, UnicodeDecodeError):

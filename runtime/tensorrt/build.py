@@ -1,7 +1,8 @@
-"""`edge build`: from a bundle's device graph to an engine in the cache.
+"""`edge build`: builds an engine from a bundle's device graph and stores it in the cache.
 
-TensorRT's engines are built on the GPU they run on, of plugins. TensorRT for RTX builds of standard
-ops alone, also ahead of time for GPUs that are elsewhere: the same road, but for what is parsed.
+TensorRT builds with plugins, on the GPU that will run the engine. TensorRT for RTX builds from
+standard ops only, also ahead of time for GPUs elsewhere. Both share this code and differ in the
+graph that is parsed.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from edge.runtime.tensorrt.compile import CompiledEngine, GraphSource, Order, co
 from edge.runtime.tensorrt.library import PluginLibrary
 from edge.runtime.tensorrt.profiles import EngineSizes, Profile, profiles
 
-# Of TensorRT and CUDA themselves, and of each weight that is in the engine: as parsed, on the
-# device, in the engine. Estimated: no build was measured on a GPU.
+# Memory of TensorRT and CUDA themselves, and copies of each weight in the engine: parsed, on the
+# device, in the engine. Estimates: no build was measured on a GPU.
 _LIBRARIES = 700 << 20
 _COPIES = 3
 
@@ -41,8 +42,8 @@ class Built:
     """An engine in the cache.
 
     Attributes:
-        seconds: what building took; 0 when it was there already.
-        notes: what went wrong beside it.
+        seconds: build time; 0 if the engine was already in the cache.
+        notes: problems that did not stop the build.
     """
 
     path: Path
@@ -63,14 +64,14 @@ def build(
     gpu: Any,
     on_progress: log.Progress = lambda *_: None,
 ) -> Built:
-    """The engine, built where the cache does not have it. `library` None: without plugins.
+    """Return the engine from the cache, or build it. `library` None builds without plugins.
 
-    `on_progress(what, done, of)` is told of "compiling kernels" and "parsing", then of TensorRT's
-    phases by their names, from the thread in which it builds.
+    `on_progress(activity, done, total)` reports "compiling kernels" and "parsing", then TensorRT's
+    phases by name. It is called on the build thread.
 
-    Raises BundleError, EngineError: no graph, no kernels, a cache that cannot be written, too
-    little memory, a graph that TensorRT refuses. Whatever is raised, an interrupt too, the cache is
-    as it was.
+    Raises BundleError or EngineError if the graph or kernels are missing, the cache is not
+    writable, memory is short, or TensorRT refuses the graph. After any exception or interrupt the
+    cache is unchanged.
     """
     job = EngineBuild(bundle, order, trt, library, gpu, on_progress)
     path = None if order.force else cache.there(job.components, order.sizes)
@@ -90,7 +91,7 @@ def build(
 
 
 class EngineBuild:
-    """One build: what the engine depends on, and how it is made."""
+    """One build: the components that the engine depends on, and the steps that build it."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class EngineBuild:
     ) -> None:
         self._bundle, self._order, self._trt = bundle, order, trt
         self._library, self._gpu, self._report = library, gpu, report
-        # function bodies run chains alone
+        # without plugins the graph runs only chains
         self.profiles = profiles(order.sizes, trees=library is not None)
         self._kernels = b"" if library is None else kernels_of(bundle, gpu.sm, report)
         found = machine.components(bundle, trt, library, gpu)
@@ -120,9 +121,9 @@ class EngineBuild:
         return Built(path, key, components, sizes, self.profiles, size, seconds, notes)
 
     def compiled(self, stop: threading.Event) -> CompiledEngine:
-        """Build it, on whatever thread this is."""
+        """Build the engine on the calling thread."""
         if self._gpu is not None:
-            self._gpu.memory()  # makes its context this thread's
+            self._gpu.memory()  # makes the GPU's context current on this thread
         with ExitStack() as stack:
             if self._library is not None:
                 self._library.prepare(self._kernels, aliased=self._order.aliased)
@@ -146,7 +147,7 @@ class EngineBuild:
 
     @functools.cached_property
     def _graph(self) -> tuple[bytes, str]:
-        """The bundle's device graph, checked, and its name in messages."""
+        """The bundle's device graph, checked, and its file name for messages."""
         bundle, file = self._bundle, machine.graph_file(self._bundle)
         where = f"{bundle.path}/{file}"
         entry, data = bundle.manifest.entry(WEIGHT_FILE), bundle.read(file)
@@ -160,7 +161,7 @@ class EngineBuild:
 
     @property
     def needed_bytes(self) -> int:
-        """What the build takes at most, estimated."""
+        """Estimated peak memory of the build in bytes."""
         entry = self._bundle.manifest.entry(WEIGHT_FILE)
         constants = 0 if entry is None else entry.size
         if self._trt.kind == "tensorrt":
@@ -168,8 +169,9 @@ class EngineBuild:
         return _LIBRARIES + _COPIES * constants + (self._order.workspace << 20)
 
     def check_memory(self) -> None:
-        """Raises EngineError where the build would run out of memory. MemAvailable counts: what
-        CUDA calls free on a Jetson leaves out the page cache.
+        """Raise EngineError if the build would run out of memory.
+
+        Compares with MemAvailable: on a Jetson, CUDA does not count the page cache as free.
         """
         remedy = (
             "lower --workspace, use a bundle of fewer bits (edge export --quant w4), or stop other "
@@ -182,18 +184,18 @@ class EngineBuild:
 
 
 def _keep_timings(components: Mapping[str, str], timings: bytes) -> tuple[str, ...]:
-    """The engine is made all the same: a note where they cannot be kept."""
+    """Store the timing cache. A failure becomes a note, since the engine is built anyway."""
     try:
         if timings:
             cache.write_timings(components, timings)
     except EngineError as problem:
-        return (f"what the builder measured is not kept: {problem}",)
+        return (f"the timing cache was not saved: {problem}",)
     return ()
 
 
 def kernels_of(bundle: Bundle, sm: int, report: log.Progress = lambda *_: None) -> bytes:
-    """The bundle's kernels for this GPU, or compiled here, in one piece."""
-    # by name: what compiles is no part of the runtime
+    """Return the bundle's kernels for this GPU, or kernels compiled here, packed as one blob."""
+    # imported by name: the compiler is not part of the runtime
     fallback: Any = importlib.import_module("edge.plugins.compiler.fallback")
     plan = open_plan(bundle)
     source = fallback.kernels_for(bundle, plan, sm, partial(report, "compiling kernels"))

@@ -1,8 +1,9 @@
-"""Engines kept between runs: named by what they are for, refused where anything else differs.
+"""Cache of built engines.
 
-An engine belongs to one bundle, TensorRT, GPU, driver and plugin library. Its file is named by
-bundle, GPU, sizes and flags, so that building again, after an update say, replaces it; all else is
-in its header and compared before it is used (`edge.runtime.tensorrt.sealed` has the bytes).
+An engine is valid for one bundle, TensorRT, GPU, driver and plugin library. Bundle, GPU, sizes and
+flags determine its file name, so a rebuild, for instance after an update, replaces the file. All
+other dependencies are in the header and compared before use. `edge.runtime.tensorrt.sealed` defines
+the file format.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from edge.runtime.tensorrt import sealed
 from edge.runtime.tensorrt.profiles import EngineSizes
 from edge.runtime.tensorrt.sealed import Damaged, Sealed
 
-# What an engine depends on, and what each is called in a message. `EngineSizes` come on top.
+# What an engine depends on besides `EngineSizes`, and the name of each in messages.
 COMPONENTS: Mapping[str, str] = {
     "bundle": "the bundle's fingerprint",
     "graph": "the graph",
@@ -37,7 +38,7 @@ COMPONENTS: Mapping[str, str] = {
     "flags": "the flags of the build",
     "edge": "mamba-edge's version",
 }
-# what the name says
+# components that determine the file name
 _NAMED = ("bundle", "kind", "sm", "gpu", "flags")
 _WHAT = "engine"
 _TIMINGS = "timings"
@@ -46,7 +47,7 @@ Components = Mapping[str, str]
 
 
 class EngineEntry(NamedTuple):
-    """An engine file by its header, of which nothing is checked yet."""
+    """An engine file, described by its unverified header."""
 
     path: Path
     components: Components
@@ -54,14 +55,14 @@ class EngineEntry(NamedTuple):
 
 
 def key(components: Components, sizes: EngineSizes) -> str:
-    """SHA-256 over everything that can change an engine."""
+    """Return the SHA-256 of everything that an engine depends on."""
     facts = {name: components.get(name, "") for name in COMPONENTS}
     text = json.dumps([facts, sizes.model_dump()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def name(components: Components, sizes: EngineSizes) -> str:
-    """The file for an engine: the same for what takes its place."""
+    """Return the file name of an engine; an engine that replaces it has the same name."""
     facts = [components.get(each, "") for each in _NAMED]
     text = json.dumps([facts, sizes.model_dump()], sort_keys=True)
     return f"{_stem(components['bundle'])}{hashlib.sha256(text.encode()).hexdigest()[:24]}.engine"
@@ -72,7 +73,7 @@ def _stem(bundle: str) -> str:
 
 
 def command(bundle: str | Path, sizes: EngineSizes | None = None, *flags: str) -> str:
-    """What builds the engine of a bundle for these sizes."""
+    """Return the command that builds the engine of a bundle for these sizes."""
     words = ["edge", "build", str(bundle)]
     if sizes is not None:
         words += ["--window", str(sizes.window), "--batch", str(sizes.batch)]
@@ -84,9 +85,9 @@ def command(bundle: str | Path, sizes: EngineSizes | None = None, *flags: str) -
 def store(
     components: Components, sizes: EngineSizes, engine: bytes | memoryview, facts: Mapping[str, Any]
 ) -> Path:
-    """Keep an engine, whole or not at all; `facts` are for whoever reads the header.
+    """Store an engine atomically; `facts` are information for readers of the header.
 
-    Raises EngineError: the folder cannot be written, or is another's.
+    Raises EngineError if the folder cannot be written or belongs to another user.
     """
     header = {
         "what": _WHAT,
@@ -99,7 +100,7 @@ def store(
 
 
 def there(components: Components, sizes: EngineSizes) -> Path | None:
-    """The file of exactly this engine, whole and of this user; None where it has to be built."""
+    """Return the file of exactly this engine, verified; None if it must be built."""
     path = sealed.folder() / name(components, sizes)
     try:
         with sealed.read(path) as found:
@@ -110,12 +111,13 @@ def there(components: Components, sizes: EngineSizes) -> Path | None:
 
 
 def find(bundle: str | Path, here: Components, otherwise: EngineSizes, *flags: str) -> Sealed:
-    """The engine of a bundle that was built last for this machine, checked. The caller closes it.
+    """Open and verify the engine of a bundle that was built last for this machine.
 
-    `here` are the components known here, `bundle` among them; others are not compared.
+    The caller closes it. `here` holds the components known on this machine, `bundle` among them;
+    others are not compared.
 
-    Raises EngineError with the command that builds one, of the sizes `otherwise` where there is
-    none: there is none, it was made with or for something else, it is altered.
+    Raises EngineError if there is no engine, if its components differ or if it was altered, with
+    the build command: for the sizes of the matching engine, else for `otherwise`.
     """
     remedy = command(bundle, otherwise, *flags)
     found = entries(here["bundle"])
@@ -135,7 +137,7 @@ def find(bundle: str | Path, here: Components, otherwise: EngineSizes, *flags: s
         message = problem.message if isinstance(problem, Damaged) else "was just removed"
         file = problem.file if isinstance(problem, Damaged) else last.path
         raise EngineError(message, file=file, remedy=f"build it again: {remedy}") from None
-    # between the look and the reading it may have been replaced
+    # the file may have been replaced between peek and read
     if difference := _differences(opened.header["components"], here):
         opened.close()
         raise _foreign([last], here, remedy, difference)
@@ -143,7 +145,7 @@ def find(bundle: str | Path, here: Components, otherwise: EngineSizes, *flags: s
 
 
 def newest(among: Sequence[EngineEntry]) -> EngineEntry | None:
-    """The one that was written last."""
+    """Return the entry that was written last."""
 
     def written(entry: EngineEntry) -> float:
         try:
@@ -155,7 +157,7 @@ def newest(among: Sequence[EngineEntry]) -> EngineEntry | None:
 
 
 def entries(bundle: str | None = None) -> list[EngineEntry]:
-    """Every engine file that can be read, of one bundle's fingerprint or all."""
+    """Return the engine files of the bundle with this fingerprint, or of all bundles."""
     found = []
     pattern = "*.engine" if bundle is None else f"{_stem(bundle)}*.engine"
     for path in sorted(sealed.folder().glob(pattern)):
@@ -165,7 +167,7 @@ def entries(bundle: str | None = None) -> list[EngineEntry]:
 
 
 def _entry(path: Path) -> EngineEntry:
-    """An engine's header. A damaged one has no components, and so is nobody's."""
+    """Return an engine's entry. A damaged file has no components, so it matches no machine."""
     try:
         header = sealed.peek(path)
         components, sizes = (
@@ -186,7 +188,7 @@ def _differences(components: Components, here: Components) -> list[str]:
 def _foreign(
     entries: list[EngineEntry], here: Components, remedy: str, found: list[str] | None = None
 ) -> EngineError:
-    """Which component keeps the nearest engine from being used."""
+    """Return the error that names the components in which the closest engine differs."""
     entry = min(entries, key=lambda each: len(_differences(each.components, here)))
     if not entry.components:
         return EngineError(
@@ -208,12 +210,12 @@ def _foreign(
 
 
 def _short(value: object) -> str:
-    """Hashes by their beginning."""
+    """Abbreviate hashes."""
     text = str(value) if value else "none"
     return f"{text[:12]}…" if len(text) == 64 else text
 
 
-# -- what the builder measured ---------------------------------------------------------------------
+# -- timing cache ----------------------------------------------------------------------------------
 
 
 def _timings(components: Components) -> str:
@@ -222,7 +224,7 @@ def _timings(components: Components) -> str:
 
 
 def read_timings(components: Components) -> bytes:
-    """TensorRT's timing cache of this machine; empty where there is none that can be trusted."""
+    """Return TensorRT's timing cache of this machine; empty if there is none that is trusted."""
     try:
         with sealed.read(sealed.folder() / _timings(components)) as found:
             return bytes(found.body) if found.header.get("what") == _TIMINGS else b""
@@ -231,5 +233,5 @@ def read_timings(components: Components) -> bytes:
 
 
 def write_timings(components: Components, data: bytes | memoryview) -> None:
-    """Keep it for the next build. Raises EngineError as `store` does."""
+    """Store the timing cache for the next build. Raises EngineError as `store` does."""
     sealed.write(_timings(components), {"what": _TIMINGS}, data)

@@ -1,4 +1,4 @@
-"""Builds an engine in bytes of a graph in bytes: parses it, sets sizes and limits, builds."""
+"""Compiles a serialized graph to a serialized engine: parses it, sets sizes and limits, builds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.messages import logger
 from edge.runtime.tensorrt.profiles import EngineSizes, Profile
 
-# What TensorRT may take for the values of one run, MiB. Plugins say what they need; of a chunk of
-# 256 tokens of a model of 2.8 billion parameters that is 60 MB.
+# MiB that TensorRT may use for the values of one run. Plugins declare their needs: 60 MB for a
+# chunk of 256 tokens of a model with 2.8 billion parameters.
 WORKSPACE = 256
 
 
@@ -38,13 +38,15 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be built.
+    """Options of a build.
 
     Attributes:
-        workspace: MiB.
-        aliased: TensorRT is told of outputs that are written in place (a preview feature).
-        architectures: GPUs to build for ahead of time, 86 for sm_86; none is the GPU here.
-        force: also where the engine is there already.
+        sizes: maximum sizes of the engine.
+        workspace: limit of workspace memory, MiB.
+        aliased: whether to declare outputs written in place to TensorRT (a preview feature).
+        architectures: architectures to build for ahead of time, 86 for sm_86; empty for the GPU in
+            this machine.
+        force: whether to rebuild an engine that is in the cache.
     """
 
     sizes: EngineSizes
@@ -55,12 +57,12 @@ class Order:
 
     @property
     def flags(self) -> str:
-        """As a component of an engine."""
+        """The options as the component `flags` of an engine."""
         return f"{'aliased,' if self.aliased else ''}workspace={self.workspace}"
 
 
 class GraphSource(NamedTuple):
-    """A graph as the parser is to see it, its open weights.bin, and its name in messages."""
+    """A graph in the parser's form, the descriptor of its weights.bin, and its name in messages."""
 
     model: bytes
     weights: int | None
@@ -68,14 +70,14 @@ class GraphSource(NamedTuple):
 
 
 class EnginePort(NamedTuple):
-    """An input or output of a network: its type, and numbers or symbols; -1 is not known."""
+    """Type and dimensions of a network's input or output: numbers or symbols, -1 if unknown."""
 
     dtype: str
     dims: tuple[int | str, ...]
 
 
 class CompiledEngine(NamedTuple):
-    """An engine, what the builder measured (empty where it did not), and the network's ends."""
+    """A serialized engine, the timing cache (may be empty), and the network's ports."""
 
     engine: memoryview
     timings: bytes
@@ -94,10 +96,10 @@ def compile_graph(
     report: log.Progress = lambda *_: None,
     stop: threading.Event | None = None,
 ) -> CompiledEngine:
-    """Build an engine on the thread that calls. `more_said`: what the plugin library says of it.
+    """Build an engine on the calling thread. `more_said` returns the plugin library's last error.
 
-    Raises BundleError: not a graph; EngineError: a node that is not understood, sizes or a graph
-    that TensorRT refuses; KeyboardInterrupt after `stop`.
+    Raises BundleError if the source is not a graph, EngineError if TensorRT cannot parse a node or
+    refuses the sizes or the graph, KeyboardInterrupt once `stop` is set.
     """
     stop = threading.Event() if stop is None else stop
     log = logger(trt.module)
@@ -122,25 +124,25 @@ def compile_graph(
             raise EngineError(
                 f"{trt.title} did not build the engine: {said}",
                 file=source.file,
-                remedy="where memory ran out: lower --chunk, --batch, --capacity or --workspace, "
+                remedy="if memory ran out: lower --chunk, --batch, --capacity or --workspace, "
                 "or stop other programs",
             )
         kept = b"" if measured is None else bytes(measured.serialize())
-    # TensorRT's own memory: an engine has the size of the weights
+    # a view of TensorRT's memory, not a copy: an engine is as large as the weights
     return CompiledEngine(memoryview(engine), kept, inputs, outputs)
 
 
 def _configure(trt: TensorRT, config: Any, order: Order) -> None:
     pools = trt.module.MemoryPoolType
     config.set_memory_pool_limit(pools.WORKSPACE, order.workspace << 20)
-    # the ops' sums are stated in fp32; by default TensorRT takes tf32, with 10 bits, for products
+    # the ops define fp32 sums; by default TensorRT multiplies in tf32, with 10 bits of mantissa
     config.clear_flag(trt.module.BuilderFlag.TF32)
     if order.architectures:
         config.num_compute_capabilities = len(order.architectures)
         for index, sm in enumerate(order.architectures):
             config.set_compute_capability(_capability(trt.module, sm), index)
     else:
-        # what tactics are tried with; on a Jetson it is the CPU's memory too
+        # memory for timing tactics; on a Jetson it is shared with the CPU
         free = memory.available_bytes()
         if free is not None:
             config.set_memory_pool_limit(pools.TACTIC_DRAM, free // 2)
@@ -149,13 +151,13 @@ def _configure(trt: TensorRT, config: Any, order: Order) -> None:
 
 
 def _use_timings(trt: TensorRT, config: Any, order: Order, timings: bytes) -> Any:
-    """Give the builder what it measured before: the cache, which must outlive the build, or None.
+    """Set the timing cache of earlier builds and return it, or None; it must outlive the build.
 
-    TensorRT for RTX tries nothing out when it builds, and asking for its cache needs a GPU.
+    TensorRT for RTX times nothing when it builds, and creating its cache needs a GPU.
     """
     if trt.kind == "rtx" or order.architectures:
         return None
-    for data in (timings, b""):  # what it refuses, another GPU's say, it does without
+    for data in (timings, b""):  # start empty if TensorRT refuses it, such as another GPU's
         made = config.create_timing_cache(data)
         if made is not None and config.set_timing_cache(made, False):
             return made
@@ -175,34 +177,37 @@ def _capability(module: Any, sm: int) -> Any:
 
 
 class ParsedNetwork:
-    """A parsed network with all that must outlive it. Strongly typed: no precision is chosen."""
+    """A parsed network with the objects that must outlive it.
+
+    It is strongly typed, so TensorRT does not choose precisions.
+    """
 
     def __init__(self, trt: TensorRT, log: Any) -> None:
         self._trt = trt
         self._log = log
         self.builder = trt.module.Builder(log)
         flags = 0
-        # since 11 there is nothing else
+        # from TensorRT 11 on, all networks are strongly typed
         if trt.version < (11,):
             flags = 1 << int(trt.module.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         self.definition = self.builder.create_network(flags)
-        # it owns the weights that it reads
+        # the parser owns the weights that it reads
         self._parser = trt.module.OnnxParser(self.definition, log)
 
     def parse(self, model: bytes, folder: Path, file: str) -> None:
-        """Parse a graph whose weights lie in `folder`; `file` is for messages.
+        """Parse a graph whose weights are in `folder`; `file` is for messages.
 
-        Raises EngineError naming node and op.
+        Raises EngineError with the node and op that failed.
         """
         if self._parser.parse(model, str(folder / "model.onnx")):
             return
         errors = [self._parser.get_error(i) for i in range(self._parser.num_errors)]
         if not errors:
-            raise EngineError(f"is not understood: {_said(self._log)}", file=file)
+            raise EngineError(f"cannot be parsed: {_said(self._log)}", file=file)
         raise _parser_error(self._trt, errors[0], file)
 
     def ports(self) -> tuple[dict[str, EnginePort], dict[str, EnginePort]]:
-        """Inputs and outputs as TensorRT sees them. Symbols of the graph's inputs stay names."""
+        """Return TensorRT's inputs and outputs. Symbolic dimensions of inputs keep their names."""
         net = self.definition
         return (
             _ports([net.get_input(i) for i in range(net.num_inputs)]),
@@ -210,8 +215,10 @@ class ParsedNetwork:
         )
 
     def config(self, inputs: Mapping[str, EnginePort], profiles: Sequence[Profile]) -> Any:
-        """A builder's configuration with the profiles. Raises EngineError: sizes that TensorRT
-        refuses, dimensions that are no symbols of `profiles`.
+        """Return a builder configuration with the profiles.
+
+        Raises EngineError if TensorRT refuses the sizes or an input has a dimension that is not a
+        symbol of `profiles`.
         """
         symbols = {symbol for profile in profiles for symbol in profile.symbols}
         free = {name: [d for d in port.dims if isinstance(d, str) or d < 0]
@@ -268,7 +275,7 @@ def _parser_error(trt: TensorRT, error: Any, file: str) -> EngineError:
 
 @contextmanager
 def weights_beside(weights: int | None) -> Iterator[Path]:
-    """A folder in which a parser finds weights.bin: the very file behind the checked descriptor."""
+    """Yield a temporary folder whose weights.bin links to the file of the checked descriptor."""
     with tempfile.TemporaryDirectory(prefix="mamba-edge-") as name:
         folder = Path(name)
         if weights is not None:

@@ -1,8 +1,8 @@
 """Execution contexts of a TensorRT engine, on the stream and in the memory of a device.
 
-What is recorded has a context of its own: changing the one that a graph was recorded from leaves
-the graph undefined (TensorRT Developer Guide, "CUDA Graphs"). All other runs share one a profile.
-Contexts are without memory; what a run needs lies in one block for all, as runs follow one another.
+A recorded run has a context of its own: changing the context of a recorded graph makes the graph's
+behaviour undefined (TensorRT Developer Guide, "CUDA Graphs"). All other runs share one context per
+profile. All contexts use one block of scratch memory, because runs are serialized.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class GraphRun(NamedTuple):
 
     Attributes:
         symbols: sizes, such as {"T": 4, "A": 1}.
-        shapes: of every input but weights, which have one shape.
-        addresses: of every input and output, on the device; others may be among them.
+        shapes: shape of every input except weights, whose shapes are fixed.
+        addresses: device address of every input and output; may contain other names.
     """
 
     symbols: Mapping[str, int]
@@ -39,13 +39,14 @@ class GraphRun(NamedTuple):
 
 
 class EngineContexts:
-    """What runs the graph.
+    """A loaded TensorRT engine and its execution contexts.
 
     Attributes:
-        in_place: outputs `{name}.out` may be the memory of the input `name`. trees: the graph can
-            run them. Plugins can do both; TensorRT for RTX has none.
-        weights_bytes, scratch_bytes: device memory taken.
-        inputs, outputs: of the graph, by name.
+        in_place: whether an output `{name}.out` may use the memory of the input `name`; requires
+            plugins, which TensorRT for RTX does not have.
+        trees: whether the graph can run draft trees; requires plugins too.
+        weights_bytes, scratch_bytes: device memory in bytes.
+        inputs, outputs: names of the graph's inputs and outputs.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class EngineContexts:
         profiles: Sequence[Profile],
         last_error: Callable[[], str] = str,
     ) -> None:
-        """`last_error`: what went wrong in a plugin.
+        """Load the engine. `last_error` returns the last error of a plugin.
 
-        Raises EngineError: TensorRT refuses the engine, or there is no memory for it.
+        Raises EngineError if TensorRT refuses the engine or memory is short.
         """
         self.in_place = self.trees = trt.kind == "tensorrt"
         self.weights_bytes = len(serialized)
@@ -68,7 +69,7 @@ class EngineContexts:
         self._last_error = last_error
         self._log = logger(trt.module)
         self._recorder = recorder(trt.module, self._log)
-        # runtime and engine: dropped in this order's reverse, when nothing runs
+        # runtime and engine, to be dropped in reverse order once nothing runs
         self._native: list[Any] = []
         self._load(serialized)
         self.inputs, self.outputs = self._named()
@@ -95,7 +96,7 @@ class EngineContexts:
         return self._native[-1]
 
     def _named(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Raises EngineError for a tensor that TensorRT wants on the host."""
+        """Return the names of inputs and outputs. Raises EngineError for one in host memory."""
         engine, found = self._engine, ([], [])  # type: tuple[Any, tuple[list[str], list[str]]]
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
@@ -110,9 +111,10 @@ class EngineContexts:
         return tuple(found[0]), tuple(found[1])
 
     def bound(self, run: GraphRun, *, own: bool) -> BoundRun:
-        """`own`: it will be recorded, so nothing else may change what it was enqueued with.
+        """Return the run bound to a context: with `own` to a new one, for a run that will be
+        recorded, else to the profile's shared one.
 
-        Raises EngineError: no profile takes these sizes.
+        Raises EngineError if no profile allows these sizes.
         """
         index = choose(self._profiles, run.symbols)
         if index is None:
@@ -129,10 +131,10 @@ class EngineContexts:
         self._device.keep(made, made.held)
         return made
 
-    # -- for the contexts ------------------------------------------------------------------------
+    # -- used by contexts ------------------------------------------------------------------------
 
     def create(self, profile: int) -> Any:
-        """An execution context of a profile, using the shared memory. Raises EngineError."""
+        """Create an execution context of a profile on the shared memory. Raises EngineError."""
         strategy = self._module.ExecutionContextAllocationStrategy.USER_MANAGED
         made: list[Any] = []
 
@@ -155,7 +157,7 @@ class EngineContexts:
         return self._device
 
     def failed(self, doing: str, *, remedy: str | None = None) -> EngineError:
-        """The error for something that TensorRT refused, with what it said."""
+        """Return the error for a call that TensorRT refused, with its messages."""
         return EngineError(f"{doing} failed: {self._said()}", remedy=remedy)
 
     def _said(self, problem: object = "TensorRT does not say why") -> str:
@@ -164,7 +166,7 @@ class EngineContexts:
 
     @contextmanager
     def telling(self, doing: str) -> Iterator[None]:
-        """What the bindings raise inside becomes an EngineError; old messages are forgotten."""
+        """Turn exceptions of the bindings into EngineError; earlier messages are dropped."""
         self._log.take()
         try:
             yield
@@ -175,14 +177,14 @@ class EngineContexts:
 
 
 class EngineContext:
-    """One execution context, and what it was told last.
+    """One execution context, with the shapes and addresses set last.
 
     Attributes:
-        held: the only reference to it.
+        held: list with the only reference to the native context.
     """
 
     def __init__(self, native: Any) -> None:
-        # not to what made it: a cycle would keep the engine until the next garbage collection
+        # no reference to EngineContexts: a cycle would keep the engine until the next collection
         self.held = [native]
         self._shapes: dict[str, Shape] = {}
         self._addresses: dict[str, int] = {}
@@ -192,17 +194,17 @@ class EngineContext:
         return self.held[0]
 
     def tell(self, contexts: EngineContexts, run: GraphRun) -> None:
-        """Shapes and addresses, where they differ. Raises EngineError for what it refuses."""
+        """Set shapes and addresses that changed. Raises EngineError if TensorRT refuses them."""
         for name, shape in run.shapes.items():
             if name in contexts.inputs and self._shapes.get(name) != shape:
                 if not self.native.set_input_shape(name, shape):
-                    raise contexts.failed(f"giving {name} the shape {shape}")
+                    raise contexts.failed(f"setting {name} to the shape {shape}")
                 self._shapes[name] = shape
         for name in (*contexts.inputs, *contexts.outputs):
             address = run.addresses[name]
             if self._addresses.get(name) != address:
                 if not self.native.set_tensor_address(name, address):
-                    raise contexts.failed(f"telling where {name} lies")
+                    raise contexts.failed(f"setting the address of {name}")
                 self._addresses[name] = address
 
 
@@ -216,8 +218,8 @@ class BoundRun:
 
     @property
     def recordable(self) -> bool:
-        """Whether `enqueue` may be recorded, asked after it was called once: TensorRT for RTX may
-        have to compile, and says so.
+        """Whether `enqueue` may be recorded; read after the first call, as TensorRT for RTX may
+        still have to compile kernels then.
         """
         capturable = getattr(self._context.native, "is_stream_capturable", None)
         if capturable is None:
@@ -227,11 +229,11 @@ class BoundRun:
         return answers[0]
 
     def bind(self, addresses: Mapping[str, int]) -> None:
-        """Bind tensors to these addresses from now on."""
+        """Rebind the tensors to these addresses."""
         self._run = self._run._replace(addresses=addresses)
 
     def enqueue(self) -> None:
-        """Raises EngineError with what TensorRT said."""
+        """Enqueue the run. Raises EngineError with TensorRT's messages."""
         context, contexts = self._context, self._contexts
 
         def issue(stream: int) -> None:

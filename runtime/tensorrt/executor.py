@@ -1,8 +1,8 @@
-"""An executor of the device graph: whole runs by one call of what was built from it.
+"""Executor of the device graph: one call of the built engine does a whole run.
 
-TensorRT does that (`contexts`); in tests ONNX Runtime stands in its place. A state that only has to
-catch up with its log (`settle`, no token) is still launched from the plan: there is no profile of
-no tokens.
+TensorRT runs the graph (`contexts`); tests use ONNX Runtime in its place. A run without tokens that
+only applies a state's log (`settle`) is still launched from the plan, because no profile allows
+zero tokens.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from edge.runtime.tensorrt.tensors import buffers, lasting, shapes, symbols
 
 
 class GraphExecutor:
-    """See `edge.runtime.cuda.executor.Executor`.
+    """Runs the device graph; see `edge.runtime.cuda.executor.Executor`.
 
     Attributes:
-        launches: does what the graph does not.
-        sizes: what the graph was built for.
+        launches: executor of the runs that the graph cannot do.
+        sizes: maximum sizes that the engine was built for.
+        contexts: execution contexts of the engine.
+        constants: addresses of the weights in device memory, by name.
     """
 
     def __init__(
@@ -40,12 +42,12 @@ class GraphExecutor:
         sizes: EngineSizes,
         rebuild: Callable[[EngineSizes], str],
     ) -> None:
-        """`rebuild`: the command that builds it for other sizes."""
+        """`rebuild` returns the command that builds the engine for other sizes."""
         self.launches = launches
         self.sizes = sizes
         self.contexts = contexts
         self._rebuild = rebuild
-        # what the engine does not have of them are inputs of it
+        # weights that are not in the engine are its inputs
         self.constants = launches.weights.addresses()
         programs = launches.plan.programs
         self._applies = [program.kind == "settle" for program in programs]
@@ -62,7 +64,7 @@ class GraphExecutor:
 
     @property
     def weights_bytes(self) -> int:
-        """The graph's own, and what applying reads."""
+        """Bytes of the engine's weights and of those in device memory."""
         return self.contexts.weights_bytes + self.launches.weights_bytes
 
     @property
@@ -74,15 +76,15 @@ class GraphExecutor:
         return self.contexts.scratch_bytes
 
     def inputs(self, program: int) -> Mapping[str, Buffer]:
-        """All of the graph's, whichever the run."""
+        """Return the inputs of a program; for the graph, all of them."""
         return self._inputs[program]
 
     def state_slots(self, window: int) -> int:
-        """What the graph's inputs have."""
+        """Return 2, the number of slots of the graph's inputs."""
         return 2
 
     def values(self, runs: StateRuns, spacious: RunKey) -> Arena:
-        """What comes out of the graph, and is not in place."""
+        """Place the graph's outputs that are not written in place."""
         if self._applies[spacious.program]:
             return self.launches.values(runs, spacious)
         nbytes = {
@@ -95,7 +97,7 @@ class GraphExecutor:
         return Arena(*packed(nbytes, ALIGNMENT))
 
     def check(self, runs: StateRuns) -> None:
-        """Raises EngineError with the command that builds for such states."""
+        """Raise EngineError if the engine is too small for such states, with the build command."""
         wanted = EngineSizes(
             window=runs.window,
             batch=runs.batch,
@@ -110,7 +112,7 @@ class GraphExecutor:
             if value > built[name]:
                 faults.add(name, f"is {value}, the engine was built for at most {built[name]}")
         larger = self._rebuild(EngineSizes(**enough))
-        faults.refuse(EngineError, remedy=f"build it for more: {larger}")
+        faults.refuse(EngineError, remedy=f"build it for larger sizes: {larger}")
 
     def issuer(self, runs: StateRuns, state: DeviceState) -> GraphIssuer:
         copies = None if self.contexts.in_place else Copies(state, self.launches.device)
@@ -141,7 +143,7 @@ class GraphIssuer:
     def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> PreparedWork:
         if self._runs.plan.programs[key.program].kind == "settle":
             return self._launches.prepare(key, places, recorded=recorded)
-        # what a run finds as likeliest is computed in every run, so one of its size serves both
+        # every run computes the picked ids too, so a run of the same size serves both
         whole = key._replace(picked=False)
         addresses = self._addresses(places)
         bound = self._own.get(whole)
@@ -187,7 +189,10 @@ class GraphWork:
 
 
 class Copies:
-    """What one state needs of it; only the memory is kept."""
+    """Copies outputs back into a state when the graph does not write in place.
+
+    Keeps references to the state's memory only, not to the state.
+    """
 
     def __init__(self, state: DeviceState, device: Device) -> None:
         self._device = device
@@ -201,13 +206,13 @@ class Copies:
         }
 
     def issue(self, step: ReplayStep, places: Places) -> None:
-        """The stored slot, the log rows and the KV rows of the run `step`."""
+        """Issue copies of the stored slot, the log rows and the KV rows of the run `step`."""
         for memory, name, start, at, nbytes in self._changed(step):
             come_from = places.values[name + OUT] - places.arena.address
             self._device.copy(memory, start + at, places.arena, come_from + at, nbytes)
 
     def _changed(self, step: ReplayStep) -> Iterator[tuple[Memory, str, int, int, int]]:
-        """(memory, tensor, where it starts there, first byte of it, bytes)."""
+        """Yield (memory, tensor, tensor's offset there, first changed byte in it, byte count)."""
         if self._memory is not None:
             for name in self._recurrent if step.store != KEEP else ():
                 place = self._where[name]
@@ -227,7 +232,7 @@ class Copies:
 
 
 def spans(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring slots as (first, how many); those below 0 are none."""
+    """Yield runs of consecutive slots as (first, count), skipping negative ones."""
     start = 0
     for index in range(1, len(slots) + 1):
         if index == len(slots) or slots[index] != slots[index - 1] + 1:

@@ -1,8 +1,7 @@
-"""The device graph as a file: checked for what TensorRT's parser takes for granted, and brought
-into the form that it reads.
+"""Checks of the device graph that TensorRT's parser omits, and conversion to the form it reads.
 
-By hand on `edge.protobuf`, since the board needs the onnx package for nothing else: TensorRT reads
-the graph itself, and the launch plan says what its tensors are.
+Works on raw `edge.protobuf` fields, since the board needs the onnx package for nothing else:
+TensorRT reads the graph itself, and the launch plan describes its tensors.
 """
 
 from __future__ import annotations
@@ -23,29 +22,31 @@ from edge.runtime.tensorrt.bindings import TensorRT
 _GRAPH, _OPSETS, _FUNCTIONS = 7, 8, 25
 _NODE, _INITIALIZER, _INPUT, _OUTPUT = 1, 5, 11, 12
 _NODE_INPUT, _NODE_OUTPUT, _OP_TYPE, _DOMAIN = 1, 2, 4, 7
-# of ValueInfoProto a type, of that a tensor's, of that a shape
+# path from ValueInfoProto to a shape: type, tensor_type, shape
 _TENSOR_SHAPE = (2, 1, 2)
-# of TensorProto; its types, as launch plans call them
+# fields of TensorProto; its data types under the names of launch plans
 _DIMS, _DATA_TYPE, _NAME, _EXTERNAL = 1, 2, 8, 13
 _DTYPES = {1: "f32", 3: "i8", 6: "i32", 10: "f16"}
 
-# A smaller weight is less than what TensorRT holds for an input.
+# A smaller weight takes less memory than TensorRT's bookkeeping for an input.
 LARGE = 64 << 10
 
 
 def form_for(
     trt: TensorRT, model: bytes, file: str, weights: Mapping[str, Weight] | None = None
 ) -> bytes:
-    """The device graph as this TensorRT's parser has to see it; `file` is for messages.
+    """Convert the device graph to the form that this TensorRT's parser reads.
 
-    Of plugins, the large ones of the plan's `weights` become inputs (`bound`).
+    With plugins, large `weights` of the plan become inputs (`bound`). TensorRT for RTX gets a graph
+    inlined to standard ops. `file` is the name in messages.
 
-    Raises BundleError: it is none; EngineError: it has to be inlined, and onnx is not installed.
+    Raises BundleError if the graph is invalid, EngineError if inlining needs the missing package
+    onnx.
     """
     check(model, file)
     if trt.kind == "tensorrt":
         return of_plugins(model, weights or {})
-    # by name: inlining needs onnx, which no Jetson has
+    # imported by name: inlining needs onnx, which a Jetson does not have
     try:
         graph: Any = importlib.import_module("edge.plugins.tensorrt.graph")
         onnx: Any = importlib.import_module("onnx")
@@ -58,15 +59,17 @@ def form_for(
     try:
         inlined = graph.inlined(onnx.ModelProto.FromString(model))
         data: bytes = inlined.SerializeToString(deterministic=True)
-    except Exception as problem:  # of protobuf or of onnx, which has no type of its own for it
+    except Exception as problem:  # protobuf and onnx raise no common type
         said = str(problem).strip() or type(problem).__name__
         raise BundleError(f"cannot be put into standard ops: {said}", file=file) from problem
     return data
 
 
 def check(model: bytes, file: str) -> None:
-    """Refuse what a parser would crash on. Raises BundleError: not a model, or it lacks an opset,
-    nodes with op and output, or tensors with a shape at its ends.
+    """Reject models that would crash the parser.
+
+    Raises BundleError if the file is not a model, has no opset or nodes, or has a node without op
+    or output, or an input or output without a shape.
     """
     try:
         (graph,) = _parts(model, _GRAPH)
@@ -87,18 +90,18 @@ def _parts(data: bytes, number: int) -> list[bytes]:
 
 
 def of_plugins(model: bytes, weights: Mapping[str, Weight]) -> bytes:
-    """The model with its device ops under the plugins' names, without their functions, and with
-    the large ones of the plan's `weights` as inputs.
+    """Rename device ops to the plugins' names, drop their functions, and turn large `weights` of
+    the plan into inputs.
 
-    TensorRT's parser looks a node up by its op's name alone, first among ONNX's own ops; before
-    TensorRT 10.7 it took functions before plugins.
+    TensorRT's parser looks up a node by its op's name only, first among ONNX's own ops; before
+    TensorRT 10.7 it preferred functions to plugins.
     """
     kept = [field for field in fields(with_inputs(model, weights)) if field[0] != _FUNCTIONS]
     return _rewritten(kept, _GRAPH, lambda graph: _rewritten(fields(graph), _NODE, _named))
 
 
 def with_inputs(model: bytes, weights: Mapping[str, Weight], least: int = LARGE) -> bytes:
-    """The model with its `bound` constants as inputs instead."""
+    """Return the model with its `bound` constants turned into inputs."""
     names = bound(model, weights, least)
 
     def without_data(graph: bytes) -> bytes:
@@ -113,10 +116,10 @@ def with_inputs(model: bytes, weights: Mapping[str, Weight], least: int = LARGE)
 
 
 def bound(model: bytes, weights: Mapping[str, Weight], least: int = LARGE) -> frozenset[str]:
-    """Names of the graph's constants that need not be in an engine: weights of the plan of `least`
-    bytes or more, on a multiple of 256 bytes, that only plugins read.
+    """Return the names of the constants that need not be in an engine: weights of the plan with at
+    least `least` bytes, aligned to 256 bytes, that only plugins read.
 
-    An engine that has them would hold each of them three times while it is built.
+    An engine that contained them would hold each three times while it is built.
     """
     (graph,) = _parts(model, _GRAPH)
     read_elsewhere = {
@@ -137,7 +140,7 @@ def bound(model: bytes, weights: Mapping[str, Weight], least: int = LARGE) -> fr
 
 
 def constant_bytes(model: bytes, weights: Mapping[str, Weight]) -> int:
-    """Bytes of the plan's weights that are in an engine of plugins."""
+    """Return the bytes of the plan's weights that an engine with plugins contains."""
     inputs = bound(model, weights)
     return sum(_nbytes(each) for name, each in weights.items() if name not in inputs)
 
@@ -147,7 +150,7 @@ def _nbytes(weight: Weight) -> int:
 
 
 def _is(tensor: bytes, weight: Weight) -> bool:
-    """Whether the constant is the plan's weight: of its type and size, at its place in the file."""
+    """Return whether the constant is the plan's weight: same type, size and place in the file."""
     place = {_text(entry, 1): _text(entry, 2) for entry in _parts(tensor, _EXTERNAL)}
     return (
         place.get("offset", "0") == str(weight.offset)
@@ -158,7 +161,7 @@ def _is(tensor: bytes, weight: Weight) -> bool:
 
 
 def _as_input(tensor: bytes) -> bytes:
-    """The constant's ValueInfoProto."""
+    """Return the constant as a ValueInfoProto."""
     dims = b"".join(put(1, BYTES, put(1, VARINT, size)) for size in _dims(tensor))
     kind = put(1, VARINT, _number(tensor, _DATA_TYPE)) + put(2, BYTES, dims)
     return put(1, BYTES, _text(tensor, _NAME).encode()) + put(2, BYTES, put(1, BYTES, kind))
@@ -187,7 +190,7 @@ def _named(node: bytes) -> bytes:
 def _rewritten(
     every: Iterable[tuple[int, int, int | bytes]], number: int, change: Callable[[bytes], bytes]
 ) -> bytes:
-    """The fields as bytes, those of this number changed."""
+    """Serialize the fields, with `change` applied to those of this number."""
     return b"".join(
         put(found, wire, change(message(value)) if found == number else value)
         for found, wire, value in every

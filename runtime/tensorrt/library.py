@@ -1,4 +1,4 @@
-"""The plugin library (`plugins/tensorrt/src`): found, checked, and loaded into TensorRT."""
+"""The plugin library (`plugins/tensorrt/src`): finds it, checks it, loads it into TensorRT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.runtime.tensorrt.bindings import TensorRT, dotted
 
 VARIABLE = "EDGE_TENSORRT_PLUGINS"
 FILE = "libedge_tensorrt.so"
-# what the exported functions, a plugin's fields and its serialized form are agreed on by
+# version of the exported functions, the plugins' fields and their serialized form
 ABI = 3
 COMMAND = "make plugins TENSORRT_INCLUDE=FOLDER_OF_NvInfer.h"
 
@@ -26,13 +26,13 @@ class PluginLibrary:
     """A plugin library in this process.
 
     Attributes:
-        path: of the file.
-        digest: SHA-256 of it; another build is another engine.
-        built_for: TensorRT whose headers it was compiled with: "10.3".
+        path: path of the file.
+        digest: SHA-256 of the file; engines depend on it.
+        built_for: TensorRT version of the headers it was compiled with, such as "10.3".
     """
 
     def __init__(self, path: Path, library: ctypes.CDLL, digest: str) -> None:
-        """Raises EngineError: not a plugin library, or of another ABI."""
+        """Raises EngineError if the file is not a plugin library or has another ABI."""
         self.path = path
         self.digest = digest
         try:
@@ -60,7 +60,7 @@ class PluginLibrary:
         self.built_for: str = built_for().decode()
 
     def check(self, trt: TensorRT) -> None:
-        """Raises EngineError when it was made for another major version of TensorRT."""
+        """Raise EngineError if the library was built for another major version of TensorRT."""
         if self.built_for.partition(".")[0] != str(trt.version[0]):
             raise EngineError(
                 f"was built for TensorRT {self.built_for}, but {dotted(trt.version)} is installed",
@@ -70,25 +70,28 @@ class PluginLibrary:
             )
 
     def prepare(self, kernels: bytes, *, aliased: bool) -> None:
-        """Say what the engine that is built next has: its kernels (`edge.plugins.tensorrt.blob`,
-        none forgets them), and whether TensorRT is told of outputs written in place.
+        """Set up the next engine build.
 
-        Raises EngineError: the kernels are damaged, by what the library says.
+        Args:
+            kernels: the engine's kernels from `edge.plugins.tensorrt.blob`; empty clears them.
+            aliased: whether plugins declare outputs that they write in place.
+
+        Raises EngineError with the library's message if the kernels are damaged.
         """
         self._set_aliased(int(aliased))
         if self._set_kernels(kernels, len(kernels)) != 0:
             raise EngineError(f"does not accept these kernels: {self.last_error()}", file=self.path)
 
     def last_error(self) -> str:
-        """What went wrong in a plugin last, "" when nothing did."""
+        """Return the last error of a plugin, or ""."""
         return (self._last_error() or b"").decode("utf-8", "replace")
 
 
 def find() -> Path:
-    """Places of the library: $EDGE_TENSORRT_PLUGINS (a file, or a folder with it), the package, the
-    build folder of a checkout.
+    """Find the library: in $EDGE_TENSORRT_PLUGINS (the file or its folder), in the package, or in
+    the build folder of a checkout.
 
-    Raises EngineError: it is nowhere; the remedy is the command that makes it.
+    Raises EngineError if it is in none of them, with the command that builds it.
     """
     named = os.environ.get(VARIABLE)
     if named:
@@ -117,7 +120,10 @@ def places() -> tuple[Path, ...]:
 
 
 def open_library(path: Path | None = None) -> PluginLibrary:
-    """The library in this process, loaded once. Raises EngineError: missing, cannot be loaded."""
+    """Return the library, loading it once per process.
+
+    Raises EngineError if it is missing or cannot be loaded.
+    """
     path = find() if path is None else path
     if path not in _loaded:
         try:
@@ -134,9 +140,9 @@ def open_library(path: Path | None = None) -> PluginLibrary:
 
 
 def register(trt: TensorRT, library: PluginLibrary) -> None:
-    """Make the plugins known to TensorRT, for building and for loading engines.
+    """Register the plugins with TensorRT, for building and for loading engines.
 
-    Raises EngineError: for another TensorRT, or TensorRT refuses it.
+    Raises EngineError if the library is for another TensorRT version or TensorRT refuses it.
     """
     library.check(trt)
     if library.path in _registered:

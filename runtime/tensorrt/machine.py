@@ -1,4 +1,4 @@
-"""What an engine depends on, as it is here: bundle, TensorRT, plugin library, GPU, driver."""
+"""The facts that an engine depends on: bundle, TensorRT, plugin library, GPU and driver."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _L4T = Path("/etc/nv_tegra_release")
 def components(
     bundle: Bundle, trt: TensorRT, library: PluginLibrary | None, gpu: CoreDevice | None
 ) -> dict[str, str]:
-    """Everything of `cache.COMPONENTS` but `kernels` and `flags`. Raises BundleError: no graph.
+    """Return all of `cache.COMPONENTS` except `kernels` and `flags`.
 
-    Without `gpu` the engine is built for others (`ahead`).
+    `gpu` is None for a build ahead of time; `ahead` then fills in the architectures. Raises
+    BundleError if the bundle has no device graph.
     """
     weights = bundle.manifest.entry(WEIGHT_FILE)
     found = bundle.manifest.entry(graph_file(bundle))
@@ -47,12 +48,12 @@ def components(
 
 
 def ahead(components: dict[str, str], architectures: Sequence[int]) -> dict[str, str]:
-    """The same for GPUs that are not here."""
+    """Return the components for GPUs of these architectures that are not in this machine."""
     return components | {"sm": ",".join(map(str, sorted(set(architectures))))}
 
 
 def graph_file(bundle: Bundle) -> str:
-    """The bundle's device graph. Raises BundleError: it has none."""
+    """Return the path of the bundle's device graph. Raises BundleError if there is none."""
     file: str | None = bundle.manifest.graphs.get(GRAPH)
     if file is None:
         raise BundleError(
@@ -66,13 +67,13 @@ def graph_file(bundle: Bundle) -> str:
 
 
 def model(gpu: CoreDevice) -> str:
-    """ "Orin" of "GPU 0 (Orin)": two GPUs of one model share engines."""
+    """Return the GPU's model, "Orin" for "GPU 0 (Orin)": GPUs of one model share engines."""
     found = re.fullmatch(r"GPU \d+ \((.*)\)", gpu.name)
     return found[1] if found else gpu.name
 
 
 def driver(kernel_module: Path = _KERNEL_MODULE, l4t: Path = _L4T) -> str:
-    """CUDA's version, the kernel module's, and L4T's: whatever of these the machine has."""
+    """Return the versions of CUDA, of the kernel module and of L4T, as far as they exist."""
     version = install.driver_version()
     parts = [] if version is None else [install.dotted(version)]
     for file, pattern in (
@@ -92,9 +93,9 @@ def _text(file: Path) -> str:
 
 
 def open_gpu() -> Any:
-    """The GPU that EDGE_DEVICE means, a CoreDevice.
+    """Open the GPU selected by EDGE_DEVICE as a CoreDevice.
 
-    Raises EngineError: no driver, no such GPU, EDGE_DEVICE=interpret.
+    Raises EngineError for a missing driver, an unknown GPU or EDGE_DEVICE=interpret.
     """
     from edge.runtime.cuda.core import CoreDevice
     from edge.runtime.cuda.opening import DEVICE_VARIABLE, open_device

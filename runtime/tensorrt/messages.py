@@ -1,4 +1,4 @@
-"""What TensorRT says when something fails: kept, and told with the error that is raised."""
+"""TensorRT's log messages, kept for the error that is raised when a call fails."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import functools
 from types import ModuleType
 from typing import Any
 
-# of one failure the first messages say why, the later ones what it led to
+# the first messages of a failure give its cause, later ones its consequences
 _ERRORS = 4
 _WARNINGS = 3
 
 
 @functools.cache
 def logger(module: ModuleType) -> Any:
-    """An ILogger that keeps errors and warnings until they are taken; any thread may add one.
+    """Return an ILogger that keeps errors and warnings until they are taken, from any thread.
 
-    One for the process, because TensorRT keeps the first that it is given.
+    There is one per process, because TensorRT keeps the first logger it gets.
     """
     base: Any = module.ILogger
 
@@ -37,8 +37,8 @@ def logger(module: ModuleType) -> Any:
                 self._errors.append(" ".join(text.split()))
 
         def take(self, *, warnings: bool = False) -> str:
-            """The errors, "; " between, else with `warnings` the last of those; "" for none. All of
-            them are then forgotten.
+            """Return and clear the messages: errors joined by "; ", or without any error and with
+            `warnings` the last warnings; "" if there are none.
             """
             found = self._errors or (self._warnings if warnings else [])
             self._errors, self._warnings = [], []
@@ -48,14 +48,15 @@ def logger(module: ModuleType) -> Any:
 
 
 def recorder(module: ModuleType, log: Any) -> Any:
-    """An IErrorRecorder that adds to `log`. Where one is set, TensorRT reports errors to it alone.
+    """Return an IErrorRecorder that adds to `log`. TensorRT objects with a recorder report errors
+    only to it.
 
-    It must live as long as what it is given to.
+    The recorder must outlive the objects it is set on.
     """
     base: Any = module.IErrorRecorder
 
     class Recorder(base):  # type: ignore[misc, unused-ignore]
-        """Hands on what it hears; of the interface only that is asked of us."""
+        """Forwards errors to the log; the rest of the interface is a stub."""
 
         def __init__(self) -> None:
             base.__init__(self)
@@ -64,7 +65,7 @@ def recorder(module: ModuleType, log: Any) -> Any:
             log.add(text)
             return True
 
-        # these are for the application, which asks the log instead
+        # for the application, which reads the log instead
         def get_num_errors(self) -> int:
             return 0
 
@@ -78,6 +79,6 @@ def recorder(module: ModuleType, log: Any) -> Any:
             return False
 
         def clear(self) -> None:
-            """Do nothing: none are kept here."""
+            """Do nothing: the log keeps the errors."""
 
     return Recorder()

@@ -1,4 +1,4 @@
-"""Opens the engine that `edge build` made of a bundle on this machine."""
+"""Opens the engine that `edge build` built from a bundle on this machine."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class TensorRTEngine(CudaEngine):
-    """The device graph of a bundle on one device. States, inputs and recorded graphs are the
-    CUDA engine's; so are state files.
+    """Runs a bundle's device graph with TensorRT. States, state files, inputs and recorded graphs
+    are those of the CUDA engine.
     """
 
     name = "tensorrt"
     executor: GraphExecutor
 
     def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
-        """A capacity that is not asked for is at most what the engine was built for."""
+        """Limit the default capacity to the one that the engine was built for."""
         layout = super()._layout(batch, window, capacity)
         if capacity is None and layout.capacity > self.executor.sizes.capacity:
             return super()._layout(batch, window, self.executor.sizes.capacity)
@@ -40,18 +40,18 @@ class TensorRTEngine(CudaEngine):
 
     @property
     def longest_window(self) -> int:
-        """What the graph was built for."""
+        """Maximum window that the engine was built for."""
         return self.executor.sizes.window
 
     @property
     def finds_argmax(self) -> bool:
-        """The graph always ends in them."""
+        """True: the graph always outputs the picked ids."""
         return True
 
 
 def applying(plan: LaunchPlan, inputs: Collection[str]) -> tuple[LaunchPlan, tuple[int, ...]]:
-    """The plan with those constants alone that its settle program reads or that are `inputs` of the
-    engine, and which variants that program launches: all that has to be on the device besides.
+    """Return what the device needs besides the engine: the plan with only the constants that its
+    settle program reads or that are `inputs` of the engine, and the variants that program launches.
     """
     launches = [
         plan.launches[index]
@@ -73,11 +73,11 @@ def applying(plan: LaunchPlan, inputs: Collection[str]) -> tuple[LaunchPlan, tup
 
 
 def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
-    """The engine built last; `device` None is the GPU that EDGE_DEVICE means.
+    """Open the bundle's engine that was built last; `device` None selects the GPU by EDGE_DEVICE.
 
-    Raises BundleError: no plan or graph, no kernels for this GPU; EngineError: no TensorRT, no
-    plugin library, no GPU, no engine that can be used here (with the command that builds one), no
-    memory.
+    Raises BundleError if the plan, the graph or kernels for this GPU are missing; EngineError if
+    TensorRT, the plugin library, the GPU, memory or a usable engine is missing, the latter with the
+    command that builds one.
     """
     trt, plugins = _libraries(built_kind(bundle))
     plan = open_plan(bundle)
@@ -114,7 +114,7 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
 
 
 def built_kind(bundle: Bundle) -> Kind:
-    """Which library the bundle's engine was built with last; TensorRT where none was."""
+    """Return the library that built the bundle's last engine; TensorRT if there is no engine."""
     last = cache.newest(cache.entries(bundle.fingerprint))
     return "rtx" if last and last.components.get("kind") == "rtx" else "tensorrt"
 
@@ -129,10 +129,10 @@ def _libraries(kind: Kind) -> tuple[TensorRT, PluginLibrary | None]:
 
 
 def _here(bundle: Bundle, trt: TensorRT, plugins: PluginLibrary | None, gpu: Any) -> dict[str, str]:
-    """The facts about this machine that an engine depends on."""
+    """Return the facts about this machine that an engine depends on."""
     here = machine.components(bundle, trt, plugins, gpu)
     if plugins is None:
-        # built ahead of time, for several GPUs by their architecture
+        # may be built ahead of time for several architectures, whatever GPU and driver
         here = {name: here[name] for name in here if name not in ("gpu", "driver")}
         lists = {e.components.get("sm", "") for e in cache.entries(bundle.fingerprint)}
         here["sm"] = next((each for each in lists if here["sm"] in each.split(",")), here["sm"])
@@ -140,7 +140,7 @@ def _here(bundle: Bundle, trt: TensorRT, plugins: PluginLibrary | None, gpu: Any
 
 
 def _check_names(contexts: EngineContexts, bundle: Bundle, plan: LaunchPlan, command: str) -> None:
-    """Raises EngineError for an engine whose tensors are not those of the bundle's plan."""
+    """Raise EngineError if the engine's tensors are not those of the bundle's plan."""
     inputs, outputs = tensors.names(plan, StateLayout.of(bundle.manifest.model))
     strange = set(contexts.inputs) - inputs - set(plan.weights)
     strange |= set(contexts.outputs) ^ outputs

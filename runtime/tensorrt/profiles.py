@@ -1,7 +1,7 @@
-"""The sizes an engine is built for: one optimization profile for each way a model is run.
+"""The sizes an engine is built for: one optimization profile per kind of run.
 
     step      one token
-    verify    2 … window tokens that can be taken back: a chain, or a tree of drafts
+    verify    2 … window tokens that can be rewound: a chain or a tree of drafted tokens
     prefill   1 … chunk tokens of a prompt
 
 The profiles of one engine share its weights. Symbols of the device graph's inputs:
@@ -27,13 +27,13 @@ MAX_CHUNK = 65536
 
 
 class EngineSizes(BaseModel):
-    """What `edge build` is asked for.
+    """Maximum sizes of an engine, the options of `edge build`.
 
     Attributes:
-        window: most tokens of a run that can be taken back.
-        batch: most sequences.
-        capacity: most tokens of the KV caches; 0 without attention.
-        chunk: most tokens of one committing run.
+        window: maximum number of tokens that can be rewound.
+        batch: maximum number of sequences.
+        capacity: maximum number of tokens in the KV caches; 0 without attention.
+        chunk: maximum number of tokens of one committing run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,7 +44,7 @@ class EngineSizes(BaseModel):
     chunk: int = Field(default=256, ge=1, le=MAX_CHUNK)
 
     def covers(self, other: EngineSizes) -> bool:
-        """Whether an engine of these sizes can run states of `other`."""
+        """Return whether an engine of these sizes can run states of size `other`."""
         return all(own >= value for (_, own), (_, value) in zip(self, other, strict=True))
 
 
@@ -56,7 +56,7 @@ def sizes(
     batch: int | None = None,
     capacity: int | None = None,
 ) -> EngineSizes:
-    """Sizes for a model; what is None gets the runtime's default. Raises InputError."""
+    """Return the sizes for a model; None stands for the runtime's default. Raises InputError."""
     window = DEFAULT_WINDOW if window is None else window
     batch = 1 if batch is None else batch
     within(window, MAX_WINDOW, "window")
@@ -72,7 +72,7 @@ def sizes(
 
 
 class SizeRange(NamedTuple):
-    """A symbol's least, most likely and greatest value."""
+    """The minimum, most likely and maximum value of a symbol."""
 
     least: int
     likely: int
@@ -80,15 +80,15 @@ class SizeRange(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """One way to run: `name`, and the range of each symbol."""
+    """One kind of run: its name and the range of each symbol."""
 
     name: str
     symbols: Mapping[str, SizeRange]
 
     def shapes(self, dims: Dims) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """The least, likely and greatest shape of an input of these dimensions.
+        """Return the minimum, likely and maximum shape of an input with these dimensions.
 
-        Raises KeyError for a symbol that is none of the module's.
+        Raises KeyError for an unknown symbol.
         """
         ranges = [
             SizeRange(*(dim,) * 3) if isinstance(dim, int) else self.symbols[dim] for dim in dims
@@ -100,7 +100,7 @@ class Profile(NamedTuple):
         )
 
     def fits(self, values: Mapping[str, int]) -> bool:
-        """Whether a run of these sizes is one of this profile's; of symbols not named, any."""
+        """Return whether the profile allows a run of these sizes; symbols not given match any."""
         return all(
             self.symbols[symbol].least <= value <= self.symbols[symbol].most
             for symbol, value in values.items()
@@ -108,9 +108,9 @@ class Profile(NamedTuple):
 
 
 def profiles(sizes: EngineSizes, *, trees: bool = True) -> tuple[Profile, ...]:
-    """The profiles of an engine in its order: the first that fits a run is the one to use.
+    """Return the profiles of an engine in its order; the first that fits a run is used.
 
-    Without `trees`, A is 1 in all.
+    Without `trees`, A is always 1.
     """
     slots = log_slots(sizes.window)
     always = {
@@ -126,7 +126,7 @@ def profiles(sizes: EngineSizes, *, trees: bool = True) -> tuple[Profile, ...]:
         tree = any_of if trees else one
         found.append(Profile("verify", always | {"T": several, "A": tree, "L": any_of}))
     chunk = _up_to(sizes.chunk)
-    # a prompt's last row is wanted, evaluation wants all
+    # prefill needs the last row only, evaluation all rows
     rows = SizeRange(1, 1, sizes.chunk)
     found.append(Profile("prefill", always | {"T": chunk, "A": one, "L": rows}))
     return tuple(found)
@@ -137,5 +137,7 @@ def _up_to(most: int) -> SizeRange:
 
 
 def choose(among: Sequence[Profile], values: Mapping[str, int]) -> int | None:
-    """Index of the first profile for a run of these sizes, such as {"T": 4, "A": 1}; or None."""
+    """Return the index of the first profile that fits a run of these sizes, such as
+    {"T": 4, "A": 1}; None if there is none.
+    """
     return next((index for index, each in enumerate(among) if each.fits(values)), None)

@@ -1,12 +1,13 @@
-"""Files that only their owner can have written: what TensorRT runs is code.
+"""Sealed files, which only their owner can have written: a TensorRT engine is executable code.
 
     line      b"mamba-edge sealed 1"
-    line      JSON, readable with head -2; `bytes` is the body's length; spaces up to a page
+    line      JSON, readable with head -2; `bytes` is the body's length; padded to a page
     body      `bytes` bytes
-    seal      HMAC-SHA256 of all before, with the key of this user
+    seal      HMAC-SHA256 of everything before it, with this user's key
 
-They lie in `engines/` of the user's cache folder, mode 0700, the key (`key`, 32 random bytes, 0600)
-beside them. Whoever has the same user id can read the key, and is not guarded against.
+They are in `engines/` of the user's cache folder (mode 0700), beside the key (`key`, 32 random
+bytes, mode 0600). There is no protection against processes with the same user id: they can read the
+key.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ Header = dict[str, Any]
 
 
 class Damaged(EngineError):
-    """A sealed file is not what was sealed, or not by this user: it has to be made again."""
+    """A sealed file was altered or sealed by another user; it must be rebuilt."""
 
     def __init__(self, message: str, *, file: Path, remedy: str | None = None) -> None:
         super().__init__(message, file=file, remedy=remedy or _fresh(file))
 
 
 class Sealed:
-    """An open sealed file, every byte of it checked. Close it when the body is not needed.
+    """An open sealed file, fully verified. Close it when the body is no longer needed.
 
     Attributes:
-        header: what was sealed with the body.
-        body: mapped, not copied.
+        header: JSON header that was sealed with the body.
+        body: contents, mapped rather than copied.
     """
 
     def __init__(self, path: Path, header: Header, mapped: mmap.mmap, start: int) -> None:
@@ -76,19 +77,20 @@ class Sealed:
 
 
 def folder() -> Path:
-    """The folder of engines."""
+    """Return the folder of engines."""
     return cache_folder() / "engines"
 
 
 def write(name: str, header: Header, body: bytes | memoryview) -> Path:
-    """Seal a file, whole or not at all. Raises EngineError: the folder cannot be written, or is
-    another's.
+    """Seal a file atomically.
+
+    Raises EngineError if the folder cannot be written or belongs to another user.
     """
     place = _writable_folder()
     leftovers.sweep(place, _MAKING)
     path = place / name
     text = json.dumps(header | {"bytes": len(body)}, sort_keys=True).encode()
-    # the body on a page of its own
+    # the body starts on a page boundary
     room = -(-(len(MAGIC) + len(text) + 1) // _PAGE) * _PAGE
     start = MAGIC + text.ljust(room - len(MAGIC) - 1) + b"\n"
     digest = hmac.new(_key(place, make=True), start, hashlib.sha256)
@@ -101,10 +103,10 @@ def write(name: str, header: Header, body: bytes | memoryview) -> Path:
 
 
 def read(path: Path) -> Sealed:
-    """Open and check a sealed file.
+    """Open and verify a sealed file.
 
-    Raises FileNotFoundError; EngineError: not this user's, readable or writable by others;
-    Damaged: truncated, altered, sealed with another key.
+    Raises FileNotFoundError; EngineError if others own, can read or can write the file; Damaged if
+    it is truncated, altered or sealed with another key.
     """
     with _readable(path):
         _check_owner(path.parent, os.stat(path.parent, follow_symlinks=False), "folder")
@@ -125,14 +127,14 @@ def read(path: Path) -> Sealed:
 
 
 def peek(path: Path) -> Header:
-    """What a file says of itself; not checked against its seal. Raises as `read` does."""
+    """Return a file's header without verifying the seal. Raises as `read` does."""
     with _opened(path) as fd:
         return _header(path, fd)[0]
 
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What the disk refuses is Damaged, what is not there FileNotFoundError."""
+    """Turn OSError into Damaged, except FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:
@@ -153,7 +155,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _header(path: Path, fd: int) -> tuple[Header, int, int]:
-    """The header, where the body starts, and the file's size."""
+    """Return the header, the offset of the body, and the file's size."""
     size = os.fstat(fd).st_size
     first = os.pread(fd, len(MAGIC) + MAX_HEADER, 0)
     end = first.find(b"\n", len(MAGIC)) + 1
@@ -191,7 +193,7 @@ def _writable_folder() -> Path:
 
 
 def check_writable() -> None:
-    """Raises EngineError when nothing could be sealed: better known before a long build."""
+    """Raise EngineError if files cannot be sealed, which is better known before a long build."""
     place = _writable_folder()
     _key(place, make=True)
     probe = place / f".probe-{secrets.token_hex(8)}"
@@ -208,7 +210,7 @@ def _key(place: Path, *, make: bool) -> bytes:
         return _read_key(path)
     except FileNotFoundError:
         if not make:
-            raise Damaged("the key that engines are sealed with is gone", file=path) from None
+            raise Damaged("the key that engines are sealed with is missing", file=path) from None
     try:
         return _make_key(path)
     except OSError as problem:
@@ -232,7 +234,7 @@ def _make_key(path: Path) -> bytes:
             stream.write(secrets.token_bytes(SEAL))
             stream.flush()
             os.fsync(stream.fileno())
-        with contextlib.suppress(FileExistsError):  # another process was first: its key counts
+        with contextlib.suppress(FileExistsError):  # another process was first: use its key
             os.link(temporary, path)
     finally:
         os.unlink(temporary)
@@ -240,7 +242,7 @@ def _make_key(path: Path) -> bytes:
 
 
 def _check_owner(path: Path, found: os.stat_result, what: str) -> None:
-    """What others own, or can read or write, is not trusted."""
+    """Raise EngineError for a path that others own, can read or can write."""
     right = stat.S_ISDIR(found.st_mode) if what == "folder" else stat.S_ISREG(found.st_mode)
     if not right:
         raise EngineError(f"is not a {what}", file=path, remedy=f"remove it, or {_ELSEWHERE}")
@@ -265,7 +267,7 @@ def _fresh(path: Path) -> str:
 def _unwritable(place: Path, problem: OSError, size: int = 0) -> EngineError:
     need = f" ({size >> 20} MiB are needed)" if size >> 20 else ""
     return EngineError(
-        f"engines cannot be kept here: {problem.strerror or problem}{need}",
+        f"engines cannot be stored here: {problem.strerror or problem}{need}",
         file=place,
         remedy=f"make it writable, or {_ELSEWHERE}",
     )

@@ -1,4 +1,4 @@
-"""The tensors of the device graph (`graphs/tensorrt.onnx`), by name, for a state and a run of it.
+"""Names, types and shapes of the device graph's tensors (`graphs/tensorrt.onnx`).
 
     tokens i32[T,B]   rows i32[L]   run i32[8]   replay i32[P]   slots i32[T]   ancestors i32[A,A]
     taps{K} i32[T,K]   state_taps{K} i32[K-1]   rope{i}.cos, rope{i}.sin f32[T,dim/2]
@@ -29,20 +29,20 @@ _TYPES = {dtype.name: name for name, dtype in NUMPY.items()}
 
 
 def symbols(runs: StateRuns, key: RunKey) -> dict[str, int]:
-    """The sizes of a run."""
+    """Return the sizes of a run by symbol."""
     sizes = dict(runs.sizes(key))
-    del sizes[SLOTS]  # its caches are whole
+    del sizes[SLOTS]  # the graph's caches do not slide
     tree = runs.plan.programs[key.program].kind == "tree"
     return sizes | {"P": sizes["S"], "A": sizes["T"] if tree else 1}
 
 
 def lists(plan: LaunchPlan) -> dict[str, tuple[DType, Dims]]:
-    """What the host writes before a run: types and dimensions."""
+    """Return types and dimensions of the inputs that the host writes before a run."""
     return host_inputs(plan.taps, plan.rotations)
 
 
 def buffers(plan: LaunchPlan, *, tree: bool) -> dict[str, Buffer]:
-    """`lists` as `edge.runtime.cuda.inputs.InputBlock` takes them."""
+    """Return `lists` as buffers for `edge.runtime.cuda.inputs.InputBlock`."""
     return {
         name: Buffer(dtype=dtype, elements=elements(dims, tree=tree))
         for name, (dtype, dims) in lists(plan).items()
@@ -50,13 +50,13 @@ def buffers(plan: LaunchPlan, *, tree: bool) -> dict[str, Buffer]:
 
 
 def names(plan: LaunchPlan, layout: StateLayout) -> tuple[set[str], set[str]]:
-    """What a graph of the plan may have as inputs, and what it has as outputs."""
+    """Return the names of the inputs that a graph of the plan may have, and of its outputs."""
     kept = {*layout.recurrent, *plan.logs, *layout.caches}
     return {*lists(plan), *kept}, {*(name + OUT for name in kept), LOGITS, PICKED}
 
 
 def lasting(runs: StateRuns) -> dict[str, tuple[DType, Shape]]:
-    """The state's own tensors: types and shapes."""
+    """Return types and shapes of the state's tensors."""
     layout, slots = runs.layout, runs.sizes(RunKey(0, 0, 0))["S"]
     found = {name: (_type(layout, name), (2, *shape)) for name, shape in layout.recurrent.items()}
     for name, log in runs.plan.logs.items():
@@ -69,7 +69,7 @@ def _type(layout: StateLayout, name: str) -> DType:
 
 
 def shapes(runs: StateRuns, key: RunKey) -> dict[str, Shape]:
-    """Every input's shape for a run."""
+    """Return the shape of every input for a run."""
     values = symbols(runs, key)
     found: dict[str, Shape] = {
         name: tuple(values[dim] if isinstance(dim, str) else dim for dim in dims)

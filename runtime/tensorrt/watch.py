@@ -1,4 +1,4 @@
-"""How far TensorRT is while it builds, and how it is stopped."""
+"""Progress of a TensorRT build, and its interruption."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from edge import log
 
 _Result = TypeVar("_Result")
 
-STEPS = 10_000  # that a share of the whole is told in
+STEPS = 10_000  # resolution of reported progress
 _LOOK_S = 0.2
 _BEGINS_S = 1.0
 
 
 class Progress:
-    """How far nested phases are, as one number that does not go back.
+    """Combines nested phases into one progress value that never decreases.
 
-    A phase of n steps shares its parent's current step.
+    A phase subdivides its parent's current step.
     """
 
     def __init__(self, report: log.Progress) -> None:
@@ -44,7 +44,7 @@ class Progress:
         self._report(name, round(self._shown * STEPS), STEPS)
 
     def _done(self, name: str) -> float:
-        """Share of the whole: this phase's part of its parent's current step, and so on up."""
+        """Return the completed fraction of the build, summed from this phase up to the root."""
         share = 0.0
         at: str | None = name
         while at is not None and at in self._phases:
@@ -55,7 +55,7 @@ class Progress:
 
 
 def monitor(module: ModuleType, report: log.Progress, stop: threading.Event) -> Any:
-    """An IProgressMonitor that reports, and ends the build at its next step after `stop`."""
+    """Return an IProgressMonitor that reports progress and cancels the build once `stop` is set."""
     progress = Progress(report)
 
     class Monitor(module.IProgressMonitor):  # type: ignore[misc, name-defined]
@@ -76,11 +76,11 @@ def monitor(module: ModuleType, report: log.Progress, stop: threading.Event) -> 
 
 
 class Interruptible(Generic[_Result]):
-    """Work on a thread of its own, so that this one hears Ctrl-C: inside of C++ Python's signal
-    handlers do not run.
+    """Work on a thread of its own, so that the caller's thread can handle Ctrl-C: Python's signal
+    handlers do not run inside C++ calls.
 
     Attributes:
-        stop: set by the first interrupt; the work ends as soon as it looks.
+        stop: set by the first interrupt; the work ends when it next checks.
     """
 
     def __init__(self, work: Callable[[], _Result], stop: threading.Event) -> None:
@@ -91,8 +91,8 @@ class Interruptible(Generic[_Result]):
         self._begun, self._ended = threading.Event(), threading.Event()
 
     def result(self) -> _Result:
-        """What the work returns or raises. An interrupt (or the end of the process) is raised when
-        the work has ended; a second one does not wait.
+        """Return or raise the work's result. An interrupt or SystemExit is raised once the work has
+        ended; a second one is raised at once.
         """
         thread = threading.Thread(target=self._run, name="edge-build", daemon=True)
         try:
@@ -101,7 +101,7 @@ class Interruptible(Generic[_Result]):
                 thread.join(_LOOK_S)
         except BaseException:
             self.stop.set()
-            # interrupted in `start`, it may not have begun, and may never
+            # if interrupted in `start`, the thread may never begin
             if self._begun.wait(_BEGINS_S):
                 self._ended.wait()
             raise

@@ -102,11 +102,11 @@ def test_copies_outside_of_memory_are_refused_by_name() -> None:
     assert refused["past the end"] == "target: bytes 1 to 17 are not within its 16"
     assert refused["before the start"] == "source: bytes -1 to 3 are not within its 16"
     assert refused["copy past the end"] == "source: bytes 8 to 17 are not within its 16"
-    assert refused["overlap"] == "copying 8 bytes onto themselves is undefined on a GPU"
+    assert refused["overlap"] == "cannot copy 8 bytes between overlapping ranges on a GPU"
     assert refused["fill past the end"].startswith("target: ")
-    assert refused["pageable"] == "source: is not memory that this device's `host` made"
+    assert refused["pageable"] == "source: was not allocated by this device's `host`"
     assert refused["strided"] == refused["other type"] == "source: must be contiguous bytes"
-    assert refused["not memory"] == "target: a object is not memory of a GPU"
+    assert refused["not memory"] == "target: must be GPU memory, not object"
     assert "-1" in refused["negative"]
 
 

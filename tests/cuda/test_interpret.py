@@ -52,7 +52,7 @@ def test_copies_beyond_a_buffer(device: InterpretDevice) -> None:
         lambda: device.copy(memory, 60, memory, 0, 50),
         lambda: device.fill(memory, -1, 2, 0),
     ):
-        with pytest.raises(EngineError, match="of a buffer of 100"):
+        with pytest.raises(EngineError, match="outside a buffer of 100"):
             verb()
     with pytest.raises(EngineError, match="onto itself"):
         device.copy(memory, 10, memory, 0, 50)
@@ -79,16 +79,16 @@ def test_launches_that_a_gpu_could_not_run(device: InterpretDevice) -> None:
     kernel = device.load(overrun(), None, b"")
     with pytest.raises(EngineError, match="not aligned"):
         device.launch(kernel, (1, 1, 1), (memory.address + 4, 1))
-    with pytest.raises(EngineError, match="points nowhere"):
+    with pytest.raises(EngineError, match="points to no buffer"):
         device.launch(kernel, (1, 1, 1), (memory.address + 100_000, 1))
-    with pytest.raises(EngineError, match="a grid of"):
+    with pytest.raises(EngineError, match="is empty"):
         device.launch(kernel, (1, 0, 1), (memory.address, 1))
     device.launch(device.load(overrun("*fp32"), None, b""), (1, 1, 1), (memory.address + 4, 1))
     with pytest.raises(EngineError, match="unknown kernel"):
         device.load(overrun(kernel="toy_kernels.missing"), None, b"")
     with pytest.raises(EngineError, match="unknown kernel"):
         device.load(overrun(kernel="missing.overrun"), None, b"")
-    with pytest.raises(EngineError, match="given is"):
+    with pytest.raises(EngineError, match="but got"):
         device.load(overrun(constants={"D": 8}), None, b"")
 
 

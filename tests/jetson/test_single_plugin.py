@@ -52,7 +52,7 @@ def test_every_op_of_the_demonstration_has_a_node_and_values() -> None:
         (0, {"right": True, "build_s": 2.5, "outputs": [{"worst": 0.5}]}, "", "right  Op: built"),
         (1, {"right": False, "build_s": 2.5, "outputs": []}, "", "WRONG  Op: built in 2.5 s"),
         (-11, None, "log\nthe plugin failed\n", "WRONG  Op: exit code -11: the plugin failed"),
-        (1, None, "", "WRONG  Op: exit code 1: it said nothing"),
+        (1, None, "", "WRONG  Op: exit code 1: no output"),
     ],
 )
 def test_what_each_process_found_is_told(

@@ -109,7 +109,7 @@ def test_nan_stays_in_its_group() -> None:
 
 def test_groups_that_do_not_divide_the_channels_are_refused() -> None:
     bench, _ = _bench(80, 1, 1, False)
-    with pytest.raises(ExportError, match="80 channels are not 3 groups"):
+    with pytest.raises(ExportError, match="80 channels do not divide into 3 groups"):
         bench.lower(LOWER, "GatedRMSNorm", ("x", "z", "weight"), ("y",), eps=EPS, groups=3)
 
 

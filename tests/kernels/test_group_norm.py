@@ -50,7 +50,7 @@ def test_groups_that_do_not_divide_the_channels_are_refused() -> None:
     bench = Workbench(CHAIN, T=1, B=1)
     bench.value("x", torch.zeros(1, 8))
     bench.constant("weight", torch.ones(8))
-    with pytest.raises(ExportError, match="8 channels are not 3 groups"):
+    with pytest.raises(ExportError, match="8 channels do not divide into 3 groups"):
         bench.lower(LOWER, "GroupRMSNorm", ("x", "weight"), ("y",), eps=1e-5, groups=3)
     with pytest.raises(ExportError, match="8 values are not 3 and two halves"):
         bench.lower(LOWER, "PartsRMSNorm", ("x", "weight"), ("y",), eps=1e-5, first=3)

@@ -26,7 +26,7 @@ def test_other_widths_are_refused() -> None:
     bench = Workbench(MANY, T=1)
     bench.value("x", torch.zeros(1, 8))
     bench.value("z", torch.zeros(1, 4))
-    with pytest.raises(ExportError, match="Multiply of 8 and 4 values"):
+    with pytest.raises(ExportError, match="Multiply has inputs of 8 and 4 channels"):
         bench.lower(LOWER, "Multiply", ("x", "z"), ("y",))
 
 

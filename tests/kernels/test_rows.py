@@ -40,7 +40,7 @@ def test_sums(steps: int, batch: int, width: int) -> None:
 def test_a_sum_of_other_widths_is_refused() -> None:
     bench, *_ = _bench(2, 1, 8)
     bench.constant("bias", torch.zeros(7))
-    with pytest.raises(ExportError, match="another width"):
+    with pytest.raises(ExportError, match="different width"):
         bench.lower(LOWER, "Add", ("a", "bias"), ("sum",))
 
 

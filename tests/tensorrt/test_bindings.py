@@ -162,7 +162,7 @@ def test_each_platform_has_its_step(
     [
         ("linux", "x86_64", "pip install tensorrt-rtx-cu13-libs"),
         ("win32", "AMD64", "pip install tensorrt-rtx-cu13-libs"),
-        ("linux", "aarch64", "made for x86-64 alone"),
+        ("linux", "aarch64", "runs on x86-64 only"),
     ],
 )
 def test_tensorrt_for_rtx_is_not_promised_where_there_is_none(

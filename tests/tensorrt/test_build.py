@@ -251,7 +251,7 @@ def test_a_cache_that_cannot_be_written(rtx: TensorRT, monkeypatch: pytest.Monke
     monkeypatch.setenv("EDGE_CACHE", "/proc/self/fdinfo")
     monkeypatch.setenv(build_command.VARIABLE, "1")
     said = refused(MODEL, *FLAGS)
-    assert "engines cannot be kept here" in said and "EDGE_CACHE=FOLDER" in said
+    assert "engines cannot be stored here" in said and "EDGE_CACHE=FOLDER" in said
 
 
 @pytest.mark.parametrize("where", ["the bundle", "a folder", "nowhere"])

@@ -148,7 +148,7 @@ def test_timings_that_cannot_be_kept_are_a_note(
 
     monkeypatch.setattr(cache, "write_timings", refuse)
     built, _ = made(bundle, Seen())
-    assert built.notes == ("what the builder measured is not kept: the disk is full",)
+    assert built.notes == ("the timing cache was not saved: the disk is full",)
     assert built.path.exists()
 
 

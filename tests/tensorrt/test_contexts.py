@@ -129,7 +129,7 @@ def test_shapes_and_addresses_that_are_refused() -> None:
     with pytest.raises(EngineError, match=r"tokens .*\(7, 9\)"):
         contexts.bound(wide, own=True).enqueue()
     odd = run._replace(addresses={**run.addresses, "logits": run.addresses["logits"] + 4})
-    with pytest.raises(EngineError, match="telling where logits lies failed"):
+    with pytest.raises(EngineError, match="setting the address of logits failed"):
         contexts.bound(odd, own=True).enqueue()
     count = len(found.ran)
     bound.enqueue()

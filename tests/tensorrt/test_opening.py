@@ -153,7 +153,7 @@ def test_sizes_that_it_was_not_built_for(device: ort_tensorrt.Stream) -> None:
     ):
         loaded.session(window=9)
     command = f"edge build {path} --window 9 --batch 2 --chunk 16 --rtx"
-    assert caught.value.remedy == f"build it for more: {command}"
+    assert caught.value.remedy == f"build it for larger sizes: {command}"
 
 
 def test_the_engine_built_last_is_the_one(device: ort_tensorrt.Stream) -> None:

@@ -1,5 +1,5 @@
-"""The CUDA engine measured: `tests/gpu/run.sh` on a machine with a GPU.
+"""Measure the CUDA engine: `tests/gpu/run.sh` on a machine with a GPU.
 
-Models have the published sizes and random weights: one period of different layers, repeated, so
-that a model of sixty-four layers is made in seconds and read from memory like any other.
+Models have published sizes and random weights. One period of distinct layers is repeated, so that
+a model of 64 layers is made in seconds, yet is read from memory like any other.
 """

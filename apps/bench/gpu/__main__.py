@@ -32,28 +32,29 @@ from edge.runtime.cuda.opening import from_bundle
 app = Program()
 RECIPES = ("w8a8", "fp16")
 DRAFTS = tuple(range(1, 9))
-PROMPT = 1024  # tokens whose kernels are timed one by one
+PROMPT = 1024  # tokens of the prompt whose kernels are timed one by one
 
 
 @app.command()
 def gpu(
-    models: Annotated[str, typer.Option(help=f"Of {', '.join(MODELS)}.")] = ",".join(DEFAULT),
-    recipes: Annotated[str, typer.Option(help="Of w8a8 and fp16.")] = ",".join(RECIPES),
+    models: Annotated[str, typer.Option(help=f"Any of {', '.join(MODELS)}.")] = ",".join(DEFAULT),
+    recipes: Annotated[str, typer.Option(help="w8a8, fp16 or both.")] = ",".join(RECIPES),
     prompts: Annotated[str, typer.Option(help="Prompt lengths.")] = "512,1024,2048",
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind.")] = 40,
     multiprocessors: Annotated[
-        int, typer.Option(min=0, help="Use so many SMs alone: a stand-in for a small GPU.")
+        int, typer.Option(min=0, help="Number of SMs to use, to emulate a small GPU; 0 is all.")
     ] = 0,
     peers: Annotated[bool, typer.Option(help="Measure torch and transformers too.")] = True,
     bundles: Annotated[
-        Path | None, typer.Option(help="Keep the models here, and take those that are there.")
+        Path | None, typer.Option(help="Folder to keep the models in and to reuse them from.")
     ] = None,
-    prepare: Annotated[bool, typer.Option(help="Write the models, and no more: no GPU.")] = False,
+    prepare: Annotated[bool, typer.Option(help="Only write the models; needs no GPU.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write OUT.json and OUT.md.")] = None,
 ) -> None:
-    """Correctness first, then TPOT, TTFT, verifying runs, kernels, memory. Exit code 1: wrong.
+    """Check results, then measure TPOT, TTFT, verify runs, kernels and memory.
 
-    OUT is rewritten after every model, so what was measured is kept if the machine is lost.
+    Exit code 1: a result is wrong. OUT is rewritten after every model, so that results survive if
+    the machine is lost.
     """
     lengths = numbers(prompts, int, "--prompts", "512,1024")
     cases = [(name, quant) for name in models.split(",") for quant in recipes.split(",")]
@@ -88,7 +89,7 @@ def _save(report: GpuReport, out: Path | None) -> None:
 
 
 def _bundles(name: str, quant: str, folder: Path, chunk: int) -> tuple[Path, Path]:
-    """One period of the model's layers, and the model; written where they are not there yet."""
+    """Return bundles of one period of layers and of the model, written if they do not exist."""
     config = model_named(name, MODELS, "models")
     short = config.model_copy(update={"layers": config.layers[: period(config)]})
     checked, whole = folder / f"{name}-{quant}-short", folder / f"{name}-{quant}"
@@ -118,20 +119,20 @@ def _case(
 
 
 def _device(multiprocessors: int) -> CoreDevice:
-    """Raises EngineError: no GPU, no green contexts."""
+    """Open the GPU or a part of it. Raises EngineError without a GPU or green contexts."""
     if not multiprocessors:
         return CoreDevice()
     return part_of_gpu(multiprocessors)
 
 
 def _peers(config: ModelConfig, repeats: int) -> dict[str, float | str]:
-    """Milliseconds of each peer, or why there are none."""
+    """Return the milliseconds of each peer, or the reason why it was not measured."""
     try:
         from edge.apps.bench.gpu import peers
     except ImportError as problem:
         return {"torch": f"absent: {problem}"}
     if not peers.available():
-        return {"torch": "absent: it sees no GPU"}
+        return {"torch": "absent: torch sees no GPU"}
     work: dict[str, Callable[[], float]] = {
         "torch fp16 network, CUDA graph, one step": lambda: peers.network_step_ms(config, repeats),
         "int8 products of 1024 tokens, cuBLASLt": lambda: peers.products_ms(config, 1024, repeats),
@@ -142,7 +143,7 @@ def _peers(config: ModelConfig, repeats: int) -> dict[str, float | str]:
     for name, measured in work.items():
         try:
             found[name] = measured()
-        except Exception as problem:  # a peer that fails is reported; it does not end the report
+        except Exception as problem:  # a failing peer must not end the report
             found[name] = f"failed: {type(problem).__name__}: {problem}"[:200]
     return found
 
@@ -150,7 +151,7 @@ def _peers(config: ModelConfig, repeats: int) -> dict[str, float | str]:
 def _machine(device: Device, multiprocessors: int) -> dict[str, str]:
     facts = {"device": device.name, "sm": str(device.sm), "edge": edge.__version__}
     if multiprocessors:
-        facts["stand-in"] = f"{multiprocessors} multiprocessors of it, memory and caches whole"
+        facts["stand-in"] = f"{multiprocessors} of its multiprocessors, all memory and caches"
     facts["host"] = (
         f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
     )

@@ -1,6 +1,6 @@
-"""Is the engine right, and then: times of it and of its kernels, on the wall clock.
+"""Check the CUDA engine's results, then time the engine and its kernels by the wall clock.
 
-Every timed run ends with a wait.
+Every timed run ends by waiting for the GPU.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from edge.runtime.cuda.state import DeviceState
 
 WARM, REPEATS = 5, 40
 SEED = 5
-PROMPT, RUN, STEPS = 99, 4, 3  # a prompt that is long enough to be run in parts
-# nats a token and share of tokens: int8 rounding differs where sums are taken in another order, and
-# one flipped value is carried on (docs/inside/quantization.md); fp16 products round their input
+PROMPT, RUN, STEPS = 99, 4, 3  # the prompt is long enough to run in parts
+# limits on KL in nats per token and top-1. int8 rounding differs where values are summed in a
+# different order, and a flipped value propagates (docs/inside/quantization.md); fp16 products round
+# their input
 LIMITS = {"w8a8": (5e-3, 0.9), "fp16": (1e-4, 0.99)}
 
 
 @dataclass(frozen=True)
 class ModelAgreement:
-    """How far the engine is from the reference ops on one period of a model's layers.
+    """Agreement of the engine with the reference ops on one period of a model's layers.
 
     Attributes:
-        kl: mean of KL(reference ‖ engine), nats a token. top1: share of equal best tokens.
+        kl: mean of KL(reference ‖ engine) in nats per token.
+        top1: share of positions with the same best token.
         replay: largest difference of logits between a run after a rewind and the same tokens as
             steps, relative to the spread of the logits.
     """
@@ -54,7 +56,7 @@ class ModelAgreement:
 
 
 def check(bundle: Path, quant: str, device: Device | None, prompt: int = PROMPT) -> ModelAgreement:
-    """A prompt, a short run, steps, and a rewind, against the reference graph on the CPU."""
+    """Compare a prompt, a run, steps and a rewind with the reference graph on the CPU."""
     with open_bundle(bundle) as opened:
         engine = from_bundle(opened, device)
         config = opened.manifest.model
@@ -71,7 +73,7 @@ def check(bundle: Path, quant: str, device: Device | None, prompt: int = PROMPT)
 
 
 def _replayed(engine: CudaEngine, tokens: NDArray[np.int64], logits: Logits, prompt: int) -> float:
-    """The same tokens, every one a step of its own after the prompt."""
+    """Replay the tokens after the prompt as steps, and return the relative difference of logits."""
     state = engine.new_state(window=8)
     engine.run(tokens[:, :prompt], state, commit=True)
     steps = [
@@ -86,14 +88,14 @@ def _replayed(engine: CudaEngine, tokens: NDArray[np.int64], logits: Logits, pro
 
 @dataclass(frozen=True)
 class GpuTimes:
-    """Milliseconds, medians.
+    """Median milliseconds, launches and memory.
 
     Attributes:
-        tpot: a step as sessions take it: it can be taken back, so a window of tokens is replayed.
-        committed: a step that cannot.
-        verify: K → a run of K + 1 tokens whose logits are all wanted.
-        ttft: prompt length → reading it and the logits after it.
-        launches: of a step.
+        tpot: a step as sessions take it. It can be rewound, so a window of tokens is replayed.
+        committed: a step that cannot be rewound.
+        verify: a run of K + 1 tokens with all logits, by K.
+        ttft: prefill and the logits after it, by prompt length.
+        launches: number of launches of a step.
         memory: bytes by purpose (`Engine.memory_plan`).
     """
 
@@ -107,12 +109,13 @@ class GpuTimes:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One kernel over all the layers it is launched for in a step.
+    """Time of one kernel over all its launches in a run.
 
     Attributes:
-        launches: how many. ms: time of all of them, issued as one graph.
-        weight_bytes: what they read of the weights; the layers follow one another, so a cache
-            smaller than that holds none of it.
+        launches: number of launches.
+        ms: total time of all launches, issued as one graph.
+        weight_bytes: weights that all launches read. A cache smaller than that holds none of them
+            between replays, because the layers follow one another.
     """
 
     kernel: str
@@ -132,7 +135,7 @@ def times(
     repeats: int = REPEATS,
     warm: int = WARM,
 ) -> GpuTimes:
-    """Times of one sequence, with room for the longest draft to be taken back."""
+    """Time one sequence, with a window that can rewind the longest draft."""
     state = engine.new_state(window=max(drafts) + 1, capacity=max(prompts) + 64)
     vocab = engine.config.vocab_size
     tokens = np.random.default_rng(3).integers(0, vocab, (1, max(*prompts, max(drafts) + 1)))
@@ -160,7 +163,7 @@ def _read(engine: CudaEngine, state: DeviceState, tokens: np.ndarray) -> None:
 
 
 def step_launches(plan: LaunchPlan) -> tuple[int, ...]:
-    """Launches of one step of one sequence."""
+    """Return the launches of one step of one sequence."""
     chains = [program for program in plan.programs if program.kind == "chain"]
     return chains[0].launches
 
@@ -168,9 +171,9 @@ def step_launches(plan: LaunchPlan) -> tuple[int, ...]:
 def kernel_times(
     engine: CudaEngine, repeats: int = REPEATS, warm: int = WARM, tokens: int = 1
 ) -> list[KernelTime]:
-    """Each kernel of a run alone, all its layers in one graph; the slowest first.
+    """Time each kernel of a run alone, with all its layers in one graph; slowest first.
 
-    `tokens` 1 is a step, more is that many tokens of a prompt.
+    `tokens`: 1 for a step, else the length of a prompt.
     """
     state = engine.new_state(window=8)
     engine.run(np.zeros((1, tokens), np.int64), state, commit=True)
@@ -201,16 +204,16 @@ def kernel_times(
 def _weight_bytes(plan: LaunchPlan, launch: int) -> int:
     one = plan.launches[launch]
     if plan.variants[one.variant].kernel.startswith("embed"):
-        return 0  # it reads a row of the table
+        return 0  # an embedding reads one row of the table
     names = {a.name for a in one.arguments if isinstance(a, Pointer) and a.space == "weight"}
     return sum(plan.weights[name].elements * ITEM_SIZE[plan.weights[name].dtype] for name in names)
 
 
 def part_of_gpu(multiprocessors: int) -> CoreDevice:
-    """A device whose stream runs on at least so many multiprocessors (the driver rounds up): a
-    green context, which is a small GPU but for memory and caches, which stay whole.
+    """Open a green context, whose stream runs on at least `multiprocessors` of the GPU.
 
-    Raises EngineError: no driver, no green contexts, more than there are.
+    The driver rounds up. It acts as a small GPU, except that memory and caches are not divided.
+    Raises EngineError without a driver or green contexts, and when the GPU has fewer.
     """
     from cuda.bindings import driver
 
@@ -238,6 +241,6 @@ def part_of_gpu(multiprocessors: int) -> CoreDevice:
     plain = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
     stream = done(driver.cuGreenCtxStreamCreate(green, plain, 0))
     device = CoreDevice(stream=int(stream))
-    # the driver tells of the whole GPU; kernels are spread over what this stream has
+    # the driver reports the whole GPU, but kernels must spread over this stream's part
     device.multiprocessors = int(parts[0].sm.smCount)
     return device

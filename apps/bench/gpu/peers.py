@@ -1,5 +1,5 @@
-"""What else runs there: a plain torch network in fp16 under CUDA graphs, transformers, and the
-matrix products of a prompt alone, through the vendor's library.
+"""Peers on the GPU: a plain torch network in fp16 under CUDA graphs, transformers, and the matrix
+products of a prompt alone, through the vendor's library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edge.tensors import recurrent_state_shapes, tensor_shapes
 
 
 def available() -> bool:
-    """Whether torch sees a GPU."""
+    """Return whether torch sees a GPU."""
     return torch.cuda.is_available()
 
 
@@ -30,7 +30,7 @@ def _timed(work: Any, repeats: int) -> float:
 
 @torch.no_grad()
 def network_step_ms(config: ModelConfig, repeats: int) -> float:
-    """A step of the exporter's own network in fp16, recorded as one CUDA graph."""
+    """Time a step of the exporter's network in fp16, recorded as one CUDA graph."""
     network = Network(config)
     tensors = RandomTensors(config)
     network.load_canonical({name: torch.from_numpy(tensor) for name, tensor in tensors.items()})
@@ -48,7 +48,7 @@ def network_step_ms(config: ModelConfig, repeats: int) -> float:
 
 @torch.no_grad()
 def transformers_step_ms(config: ModelConfig, repeats: int) -> float:
-    """A step of transformers' MambaForCausalLM in fp16, as it comes. Mamba-1 alone."""
+    """Time a step of transformers' MambaForCausalLM in fp16, unmodified. Mamba-1 only."""
     from transformers import MambaConfig, MambaForCausalLM
 
     _, d_state, _ = recurrent_state_shapes(config)["layers.0.ssm_state"]
@@ -73,7 +73,7 @@ def transformers_step_ms(config: ModelConfig, repeats: int) -> float:
 
 @torch.no_grad()
 def products_ms(config: ModelConfig, rows: int, repeats: int) -> float:
-    """Every linear layer's int8 product for `rows` tokens, through torch's cuBLASLt."""
+    """Time every linear layer's int8 product for `rows` tokens, through torch's cuBLASLt."""
     shapes = [
         shape
         for name, shape in tensor_shapes(config).items()

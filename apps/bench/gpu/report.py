@@ -1,4 +1,4 @@
-"""Everything measured of one machine, as JSON and as the tables of docs/inside/measurements."""
+"""All measurements of one machine, as JSON and as the tables of docs/inside/measurements."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from edge.apps.bench.gpu.measure import GpuTimes, KernelTime, ModelAgreement
 from edge.apps.measure.table import FigureTable
 
-SHOWN_MS = 0.1  # of a prompt's kernels those that take as long
+SHOWN_MS = 0.1  # minimum time of a prompt's kernel to be shown
 
 
 @dataclass
 class GpuCase:
-    """One model in one recipe. `times` is None where the result was wrong: no speed is given."""
+    """One model in one recipe. `times` is None if the result was wrong: it is not timed then."""
 
     model: str
     quant: str
@@ -26,10 +26,12 @@ class GpuCase:
 
 @dataclass
 class GpuReport:
-    """Attributes:
-    machine: names and versions.
-    copy: bytes a second of a copy, read and written.
-    peers: model → peer → milliseconds, or why it was not measured.
+    """All measurements of one machine.
+
+    Attributes:
+        machine: names and versions.
+        copy: bytes per second of a copy, counting reads and writes.
+        peers: milliseconds by model and peer, or the reason why a peer was not measured.
     """
 
     machine: dict[str, str]

@@ -1,4 +1,4 @@
-"""The reader of each model family: a file here, found by being here."""
+"""The readers of model families: one file each, discovered in this folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.export.checkpoint.family import Family
 
 
 def every() -> tuple[Family, ...]:
-    """The readers, in the order in which they are asked whether a checkpoint is theirs."""
+    """Return the readers, in the order in which a checkpoint is offered to them."""
     modules = [
         importlib.import_module(module.name)
         for module in pkgutil.iter_modules(__path__, f"{__name__}.")

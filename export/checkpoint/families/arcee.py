@@ -1,4 +1,4 @@
-"""Arcee (AFM-4.5B): Llama's attention, and MLPs of squared ReLU without a gate.
+"""Arcee (AFM-4.5B): Llama's attention, and MLPs with squared ReLU and no gate.
 
 Source: transformers 5.23 models/arcee, `ArceeForCausalLM`.
 """

@@ -60,9 +60,11 @@ def read(fields: Fields) -> Layout:
 
 
 def mamba2(fields: Fields, width: str = "mamba_expand", **values: Any) -> Mamba2Config:
-    """Mamba-2 by the fields `mamba_*`, which Bamba's kin have too; `values` are set beside them.
+    """Read Mamba-2 from the fields `mamba_*` of Bamba and its relatives; `values` are further
+    arguments.
 
-    `width` is the field that says how wide it is: `mamba_expand` times the model, or by itself.
+    `width` names the field of its width: `mamba_expand` is a factor on the model's width, any other
+    the width itself.
     """
     expanded = width == "mamba_expand"
     hidden = fields.integer("hidden_size")
@@ -79,7 +81,7 @@ def _attention(fields: Fields) -> AttentionConfig:
     heads = fields.integer("num_attention_heads", 32)
     size = fields.integer("head_dim", max(1, fields.integer("hidden_size") // heads))
     bias = fields.boolean("attention_bias", False)
-    # as the class does, an older `partial_rotary_factor` beside these is not believed
+    # like the class, ignore an older `partial_rotary_factor` outside rope_parameters
     turned = rope(fields, size, share=ROTATED, kinds=("default",))
     return attention(fields, size=size, bias=bias, rope=turned)
 
@@ -87,9 +89,9 @@ def _attention(fields: Fields) -> AttentionConfig:
 def place(
     config: ModelConfig, attends: Sequence[bool], rename: dict[str, str] | None = None
 ) -> Layout:
-    """Blocks of `self_attn` or `mamba` and a `feed_forward`, as Jamba names them too.
+    """Place blocks of `self_attn` or `mamba`, then `feed_forward`, named as in Jamba too.
 
-    `rename`: our names within a mixer → the checkpoint's.
+    `rename`: canonical names within a mixer → the checkpoint's.
     """
     layout = Layout(config)
     for block, attending in enumerate(attends):

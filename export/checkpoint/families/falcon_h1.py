@@ -1,8 +1,8 @@
 """Falcon-H1: Mamba-2 and attention side by side in every block, then a gated MLP; µP factors.
 
-Source: transformers 5.23 models/falcon_h1, `FalconH1ForCausalLM`. Both mixers read one norm: here
-attention is a layer that is parallel to the scan's, with the same norm again. The factors are moved
-into weights (`Layout.multiply`).
+Source: transformers 5.23 models/falcon_h1, `FalconH1ForCausalLM`. Both mixers read one norm. Here
+attention is a layer parallel to the scan's, with a copy of its norm. The factors are moved into
+weights (`Layout.multiply`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read(fields: Fields) -> Layout:
 
 
 def _list(fields: Fields, name: str, count: int) -> list[float]:
-    """`count` numbers; absent, all are 1."""
+    """Read `count` numbers; if absent, all are 1."""
     given = fields.values.get(name)
     if given is None:
         return [1.0] * count

@@ -1,7 +1,7 @@
-"""Falcon-Mamba: Mamba-1 whose dt of low rank, B and C are normed, by norms without weights.
+"""Falcon-Mamba: Mamba-1 with norms, without weights, on low-rank dt, B and C.
 
-Source: transformers 5.23 models/falcon_mamba, `FalconMambaForCausalLM`: the norms stand between
-`x_proj` and `dt_proj`, and add `mixer_rms_eps`.
+Source: transformers 5.23 models/falcon_mamba, `FalconMambaForCausalLM`: the norms are between
+`x_proj` and `dt_proj`, with epsilon `mixer_rms_eps`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
     width = fields.integer("hidden_size")
     fields.demand("hidden_act", "silu")
-    # falcon-mamba-7b's config says expand 16, and the width that it has
+    # falcon-mamba-7b's config has a wrong expand, 16, and the true width
     stated = (
         {"d_inner": fields.integer("intermediate_size")} if "intermediate_size" in fields else {}
     )

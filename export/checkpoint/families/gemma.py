@@ -1,6 +1,6 @@
-"""Gemma 1: Llama's blocks, with norms of 1 + weight, embeddings times a root, and GELU in the gate.
+"""Gemma 1: Llama's blocks, with norms of 1 + weight, scaled embeddings, and a GELU gate.
 
-Source: transformers 5.23 models/gemma, `GemmaForCausalLM`, which takes `gelu` for its tanh form.
+Source: transformers 5.23 models/gemma, `GemmaForCausalLM`, which reads `gelu` as its tanh form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TANH = "gelu_pytorch_tanh"
 
 def read(fields: Fields) -> Layout:
     known_only(fields, OWN)
-    # published files have one or both, and the class believes neither
+    # published files have one or both, and the class uses neither
     for name in ("hidden_act", "hidden_activation"):
         if fields.values.get(name) not in (None, "gelu", TANH):
             refuse_activation(fields, name)
@@ -34,13 +34,13 @@ def refuse_activation(fields: Fields, name: str) -> None:
 
 
 def demand_tanh(fields: Fields) -> None:
-    """For what says nothing else of its activation."""
+    """Refuse any `hidden_activation` but GELU's tanh form, in models with no other such field."""
     if fields.values.get("hidden_activation") not in (None, TANH):
         refuse_activation(fields, "hidden_activation")
 
 
 def scale_scores(fields: Fields, layout: Layout, module: str) -> None:
-    """Divide scores by the root of `query_pre_attn_scalar`, in the weights of `module`."""
+    """Divide scores by the root of `query_pre_attn_scalar`, by scaling the weights of `module`."""
     scalar = fields.number("query_pre_attn_scalar", 256.0)
     if not scalar > 0:
         fields.stop("query_pre_attn_scalar", f"is {scalar}, not above 0")
@@ -50,7 +50,7 @@ def scale_scores(fields: Fields, layout: Layout, module: str) -> None:
 
 
 def read_blocks(fields: Fields, family: str, norms: Any = "before", **values: Any) -> Layout:
-    """The model, for Gemma and its kin; `values` as in `llama.read_blocks`."""
+    """Read the layout of Gemma and its relatives; `values` as in `llama.read_blocks`."""
     fields.demand("use_bidirectional_attention", False)
     mlp = fields.build(
         MlpConfig,

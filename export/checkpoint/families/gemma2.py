@@ -1,4 +1,4 @@
-"""Gemma 2: as Gemma, with norms before and behind, and bounds that scores and logits approach.
+"""Gemma 2: like Gemma, with norms before and after, and soft caps on scores and logits.
 
 Source: transformers 5.23 models/gemma2, `Gemma2ForCausalLM`. Every second block has a window.
 """
@@ -43,7 +43,7 @@ def read(fields: Fields) -> Layout:
 
 
 def _bound(fields: Fields, name: str, default: float) -> float | None:
-    """Null is none."""
+    """Read a soft cap; null means none."""
     if fields.values.get(name, default) is None:
         return None
     bound = fields.number(name, default)

@@ -1,6 +1,6 @@
-"""Gemma 3 for text alone (270M and 1B): as Gemma, with norms before and behind, and normed heads.
+"""Gemma 3 for text only (270M and 1B): like Gemma, with norms before and after, and normed heads.
 
-Source: transformers 5.23 models/gemma3, `Gemma3ForCausalLM`. Most blocks look back a window of 512
+Source: transformers 5.23 models/gemma3, `Gemma3ForCausalLM`. Most blocks have a window of 512
 tokens.
 """
 
@@ -23,7 +23,7 @@ _OWN = gemma.OWN | {
     "layer_types", "query_pre_attn_scalar", "rope_local_base_freq", "sliding_window",
     "sliding_window_pattern",
 }  # fmt: skip
-# the field of its base, and what that is where nothing is said
+# kind of attention → field of its RoPE base, and the default
 _BASES = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
 
 

@@ -22,7 +22,7 @@ _GELU = {
     "gelu": "gelu", "gelu_python": "gelu",
     "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
 }  # fmt: skip
-# Masks and tables that older files carry.
+# Masks and tables stored in older files.
 _BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
 
@@ -73,7 +73,7 @@ def _mlp(fields: Fields) -> MlpConfig:
 
 
 def _place(config: ModelConfig, attention: AttentionConfig) -> Layout:
-    # the head has had two names
+    # the head has two possible names
     layout = Layout(
         config,
         ignored=lambda name: name.endswith(_BUFFERS),

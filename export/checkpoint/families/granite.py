@@ -1,4 +1,4 @@
-"""Granite 3: Llama's blocks, with factors of embedding, attention, residual stream and logits.
+"""Granite 3: Llama's blocks, with factors on embedding, attention, residual stream and logits.
 
 Source: transformers 5.23 models/granite, `GraniteForCausalLM`. The factors are moved into weights
 (`Layout.multiply`).
@@ -26,7 +26,7 @@ def read(fields: Fields) -> Layout:
 
 
 def multiplied(fields: Fields, layout: Layout) -> Layout:
-    """The layout with the factors of the config moved into its weights."""
+    """Return the layout with the config's factors moved into its weights."""
     residual = fields.number("residual_multiplier", 1.0)
     scale = fields.number("attention_multiplier", 1.0)
     embedding, logits = (

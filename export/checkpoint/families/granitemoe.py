@@ -1,4 +1,4 @@
-"""Granite 3 with experts: as Granite 3, whose MLPs are a mixture of experts.
+"""Granite 3 with experts: Granite 3 with a mixture of experts in place of each MLP.
 
 Source: transformers 5.23 models/granitemoe, `GraniteMoeForCausalLM`.
 """

@@ -1,8 +1,8 @@
-"""Granite 4.0: blocks of Mamba-2 or attention, then a gated MLP and, in some, experts beside it.
+"""Granite 4.0: blocks of Mamba-2 or attention, then a gated MLP, in some models next to experts.
 
-Source: transformers 5.23 models/granitemoehybrid, `GraniteMoeHybridForCausalLM`. Its attention
-knows no positions unless `position_embedding_type` is `rope`. The MLP is the one that all experts
-share: it is parallel to them. A softmax of the chosen logits is what Granite calls gates.
+Source: transformers 5.23 models/granitemoehybrid, `GraniteMoeHybridForCausalLM`. Its attention has
+no position encoding unless `position_embedding_type` is `rope`. The MLP, shared by all tokens, is
+parallel to the experts. Gates are a softmax of the chosen logits.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def read(fields: Fields) -> Layout:
 def read_blocks(
     fields: Fields, family: str, attends: Sequence[bool], *, turned: bool, shared: int = 1024
 ) -> Layout:
-    """The model, for Granite 4.0 and its kin.
+    """Read the layout of Granite 4.0 and its relatives.
 
     Args:
-        attends: of each block; the others are Mamba-2.
+        attends: whether each block has attention; the others have Mamba-2.
         turned: whether attention rotates q and k.
-        shared: the width of the MLP beside experts, by default.
+        shared: default width of the MLP next to experts.
     """
-    # a model of attention alone may leave the other's sizes at defaults that fit nothing
+    # a model with only attention may leave Mamba-2's sizes at invalid defaults
     mamba = None if all(attends) else bamba.mamba2(fields)
     attending = _attention(fields, turned)
     routed = _experts(fields)
@@ -83,7 +83,7 @@ def read_blocks(
 
 
 def _experts(fields: Fields) -> list[ExpertsConfig]:
-    """Those of a block; none where the model is dense."""
+    """Return the experts of a block; empty if the model is dense."""
     count = fields.integer("num_local_experts", 8, low=0)
     if not count:
         return []

@@ -1,7 +1,7 @@
-"""Granite 3 with experts and an MLP that all tokens share beside them.
+"""Granite 3 with experts and an MLP shared by all tokens.
 
-Source: transformers 5.23 models/granitemoeshared, `GraniteMoeSharedForCausalLM`. A width of 0 is no
-such MLP, and then the model is one of `granitemoe`.
+Source: transformers 5.23 models/granitemoeshared, `GraniteMoeSharedForCausalLM`. A width of 0 means
+no shared MLP, and then the model is one of `granitemoe`.
 """
 
 from __future__ import annotations

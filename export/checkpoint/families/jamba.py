@@ -1,8 +1,8 @@
-"""Jamba: blocks of Mamba-1, whose dt, B and C are normed, or attention, and a gated MLP after each,
-of which every `expert_layer_period`th is a mixture of experts.
+"""Jamba: blocks of Mamba-1, whose dt, B and C are normed, or attention, each followed by a gated
+MLP; every `expert_layer_period`th MLP is a mixture of experts.
 
-Source: transformers 5.23 models/jamba, `JambaForCausalLM`. Its attention knows no positions. What
-experts are worth is their softmax among all, which does not sum to one.
+Source: transformers 5.23 models/jamba, `JambaForCausalLM`. Its attention has no position encoding.
+An expert's gate is its softmax over all experts, so gates do not sum to one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read(fields: Fields) -> Layout:
 
 
 def _every(fields: Fields, what: str, blocks: int, usual: tuple[int, int]) -> list[bool]:
-    """Which blocks have attention, or experts."""
+    """Return which blocks have attention, or experts."""
     period = fields.integer(f"{what}_layer_period", usual[0])
     offset = fields.integer(f"{what}_layer_offset", usual[1], low=0)
     if offset >= period:

@@ -1,7 +1,7 @@
-"""LFM2: gated short convolutions, or attention with normed heads, and a gated MLP after each.
+"""LFM2: gated short convolutions, or attention with normed heads, each followed by a gated MLP.
 
-Source: transformers 5.23 models/lfm2, `Lfm2ForCausalLM`. The MLP is two thirds of the stated width,
-rounded up, where `block_auto_adjust_ff_dim` says so. The last norm is called `embedding_norm`.
+Source: transformers 5.23 models/lfm2, `Lfm2ForCausalLM`. With `block_auto_adjust_ff_dim` the MLP is
+two thirds of the stated width, rounded up. The last norm is called `embedding_norm`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OWN = {
     "block_auto_adjust_ff_dim", "block_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of",
     "conv_L_cache", "conv_bias", "full_attn_idxs", "layer_types", "norm_eps", "tie_embedding",
 }  # fmt: skip
-# Published, and read by no class: sizes said twice, and how weights were initialised.
+# In published configs, but read by no class: repeated sizes, and initialisation.
 _LEFT = {
     "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
     "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
@@ -40,12 +40,12 @@ def read(fields: Fields) -> Layout:
 
 
 def read_blocks(fields: Fields, family: str, feed: Callable[[int], MixerConfig]) -> Layout:
-    """The model, for LFM2 and its kin; `feed` is what follows a block's first mixer."""
+    """Read the layout of LFM2 and its relatives; `feed` returns each block's second layer."""
     blocks = fields.blocks()
     if "layer_types" in fields:
         kinds = layer_types(fields, blocks, _KINDS, "conv")
     else:
-        # absent, it is every block
+        # if absent, every block has attention
         attending = fields.indices("full_attn_idxs", blocks)
         every = "full_attn_idxs" not in fields
         kinds = ["attention" if every or n in attending else "conv" for n in range(blocks)]
@@ -68,7 +68,7 @@ def read_blocks(fields: Fields, family: str, feed: Callable[[int], MixerConfig])
 
 
 def short_conv(fields: Fields, width: int, norms: Norms = "before") -> ShortConvConfig:
-    """The convolution over `width` tokens where nothing else is said."""
+    """Read the short convolution over `width` channels."""
     return fields.build(
         ShortConvConfig,
         d_model=fields.integer("hidden_size"),
@@ -98,7 +98,10 @@ def _attention(fields: Fields) -> AttentionConfig:
 
 
 def place(config: ModelConfig, attention: dict[str, str]) -> Layout:
-    """Two layers a block, for LFM2 and its kin; `attention`: our name of a module → theirs."""
+    """Place the two layers of each block, for LFM2 and its relatives.
+
+    `attention`: canonical name of a module → the checkpoint's.
+    """
     layout = Layout(config)
     for index in range(0, len(config.layers), 2):
         source, first = f"model.layers.{index // 2}", config.layers[index]

@@ -1,7 +1,7 @@
-"""LFM2 with experts: as LFM2, whose MLPs are a mixture of experts behind the first few blocks.
+"""LFM2 with experts: like LFM2, with a mixture of experts for MLP after the first few blocks.
 
-Source: transformers 5.23 models/lfm2_moe, `Lfm2MoeForCausalLM`, which adds 1e-6 to the sum that
-gates are divided by.
+Source: transformers 5.23 models/lfm2_moe, `Lfm2MoeForCausalLM`, which adds 1e-6 to the sum by which
+it divides gates.
 """
 
 from __future__ import annotations

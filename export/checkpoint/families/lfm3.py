@@ -1,9 +1,9 @@
-"""LFM3: as LFM2, with norms before and behind, windows, and a gate on every head of attention.
+"""LFM3: like LFM2, with norms before and after, windows, and a gate on every head of attention.
 
 Source: transformers 5.23 models/lfm3, `Lfm3ForCausalLM`, whose g_proj is gate_proj in files. Full
-attention turns by proportional RoPE: pairs of values half a head apart, of which only the first
-rotate, by the frequencies of a whole head. Here those that rotate are the first values of a head:
-rows of queries and keys change places alike, which no score sees.
+attention has proportional RoPE: of the pairs of values half a head apart, only the first rotate, by
+the frequencies of a whole head. Here the rotated values come first in a head: rows of queries and
+keys are permuted alike, which does not change scores.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def read(fields: Fields) -> Layout:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    """What each block begins with. Absent: of every four a window, all, and two convolutions."""
+    """Return each block's first mixer. By default, every four blocks are a window, full attention,
+    and two convolutions."""
     blocks = fields.blocks()
     if fields.values.get("layer_types") is not None:
         return layer_types(fields, blocks, {kind: kind for kind in _KINDS}, "conv")
@@ -78,7 +79,7 @@ def _kinds(fields: Fields) -> list[str]:
 
 
 def _rope(fields: Fields, kind: str, size: int) -> RopeConfig | None:
-    """The rotation of one kind of attention; None where no pair of values turns."""
+    """Return the RoPE of one kind of attention, or None if no pair of values rotates."""
     given = fields.section("rope_parameters").section(kind)
     if kind == FULL and fields.values.get("rope_parameters") is None:
         given.values = _PROPORTIONAL
@@ -91,7 +92,7 @@ def _rope(fields: Fields, kind: str, size: int) -> RopeConfig | None:
 
 
 def _proportional(given: Fields, size: int) -> RopeConfig | None:
-    """`turned` values of a head of `size` rotate, by the frequencies theta^(-2i/size)."""
+    """Return a RoPE that rotates a share of a head of `size`, by frequencies theta^(-2i/size)."""
     given.known_only({*_PROPORTIONAL, "factor"})
     theta, share = given.number("rope_theta", 1e6), given.number("partial_rotary_factor", 1.0)
     if theta <= 0:
@@ -107,7 +108,7 @@ def _proportional(given: Fields, size: int) -> RopeConfig | None:
 
 
 def _place_attention(layout: Layout, ours: str, layer: AttentionConfig) -> None:
-    gate = f"{ours}.gate_proj.bias"  # which theirs never has
+    gate = f"{ours}.gate_proj.bias"  # absent in files
     if layout.pieces.pop(gate, None) is not None:
         layout.constants[gate] = 0.0
     size, turned = layer.head_dim, layer.rope.dim if layer.rope else layer.head_dim
@@ -123,7 +124,7 @@ def _place_attention(layout: Layout, ours: str, layer: AttentionConfig) -> None:
 
 
 def _turned_first(size: int, turned: int) -> tuple[int, ...]:
-    """The values of a head, in whose halves the first turned/2 rotate, with those before others."""
+    """Return the order of a head's values that puts the rotated ones first: turned/2 per half."""
     half, pairs = size // 2, turned // 2
     first = [*range(pairs), *range(half, half + pairs)]
     return (*first, *range(pairs, half), *range(half + pairs, size))

@@ -1,7 +1,7 @@
 """Llama 1 to 3: attention with grouped heads and RoPE, then a gated MLP.
 
-Source: transformers 5.23 models/llama, `LlamaForCausalLM`. `pretraining_tp` splits products that
-are summed again; `initializer_range` and dropouts are of training.
+Source: transformers 5.23 models/llama, `LlamaForCausalLM`. `pretraining_tp` splits products and
+sums them again; `initializer_range` and dropouts only concern training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edge.mixers.base import MixerConfig, Norms
 NAME = "llama"
 _OWN = {"attention_bias", "head_dim", "mlp_bias"}
 BEHIND = ("post_attention_layernorm", "post_feedforward_layernorm")
-# whether a layer attends, and where it has norms → their names, of what it reads and gives; its own
+# (whether a layer attends, where it has norms) → (names of its norms before and after), mixer name
 _NORMS = {
     (True, "before"): (("input_layernorm", ""), "self_attn"),
     (True, "behind"): (("", BEHIND[0]), "self_attn"),
@@ -61,19 +61,20 @@ def read_blocks(
     logits_softcap: float | None = None,
     **attending: Any,
 ) -> Layout:
-    """The model, for Llama and its kin.
+    """Read the layout of Llama and its relatives.
 
     Args:
-        kv_heads: by default; None are as many as heads.
-        attention_bias: None is as the field says.
-        size: of a head where `head_dim` is absent; None is `hidden_size / num_attention_heads`.
-        theta: of RoPE, where the config does not say.
-        turned: where RoPE of each block is said; None is a block without. None given are `fields`.
-        windows: how many tokens each block looks back on. None given are all.
-        tied: the default of `tie_word_embeddings`.
-        feed: what follows the attention of a block; None is an MLP of `intermediate_size`.
-        logits_softcap: bound that logits approach.
-        attending: further fields of attention; of `norms` an MLP that is not given has the same.
+        kv_heads: default number of KV heads; None is one per head.
+        attention_bias: whether attention has biases; None reads the config's field.
+        size: size of a head if `head_dim` is absent; None is `hidden_size / num_attention_heads`.
+        theta: default base of RoPE.
+        turned: fields that describe each block's RoPE; None is a block without RoPE. If empty, all
+            blocks read `fields`.
+        windows: each block's window in tokens; None is no window. If empty, no block has one.
+        tied: default of `tie_word_embeddings`.
+        feed: what follows a block's attention; None is an MLP of `intermediate_size`.
+        logits_softcap: soft cap on logits.
+        attending: further arguments of attention; `norms` also applies to the default MLP.
     """
     size = head_size(fields) if "head_dim" in fields or size is None else size
     blocks = fields.blocks()
@@ -102,7 +103,7 @@ def read_blocks(
 
 
 def _mlps(fields: Fields, norms: Norms) -> Callable[[int], Sequence[MixerConfig]]:
-    """Llama's own MLP behind every attention."""
+    """Return Llama's MLP after every attention."""
     fields.demand("hidden_act", "silu")
     mlp = fields.build(
         MlpConfig,
@@ -114,7 +115,7 @@ def _mlps(fields: Fields, norms: Norms) -> Callable[[int], Sequence[MixerConfig]
 
 
 def _scale_rotated(layout: Layout, turned: Sequence[Fields | None], module: str) -> None:
-    """Move what RoPE multiplies queries and keys by into the modules before it."""
+    """Move RoPE's factor on queries and keys into the modules before it."""
     attends = (i for i, layer in enumerate(layout.config.layers) if layer.attends)
     for index, each in zip(attends, turned, strict=True):
         magnitude = 1.0 if each is None else rope_magnitude(each)
@@ -123,7 +124,7 @@ def _scale_rotated(layout: Layout, turned: Sequence[Fields | None], module: str)
 
 
 def _rope(fields: Fields, size: int, theta: float) -> RopeConfig:
-    """Of whole heads."""
+    """Read RoPE over whole heads."""
     rotation = rope(fields, size, theta=theta, kinds=(*ROPES, "yarn"))
     if rotation.dim != size:
         name = "rope_parameters.partial_rotary_factor"
@@ -132,7 +133,7 @@ def _rope(fields: Fields, size: int, theta: float) -> RopeConfig:
 
 
 def place(config: ModelConfig) -> Layout:
-    """Where `LlamaForCausalLM` and its kin keep their tensors; a block begins with attention."""
+    """Place the tensors of `LlamaForCausalLM` and its relatives; blocks begin with attention."""
     layout = Layout(config, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
     block = -1
     for index, layer in enumerate(config.layers):

@@ -1,7 +1,7 @@
 """Mamba-1: state-spaces' original checkpoints and transformers' `MambaForCausalLM`.
 
-Source: transformers 5.23 models/mamba. Of the `time_step_*` fields all but the rank say how
-weights were initialised.
+Source: transformers 5.23 models/mamba. The `time_step_*` fields, except the rank, only concern
+initialisation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIXER = "expand state_size conv_kernel time_step_rank use_conv_bias use_bias"
 
 
 def claims(fields: Fields) -> bool:
-    """Whichever Mamba layer a state-spaces config names, if it is not Mamba2, is ours to refuse."""
+    """Claim state-spaces configs with any layer but Mamba2, to refuse unknown layers here."""
     if is_transformers(fields, "mamba", "MambaForCausalLM"):
         return True
     return is_state_spaces(fields) and state_spaces.ssm_layer(fields) != "Mamba2"

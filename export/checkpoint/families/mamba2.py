@@ -1,8 +1,8 @@
 """Mamba-2: state-spaces' original checkpoints and transformers' `Mamba2ForCausalLM`.
 
 Source: transformers 5.23 models/mamba2. Its gated norm works per group of d_inner/n_groups, as
-here; versions before 4.57 normalised the whole width. `norm_before_gate`, which Codestral Mamba's
-config has, is not read there either: the norm is behind the gate.
+here; versions before 4.57 normalised the whole width. `norm_before_gate` in Codestral Mamba's
+config is ignored, as in transformers: the norm follows the gate.
 """
 
 from __future__ import annotations

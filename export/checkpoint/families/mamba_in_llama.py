@@ -1,13 +1,13 @@
-"""The Mamba in the Llama: a Llama (or kin) some of whose attention layers are Mamba or Mamba-2.
+"""The Mamba in the Llama: a Llama or relative with Mamba or Mamba-2 for some attention layers.
 
 Source: jxiw/MambaInLlama 60d64dc, mamba/ and mamba2/hybrid_mamba_layer.py and hybrid_wrapper.py. A
-folder has the Transformer's own config.json, and mamba_config.json beside it. Heads that shared a
-key and a value share B and x, which are stored once. The gated norm's epsilon is 1e-5 in that code
-and the model's own here; published models have 1e-5.
+folder has the Transformer's config.json, and mamba_config.json next to it. Heads that shared a key
+and a value share B and x, which are stored once. The gated norm's epsilon is 1e-5 in that code, and
+the model's here; published models have 1e-5.
 
-In the code for Mamba a head is as wide as the state, whatever attention's heads were; dt, B and C
-are made of the layer's input. `dt_proj` adds its bias to dt, and the scan adds it again: it counts
-twice.
+In the code for Mamba a head is as wide as the state, whatever the size of attention's heads, and
+dt, B and C are computed from the layer's input. `dt_proj` adds its bias to dt, and the scan adds it
+again, so it counts twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "mamba_in_llama"
 CONFIG = "mamba_config.json"
 D_CONV = 4
 Mixer = Mamba1Config | Mamba2Config
-# the mixer in an attention layer's place
+# attention layer → mixer that replaces it
 Make = Callable[[AttentionConfig], Mixer]
 _REMEDY = "do config.json and mamba_config.json come from the same model?"
 
@@ -37,11 +37,11 @@ def claims(fields: Fields) -> bool:
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field of either file."""
+    """Return the layout. Raises CheckpointError for a bad field of either file."""
     base = next((f for f in families.every() if f.name != NAME and f.claims(fields)), None)
     if base is None:
         named = str(fields.values.get("model_type"))[:80]
-        fields.stop("model_type", f"{named!r} is no Transformer that is read here", UNSUPPORTED)
+        fields.stop("model_type", f"{named!r} is not a supported Transformer", UNSUPPORTED)
     whole = base.read(fields)
     fields.check()
     file = fields.file.parent / CONFIG
@@ -51,7 +51,7 @@ def read(fields: Fields) -> Layout:
 
 
 def _described(own: Fields, config: ModelConfig) -> tuple[list[int], Make]:
-    """The blocks without attention, and what they have; once the file is known to fit."""
+    """Check that mamba_config.json fits; return the blocks without attention, and their mixer."""
     blocks = len(config.layers) // 2
     attention = own.indices("attn_layers", blocks)
     heads = config.layers[0]
@@ -102,13 +102,13 @@ def _mamba1(ssm: Fields, heads: AttentionConfig, d_model: int) -> Make:
 
 def _expect(fields: Fields, name: str, expected: int, found: int) -> None:
     if found != expected:
-        fields.inconsistent(name, f"is {found}, config.json makes it {expected}", _REMEDY)
+        fields.inconsistent(name, f"is {found}, but config.json implies {expected}", _REMEDY)
 
 
 def mixer_for(attention: AttentionConfig) -> Mamba2Config:
-    """The SSM in an attention layer's place: a head for a head, whose state is as wide as a key.
+    """Return the Mamba-2 that replaces an attention layer: as many heads, states as wide as keys.
 
-    Every head has B and C of its own here; those that share them hold the same numbers.
+    Every head has its own B and C; heads that share them hold the same numbers.
     """
     inner = attention.n_heads * attention.head_dim
     return Mamba2Config(
@@ -123,8 +123,10 @@ def mixer_for(attention: AttentionConfig) -> Mamba2Config:
 
 def mamba1_for(attention: AttentionConfig, *, d_state: int, dt_rank: int, d_conv: int = D_CONV,
                conv_bias: bool = True) -> Mamba1Config:  # fmt: skip
-    """Mamba in an attention layer's place. B is stored once for the heads that share it, x is not:
-    every channel has a convolution of its own.
+    """Return the Mamba-1 that replaces an attention layer.
+
+    B is stored once for the heads that share it; x is not, because every channel has its own
+    convolution.
     """
     inner = attention.n_heads * attention.head_dim
     return Mamba1Config(
@@ -142,7 +144,7 @@ def mamba1_for(attention: AttentionConfig, *, d_state: int, dt_rank: int, d_conv
 def hybrid_config(
     config: ModelConfig, replaced: Sequence[int], make: Make = mixer_for
 ) -> ModelConfig:
-    """The Transformer with the attention of some blocks replaced; itself where none is."""
+    """Return the config with the attention of some blocks replaced, or itself if none is."""
     if not replaced:
         return config
     layers: list[MixerConfig] = list(config.layers)
@@ -158,7 +160,7 @@ def hybrid_config(
 
 
 def replace_attention(whole: Layout, replaced: Sequence[int], make: Make = mixer_for) -> Layout:
-    """A Transformer's places, with those of the SSMs in the places of some attention layers."""
+    """Return a Transformer's layout with SSMs in place of some attention layers."""
     config = hybrid_config(whole.config, replaced, make)
     layout = replace(whole, config=config, pieces={})
     for block in replaced:
@@ -217,15 +219,15 @@ def _of_mixer(name: str, replaced: Sequence[int]) -> bool:
 
 
 def shared_rows(heads: int, kv_heads: int, dim: int) -> list[int]:
-    """The stored row of each row of all heads, of which some share a key."""
+    """Return the stored row of each row of all heads, where heads of a group share a key."""
     group = heads // kv_heads
     return [head // group * dim + at for head in range(heads) for at in range(dim)]
 
 
 def grouped_rows(mixer: Mixer, kv_heads: int) -> dict[str, tuple[int, ...]]:
-    """Which stored row each row of in_proj and of conv1d is: B's and x's are stored a KV head.
+    """Return the stored row of each row of in_proj and conv1d; B and x are stored per KV head.
 
-    Of Mamba, whose in_proj is x and z, x's are.
+    For Mamba, whose in_proj is x and z, only x is.
     """
     inner = mixer.d_inner
     if isinstance(mixer, Mamba1Config):
@@ -249,7 +251,7 @@ def grouped_rows(mixer: Mixer, kv_heads: int) -> dict[str, tuple[int, ...]]:
 
 
 def mamba_config(config: ModelConfig, kv_heads: int, d_intermediate: int) -> dict[str, object]:
-    """mamba_config.json of a hybrid."""
+    """Return the content of a hybrid's mamba_config.json."""
     mixers = config.layers[::2]
     mixer = next(m for m in mixers if isinstance(m, Mamba1Config | Mamba2Config))
     ssm: dict[str, object] = {"expand": 1, "d_state": mixer.d_state}

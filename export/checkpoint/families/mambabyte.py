@@ -1,10 +1,10 @@
 """MambaByte: Mamba-1 over bytes, in two layouts.
 
-The Hub models (JunxiongWang/MambaByte_*) are state-spaces checkpoints whose vocabulary is 256.
-The paper repository's own class, `MambaByteLM` (jxiw/MambaByte at 5e16f78, src/mambabyte/lm.py,
-model.py), has LayerNorms with bias and an untied head. That repository stores the weights alone,
-as a .pt file; its config.json here is the constructor's arguments with `"model_type":
-"mambabyte"`. Its loader renames old spellings (src/utils/torch_utils.py), and so does this one.
+The Hub models (JunxiongWang/MambaByte_*) are state-spaces checkpoints with a vocabulary of 256.
+The paper's own class, `MambaByteLM` (jxiw/MambaByte at 5e16f78, src/mambabyte/lm.py, model.py), has
+LayerNorms with bias and an untied head. Its repository stores only the weights, as a .pt file; its
+config.json here has the constructor's arguments and `"model_type": "mambabyte"`. Its loader renames
+old spellings (src/utils/torch_utils.py), and so does this one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
 def claims(fields: Fields) -> bool:
-    """Named so, or Mamba-1 over 256 tokens with no tokenizer beside it."""
+    """Claim configs of this type, and Mamba-1 over 256 tokens without a tokenizer."""
     if fields.values.get("model_type") == NAME or _is_own_class(fields):
         return True
     directory = fields.file.parent
@@ -76,14 +76,15 @@ def _read_own(fields: Fields) -> Layout:
 
 
 def _modern(name: str) -> str:
-    """`module.backbone.embedding.weight` → `mambabyte.token_embedding.weight`, and the like."""
+    """Rename old spellings: `module.backbone.embedding.weight` →
+    `mambabyte.token_embedding.weight`."""
     name = re.sub(r"^module\.", "", name)
     name = re.sub(r"^backbone\.", "mambabyte.", name)
     name = re.sub(r"^mambabyte\.embedding\.", "mambabyte.token_embedding.", name)
     return re.sub(r"^mambabyte\.norm_f\.", "mambabyte.final_norm.", name)
 
 
-# its state-spaces layout differs from Mamba's by the vocabulary alone
+# first, because its state-spaces layout differs from Mamba's only in the vocabulary
 FAMILY = Family(
     NAME, "model_type mambabyte, or state-spaces' with vocab_size 256", claims, read, first=True
 )

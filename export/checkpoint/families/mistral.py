@@ -1,7 +1,7 @@
-"""Mistral: Llama's blocks without biases, whose attention may look back a window of tokens only.
+"""Mistral: Llama's blocks without biases, whose attention may have a sliding window.
 
-Source: transformers 5.23 models/mistral, `MistralForCausalLM`. A context that ends where the window
-does never slides: in it the model is Llama's, so that is the context it gets.
+Source: transformers 5.23 models/mistral, `MistralForCausalLM`. A window that covers the whole
+context is dropped, and the model is then Llama's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Codestral Mamba as mistral-inference has it: params.json and consolidated.safetensors.
+"""Codestral Mamba in mistral-inference's form: params.json and consolidated.safetensors.
 
-Source: mistral-inference, args.py (`MambaArgs`) and mamba.py: the numbers are those of a
-state-spaces config with Mamba-2 layers, and the model hangs under the name `model`.
+Source: mistral-inference, args.py (`MambaArgs`) and mamba.py: the fields are those of a
+state-spaces config with Mamba-2 layers, and tensor names begin with `model`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def read(fields: Fields) -> Layout:
     fields.known_only({*_CALLED, *_INERT, "n_groups"})
     for name in ("dim", "n_layers", "n_groups"):
         fields.integer(name)
-    fields.check()  # by the names of this file, before the others
+    fields.check()  # report faults by this file's names, not by state-spaces'
     values = {ours: fields.values[name] for name, ours in _CALLED.items() if name in fields}
     values["ssm_cfg"] = {"layer": "Mamba2", "ngroups": fields.values["n_groups"]}
     layout = state_spaces.read(Fields(fields.file, values), NAME)
@@ -36,7 +36,7 @@ def read(fields: Fields) -> Layout:
     return layout
 
 
-# its model_type is Mamba's
+# first, because its model_type is Mamba's
 FAMILY = Family(
     "mistral_mamba", "mistral-inference's params.json of model_type mamba", claims, read, first=True
 )

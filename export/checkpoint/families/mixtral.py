@@ -1,7 +1,7 @@
-"""Mixtral: as Mistral, whose MLPs are a mixture of experts.
+"""Mixtral: like Mistral, with a mixture of experts in place of each MLP.
 
-Source: transformers 5.23 models/mixtral, `MixtralForCausalLM`; published files call what is `mlp`
-there `block_sparse_moe`, and its matrices w1, w3 and w2.
+Source: transformers 5.23 models/mixtral, `MixtralForCausalLM`; published files name its `mlp`
+`block_sparse_moe`, and its matrices w1, w3 and w2.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Nemotron-H: layers of Mamba-2, of attention without positions, and of MLPs with squared ReLU, or
-experts of that form beside an MLP that all tokens share.
+"""Nemotron-H: layers of Mamba-2, attention without position encoding, and MLPs with squared ReLU,
+or experts of that form next to an MLP shared by all tokens.
 
-Source: transformers 5.23 models/nemotron_h, `NemotronHForCausalLM`, and nvidia's own class beside
-the weights. transformers clamps dt to `time_step_min` and more in runs, and not in steps; nvidia's
-kernels do neither, and neither does this reader: `time_step_limit` alone is a limit.
+Source: transformers 5.23 models/nemotron_h, `NemotronHForCausalLM`, and NVIDIA's class published
+with the weights. transformers clamps dt to at least `time_step_min` in prefill but not in decode.
+NVIDIA's kernels never do, and neither does this reader: only `time_step_limit` is a limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OWN = {
     "mamba_ssm_cache_dtype", "mlp_bias", "mlp_hidden_act", "n_groups", "norm_eps",
     "ssm_state_size", "time_step_limit", "time_step_rank", "use_bias", "use_conv_bias",
 }  # fmt: skip
-# moe_shared_expert_overlap says when things run; layers that predict tokens ahead are not stored
+# moe_shared_expert_overlap only concerns scheduling; layers that predict further tokens are absent
 _OF_EXPERTS = {
     "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size",
     "moe_shared_expert_overlap", "mtp_layers_block_type", "n_group", "n_routed_experts",
@@ -61,9 +61,9 @@ def read(fields: Fields) -> Layout:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    """The kind of every layer: by `hybrid_override_pattern`, as M*-E, or in words."""
+    """Return the kind of every layer, from letters in `hybrid_override_pattern` or from words."""
     name, pattern = "hybrid_override_pattern", fields.values.get("hybrid_override_pattern")
-    found = ["mamba"]  # in place of what is refused
+    found = ["mamba"]  # stands in for a refused value
     if pattern is None:
         name = "layer_types" if "layer_types" in fields else "layers_block_type"
         given = fields.values.get(name)
@@ -91,7 +91,7 @@ def _mlp(fields: Fields, width: str, usual: int, *, parallel: bool = False) -> M
 
 
 def _experts(fields: Fields) -> list[Any]:
-    """Those, and the MLP beside them."""
+    """Read the experts and the MLP next to them."""
     latent = fields.integer("moe_latent_size") if "moe_latent_size" in fields else None
     if latent is not None:
         fields.demand("mlp_bias", False)

@@ -1,4 +1,4 @@
-"""OLMo 2: Llama's blocks, with norms behind attention and MLP, and one of all of q and of all of k.
+"""OLMo 2: Llama's blocks, with norms after attention and MLP, and one over all of q and of k.
 
 Source: transformers 5.23 models/olmo2, `Olmo2ForCausalLM`.
 """

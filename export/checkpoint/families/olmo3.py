@@ -1,4 +1,4 @@
-"""OLMo 3: as OLMo 2, with a sliding window in three of four blocks, and YaRN in the others.
+"""OLMo 3: like OLMo 2, with a sliding window in three of four blocks, and YaRN in the others.
 
 Source: transformers 5.23 models/olmo3, `Olmo3ForCausalLM`.
 """

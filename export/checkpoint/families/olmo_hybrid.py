@@ -1,9 +1,8 @@
-"""OLMo Hybrid: Gated DeltaNet, and at every fourth block OLMo 3's attention, with or without RoPE.
+"""OLMo Hybrid: Gated DeltaNet, and in every fourth block OLMo 3's attention, with or without RoPE.
 
 Source: transformers 5.23 models/olmo_hybrid, `OlmoHybridForCausalLM`. Blocks of attention have
-norms behind their parts, the others before them. What `linear_allow_neg_eigval` allows doubles β.
-Queries, keys and values have a convolution each. The gated norm adds 1e-5, whatever the config
-says.
+norms after their parts, the others before them. `linear_allow_neg_eigval` doubles β. Queries, keys
+and values have a convolution each. The gated norm's epsilon is 1e-5, whatever the config says.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from edge.export.checkpoint.layout import Block, Layout, SourceTensor
 from edge.mixers.base import MixerConfig
 
 NAME = "olmo_hybrid"
-# How weights were initialised, besides.
+# Initialisation of weights.
 _LEFT = {
     f"linear_{name}" for name in ("a_log_max", "a_log_min", "dt_init_floor", "dt_max", "dt_min")
 }
@@ -84,7 +83,7 @@ def _attention(fields: Fields) -> AttentionConfig:
 
 
 def _rope(fields: Fields, size: int) -> RopeConfig | None:
-    """None where a file says that there is no base to turn by."""
+    """Read RoPE; return None if the file says that there is no base."""
     said = fields.values.get("rope_parameters")
     if isinstance(said, dict) and "rope_theta" in said and said["rope_theta"] is None:
         return None
@@ -111,7 +110,7 @@ def _place(config: ModelConfig, kinds: list[str]) -> Layout:
 
 
 def _norms_of_the_class(name: str) -> str:
-    """Files of the hub have other names, and files that transformers saved have some of both."""
+    """Map norm names of files on the hub to transformers'; files that it saved may have both."""
     name = name.replace(".attention_layer_norm.", ".input_layernorm.")
     return name.replace(".feedforward_layer_norm.", ".post_attention_layernorm.")
 

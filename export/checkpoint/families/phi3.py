@@ -1,9 +1,9 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini: Llama's blocks, with q, k and v in one tensor, and gate and up.
+"""Phi-3, Phi-3.5 and Phi-4-mini: Llama's blocks, with q, k and v fused, and gate and up fused.
 
 Source: transformers 5.23 models/phi3, `Phi3ForCausalLM`. LongRoPE has one set of factors for texts
-of up to `original_max_position_embeddings`, and another, for all positions, as soon as a text is
-longer. A KV cache keeps keys that are turned already, so the first set is used, and the context
-ends where it does.
+of up to `original_max_position_embeddings`, and another for all positions of a longer text. Keys in
+a KV cache are already rotated, so only the first set is used, which limits the context to its
+range.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _OWN = {
     "embd_pdrop", "head_dim", "original_max_position_embeddings", "partial_rotary_factor",
     "resid_pdrop", "sliding_window",
 }  # fmt: skip
-# names that LongRoPE had
+# former names of LongRoPE
 _OLD = ("su", "yarn")
-# published, and read by no class
+# in published configs, but read by no class
 _LEFT = {"full_attn_mod", "interpolate_factor"}
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
+    """Return the layout. Raises CheckpointError for a bad field."""
     known_only(fields, _OWN | _LEFT)
     fields.demand("hidden_act", "silu")
     for name in ("rope_scaling", "rope_parameters"):

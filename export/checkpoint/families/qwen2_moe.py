@@ -1,7 +1,7 @@
-"""Qwen1.5-MoE and Qwen2-MoE: as Qwen2, with experts and one that every token shares, behind a gate.
+"""Qwen1.5-MoE and Qwen2-MoE: like Qwen2, with experts, plus a gated expert shared by all tokens.
 
 Source: transformers 5.23 models/qwen2_moe, `Qwen2MoeForCausalLM`. The gate is a sigmoid of one
-product: so the shared part is a layer of one expert beside the others, which a router chooses.
+product, so the shared part is a layer with one expert, parallel to the routed experts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read(fields: Fields) -> Layout:
 
 
 def shared(fields: Fields, width: int) -> ExpertsConfig:
-    """The part that every token shares; of `width` where the config is silent."""
+    """Read the expert that all tokens share; `width` is the default width."""
     return fields.build(
         ExpertsConfig,
         n_experts=1,
@@ -49,7 +49,7 @@ def shared(fields: Fields, width: int) -> ExpertsConfig:
 
 
 def place_shared(layout: Layout) -> None:
-    """The tensors of `shared`, behind a layer of experts that is placed."""
+    """Place the tensors of `shared` after each placed layer of experts."""
     for index, layer in enumerate(layout.config.layers):
         if layer.kind == "experts" and layer.is_parallel:
             ours, mlp = f"layers.{index}", layout.pieces[f"layers.{index - 1}.router.weight"].source
@@ -60,7 +60,7 @@ def place_shared(layout: Layout) -> None:
 
 
 def place_stacks(layout: Layout) -> None:
-    """The experts of layers that are placed, in the other form: two stacks of matrices."""
+    """Add the alternative form of placed layers' experts: two stacks of matrices."""
     for index, layer in enumerate(layout.config.layers):
         if not isinstance(layer, ExpertsConfig) or layer.is_parallel:
             continue

@@ -1,4 +1,4 @@
-"""Qwen3: Llama's blocks, with an RMSNorm of every head of q and k before RoPE.
+"""Qwen3: Llama's blocks, with an RMSNorm on every head of q and k before RoPE.
 
 Source: transformers 5.23 models/qwen3, `Qwen3ForCausalLM`.
 """

@@ -1,9 +1,9 @@
-"""Qwen3.5: Gated DeltaNet, and at every fourth block attention with a gate behind it; an MLP after
-each.
+"""Qwen3.5: Gated DeltaNet, and in every fourth block attention with an output gate, each followed
+by an MLP.
 
 Source: transformers 5.23 models/qwen3_5, `Qwen3_5ForCausalLM`, and the language model of
-`Qwen3_5ForConditionalGeneration`: text has one position, so its RoPE in three parts is RoPE.
-Norms are of 1 + weight, but for the gated one. Layers that draft (`mtp`) are left out.
+`Qwen3_5ForConditionalGeneration`, whose three-part RoPE is plain RoPE for text. Norms scale by
+1 + weight, except the gated norm. Layers that draft (`mtp`) are ignored.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ OWN = {
     "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads",
     "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype", "partial_rotary_factor",
 }  # fmt: skip
-# Layers that predict more than the next token, which this graph has not; and read by no class.
+# Fields of layers that predict tokens beyond the next, which are ignored, and fields never read.
 LEFT = {"mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
-# Of the model around the text's: images, the tokens that stand for them, and sizes said again.
+# Fields of a multimodal model around the text model: images, their tokens, and repeated sizes.
 _AROUND = {
     "head_dim", "image_token_id", "language_model_only", "text_config", "video_token_id",
     "vision_config", "vision_end_token_id", "vision_start_token_id",
@@ -54,7 +54,7 @@ def read(fields: Fields) -> Layout:
 
 
 def of_the_text(fields: Fields, own: Iterable[str]) -> Fields:
-    """What is said of the text's model, whose fields are `own`, alone or in a larger one."""
+    """Return the text model's fields, alone or within a larger model; refuse any not in `own`."""
     text = fields if fields.values.get("text_config") is None else _section(fields)
     known_only(text, {*own, *LEFT})
     if text is not fields:
@@ -64,7 +64,7 @@ def of_the_text(fields: Fields, own: Iterable[str]) -> Fields:
 
 
 def _section(fields: Fields) -> Fields:
-    """What is said of the text's model. Whether its head is tied may be said beside it."""
+    """Return the text model's section; `tie_word_embeddings` may be next to it."""
     known_only(fields, _AROUND)
     text, tied = fields.section("text_config"), "tie_word_embeddings"
     if tied in fields:
@@ -79,9 +79,10 @@ def read_blocks(
     place: Place | None = None,
     kv_heads: int = 4,
 ) -> Layout:
-    """The model, for Qwen3.5 and its kin; `feed` is what follows a block's first mixer. `place`
-    puts the projections of DeltaNet where they lie, if not as Qwen3.5 has them: (layout, the layer,
-    its mixer in the source, the mixer).
+    """Read the layout of Qwen3.5 and its relatives.
+
+    `feed` gives what follows a block's first mixer. `place` overrides where DeltaNet's projections
+    are; its arguments are the layout, the layer, the mixer's name in the source, and the mixer.
     """
     blocks = fields.blocks(32)
     if "layer_types" in fields:
@@ -114,7 +115,7 @@ def read_blocks(
 
 
 def deltanet(fields: Fields, **values: Any) -> GatedDeltaNetConfig:
-    """`values` are further fields of it."""
+    """Read Gated DeltaNet; `values` are further arguments."""
     heads = fields.integer("linear_num_value_heads", 32)
     groups = fields.integer("linear_num_key_heads", 16)
     if heads % groups:
@@ -163,7 +164,8 @@ def _is_not_of_the_text(name: str) -> bool:
 
 
 def family(name: str, classes: str, read: Callable[[Fields], Layout]) -> Family:
-    """A family whose files are of the text's model or of a larger one; `classes` begin so."""
+    """Return a family of text models, alone or within a larger one; `classes` is the prefix of
+    their class names."""
 
     def claims(fields: Fields) -> bool:
         alone = is_transformers(fields, f"{name}_text", f"{classes}ForCausalLM")

@@ -1,7 +1,7 @@
-"""Qwen3.5 with experts, and one that every token shares, behind a gate.
+"""Qwen3.5 with experts, plus a gated expert shared by all tokens.
 
 Source: transformers 5.23 models/qwen3_5_moe, `Qwen3_5MoeForCausalLM`, and the language model of
-`Qwen3_5MoeForConditionalGeneration`. Files have the experts' matrices one by one or in stacks.
+`Qwen3_5MoeForConditionalGeneration`. Files have the experts' matrices separately or stacked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Qwen3 with experts: as Qwen3, whose MLPs are a mixture of experts, all or every few of them.
+"""Qwen3 with experts: like Qwen3, with a mixture of experts in place of all or some MLPs.
 
 Source: transformers 5.23 models/qwen3_moe, `Qwen3MoeForCausalLM`.
 """
@@ -38,8 +38,8 @@ def read(fields: Fields) -> Layout:
 def routed(
     fields: Fields, count: int, width: int, *, per_token: int, normalise: bool = False
 ) -> ExpertsConfig:
-    """The experts that a router chooses, and their sizes where the config is silent."""
-    # published files say the first, transformers 5 the second
+    """Read the experts that a router chooses; arguments are the defaults of the config's fields."""
+    # published files have the first, transformers 5 writes the second
     name = "num_experts" if "num_experts" in fields else "num_local_experts"
     return experts(
         fields,
@@ -51,7 +51,7 @@ def routed(
 
 
 def feed(fields: Fields, *mixed: MixerConfig) -> Callable[[int], Sequence[MixerConfig]]:
-    """What follows the attention of a block: `mixed`, or where a config says so an MLP."""
+    """Return what follows a block's attention: `mixed`, or an MLP in the blocks that have one."""
     mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size", 6144))
     dense = fields.indices("mlp_only_layers", fields.integer("num_hidden_layers"))
     step = fields.integer("decoder_sparse_step", 1)

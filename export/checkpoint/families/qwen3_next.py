@@ -1,8 +1,8 @@
-"""Qwen3-Next: as Qwen3.5, with experts and one that every token shares, behind a gate.
+"""Qwen3-Next: like Qwen3.5, with experts, plus a gated expert shared by all tokens.
 
 Source: transformers 5.23 models/qwen3_next, `Qwen3NextForCausalLM`. The projections of Gated
-DeltaNet lie in two tensors, key head by key head; in a GGUF file q, k and v lie in one, one behind
-the other, and z in another. Experts' matrices are one by one or in stacks.
+DeltaNet are in two tensors, grouped by key head. A GGUF file has q, k and v in one tensor, one
+after the other, and z in another. Experts' matrices are separate or stacked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama's blocks, of which some know no positions.
+"""SmolLM3: Llama's blocks, some of them without position encoding.
 
 Source: transformers 5.23 models/smollm3, `SmolLM3ForCausalLM`. `no_rope_layers` holds 1 for a block
 with RoPE and 0 for one without; absent, every `no_rope_layer_interval`-th block has none.
@@ -35,7 +35,7 @@ def read(fields: Fields) -> Layout:
 
 
 def _rotates(fields: Fields) -> list[bool]:
-    """Whether each block has RoPE."""
+    """Return whether each block has RoPE."""
     blocks = fields.blocks()
     interval = fields.integer("no_rope_layer_interval", 4)
     every = [(index + 1) % interval != 0 for index in range(blocks)]

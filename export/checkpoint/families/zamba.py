@@ -1,10 +1,10 @@
-"""Zamba: Mamba-1 layers of several heads, some of which also read what one shared block of
-attention and MLP gives.
+"""Zamba: Mamba-1 layers with several heads, some of which also read the output of one shared block
+of attention and MLP.
 
-Source: transformers 5.23 models/zamba, `ZambaForCausalLM`. A head is a group of channels with dt, B
-and C of its own, made of those channels alone: `x_proj` and `dt_proj` are a block a head along a
-diagonal, and zeros beside it. The shared block is written out for every use, and the matrix behind
-it multiplied into its MLP.
+Source: transformers 5.23 models/zamba, `ZambaForCausalLM`. A head is a group of channels with its
+own dt, B and C, computed from those channels only. So `x_proj` and `dt_proj` are block-diagonal,
+with a block per head. The shared block is repeated for every use, and the matrix after it is
+multiplied into its MLP.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def read(fields: Fields) -> Layout:
 
 
 def _hybrid(fields: Fields) -> list[bool]:
-    """Which blocks use the shared one."""
+    """Return which blocks use the shared block."""
     count = fields.blocks()
     if "layer_types" in fields or "layers_block_type" in fields:
         return [kind == "hybrid" for kind in layer_types(fields, count, KINDS, "mamba")]
@@ -103,10 +103,10 @@ def _attention(fields: Fields) -> AttentionConfig:
 def place_blocks(
     layout: Layout, hybrid: list[bool], place_shared: Callable[[int, int], None]
 ) -> list[tuple[int, str]]:
-    """Place blocks of Mamba, some of which use a shared block before it, and the ends.
+    """Place Mamba blocks, some of which have a shared block before them, and the ends.
 
-    `place_shared` gets the layer of attention, whose MLP is the layer behind it, and how many uses
-    came before. Returns every Mamba's layer, and its name in the checkpoint.
+    `place_shared` gets the index of the attention layer, whose MLP is the next layer, and the
+    number of earlier uses. Returns each Mamba's layer index and name in the checkpoint.
     """
     width, layer, mixers = layout.config.d_model, 0, []
     for block, is_hybrid in enumerate(hybrid):
@@ -126,17 +126,17 @@ def place_blocks(
 
 
 def _place_shared(layout: Layout, layer: int, source: str) -> None:
-    """One use of the shared block: attention is `layer`, the MLP the layer behind it."""
+    """Place one use of the shared block: attention is `layer`, the MLP the layer after it."""
     attention = ("input_layernorm", "self_attn")
     layout.place_block(layer, source, attention, ("pre_ff_layernorm", "feed_forward"))
-    # scores are divided by the root of half a head's size
+    # scores are divided by the root of half the head size
     layout.multiply(f"layers.{layer}.q_proj", math.sqrt(2))
 
 
 def _place_heads(layout: Layout, ours: str, theirs: str, mamba: Mamba1Config) -> None:
     heads, inner, states = mamba.C_groups, mamba.d_inner, mamba.d_state
     rank, size = mamba.dt_rank // heads, mamba.d_inner // heads
-    for kind in layout.kinds(f"{ours}.in_proj"):  # x and z of a channel take turns
+    for kind in layout.kinds(f"{ours}.in_proj"):  # x and z are interleaved by channel
         name = f"{ours}.in_proj.{kind}"
         turns = tuple(range(0, 2 * inner, 2)) + tuple(range(1, 2 * inner, 2))
         layout.pieces[name] = replace(layout.pieces[name], rows=turns)
@@ -155,7 +155,8 @@ def _place_heads(layout: Layout, ours: str, theirs: str, mamba: Mamba1Config) ->
 
 
 def _diagonal(source: SourceTensor, parts: tuple[int, ...]) -> Iterator[Block]:
-    """A matrix a head; of what their rows fall into, each part of all heads, then the next."""
+    """Yield the blocks of a block-diagonal matrix, one matrix per head; rows are ordered by part,
+    then by head."""
     heads, rows, columns = source.shape
     start = 0
     for part in parts:

@@ -1,9 +1,9 @@
-"""Zamba2: Mamba-2 layers, some of which also read what a shared block of attention and MLP gives.
+"""Zamba2: Mamba-2 layers, some of which also read a shared block of attention and MLP.
 
-Source: transformers 5.23 models/zamba2, `Zamba2ForCausalLM`. The shared blocks take turns. What is
-each use's own, the adapters of low rank and the matrix behind the block, is multiplied out here, so
-that every use has matrices of its own. transformers clamps dt to `time_step_min` and more in runs,
-and not in steps; Zyphra's kernels do neither, and neither does this reader.
+Source: transformers 5.23 models/zamba2, `Zamba2ForCausalLM`. The shared blocks take turns. Each use
+has its own low-rank adapters and its own matrix after the block. They are multiplied out here, so
+every use has separate matrices. transformers clamps dt to at least `time_step_min` in prefill but
+not in decode; Zyphra's kernels never do, and neither does this reader.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge.export.checkpoint.fields import UNSUPPORTED, Fields
 from edge.export.checkpoint.layout import Layout, SourceTensor
 
 NAME = "zamba2"
-EPS = 1e-5  # the gated norm's, whatever the others have
+EPS = 1e-5  # of the gated norm, whatever the other norms have
 _OWN = {
     "adapter_rank", "add_bias_linear", "attention_head_dim", "attention_hidden_size", "chunk_size",
     "hybrid_layer_ids", "kv_channels", "layers_block_type", "layer_types", "mamba_d_conv",
@@ -32,12 +32,12 @@ _FORK = "use_shared_block_lora"  # Zyphra's fork of transformers, with other fie
 
 def read(fields: Fields) -> Layout:
     if _FORK in fields:
-        remedy = "take the checkpoint in transformers' own form"
+        remedy = "use the checkpoint in transformers' own form"
         fields.stop(_FORK, "is a field of Zyphra's fork of transformers", remedy)
     known_only(fields, _OWN)
     for name, expected in (
         ("hidden_act", "gelu"), ("rms_norm_eps", EPS), ("use_long_context", False),
-        ("tie_word_embeddings", True),  # or its class ties no blocks either
+        ("tie_word_embeddings", True),  # otherwise its class does not tie the blocks either
     ):  # fmt: skip
         fields.demand(name, expected)
     blocks = fields.blocks()
@@ -128,9 +128,9 @@ def _place(
 def _place_shared(
     layout: Layout, layer: int, source: str, use: int, rank: int, adapted: tuple[str, ...]
 ) -> None:
-    """One use of a shared block: attention is `layer`, the MLP the layer behind it."""
+    """Place one use of a shared block: attention is `layer`, the MLP the layer after it."""
     layout.place_layer(layer, norm=f"{source}.input_layernorm", mixer=f"{source}.self_attn")
-    # scores are divided by the root of half a head's size
+    # scores are divided by the root of half the head size
     layout.multiply(f"layers.{layer}.q_proj", math.sqrt(2))
     for name in adapted:
         adapter = f"{source}.self_attn.linear_{name[0]}_adapter_list.{use}"

@@ -1,4 +1,4 @@
-"""GGUF files as checkpoints: llama.cpp's format, with config, tokenizer and weights in one file."""
+"""Read GGUF files, llama.cpp's format with config, tokenizer and weights in one, as checkpoints."""
 
 from edge.export.checkpoint.gguf.model import GgufCheckpoint, GgufModel, find_gguf
 from edge.export.checkpoint.gguf.weights import GgufFile

@@ -1,4 +1,4 @@
-"""GGUF's architectures of one kind of mixer: Llama and its kin, Mamba and Mamba-2."""
+"""GGUF architectures with one kind of mixer: Llama and its relatives, Mamba and Mamba-2."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TRANSFORMER_BLOCK = {
         for kind in ("weight", "bias")
     },
 }
-# a router, and matrices of which a stack has every expert's; named in a checkpoint by the first
+# a router and stacks of all experts' matrices, which map to the first expert's name in a checkpoint
 ROUTED = {
     "ffn_gate_inp.weight": "gate.weight",
     **{f"ffn_{which}_exps.weight": f"experts.0.{which}_proj.weight"
@@ -65,7 +65,7 @@ _SCALING = {
     "yarn_beta_slow": "beta_slow",
 }
 ROPE_FACTORS = "rope_freqs.weight"
-# LongRoPE's, by the field of a config that they are
+# LongRoPE's tensors → fields of a config
 LONGROPE_FACTORS = {
     f"rope_factors_{which}.weight": f"{which}_factor" for which in ("long", "short")
 }
@@ -79,7 +79,7 @@ def complete_transformer(shapes: Shapes, metadata: Metadata, config: dict[str, A
         and isinstance(width, int)
         and config.get("head_dim") == width // max(1, heads)
     ):
-        del config["head_dim"]  # not every family may say so
+        del config["head_dim"]  # not every family accepts the field
     kind = metadata.get("rope.scaling.type")
     if kind not in (None, "none"):
         said = {field: metadata.get(f"rope.scaling.{key}") for key, field in _SCALING.items()}
@@ -87,13 +87,13 @@ def complete_transformer(shapes: Shapes, metadata: Metadata, config: dict[str, A
 
 
 def experts_as(count: str) -> dict[str, str]:
-    """The keys of how many there are, by a family's own name for that, and of how many are used."""
+    """Return the keys of the number of experts, as a family names the field, and of those used."""
     return {"expert_count": count, "expert_used_count": "num_experts_per_tok"}
 
 
 def _complete_llama(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     complete_transformer(shapes, metadata, config)
-    if metadata.get("expert_count", 0) not in (0, 1):  # Mixtral says that it is a Llama
+    if metadata.get("expert_count", 0) not in (0, 1):  # Mixtral's files name Llama
         config["model_type"] = "mixtral"
         return
     for field in experts_as("num_local_experts").values():
@@ -122,7 +122,7 @@ LLAMA = GgufArchitecture(
 
 
 def like_llama(name: str, **changes: Any) -> GgufArchitecture:
-    """Llama's keys and tensors, without experts, with what is another's own."""
+    """Return Llama's keys and tensors, without experts, with the `changes` of another model."""
     own: dict[str, Any] = {
         "optional": OPTIONAL, "block": TRANSFORMER_BLOCK, "complete": complete_transformer,
         "fixed": {"model_type": name, "hidden_act": "silu"},
@@ -134,14 +134,14 @@ QK_NORMS = {
     "attn_q_norm.weight": "self_attn.q_norm.weight",
     "attn_k_norm.weight": "self_attn.k_norm.weight",
 }
-# q and k of these are as they were: llama.cpp rotates halves
+# q and k keep their order here: llama.cpp rotates halves
 QWEN2 = like_llama("qwen2", rotated=False)
 QWEN3 = like_llama(
     "qwen3",
     rotated=False,
     block=TRANSFORMER_BLOCK | QK_NORMS,
 )
-# gates always sum to one here, whatever the config said
+# llama.cpp always normalizes gates to sum to one, whatever the config said
 QWEN3_MOE = replace(
     QWEN3,
     name="qwen3moe",
@@ -168,11 +168,11 @@ QWEN2_MOE = replace(
         **_SHARED, "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
     },
 )  # fmt: skip
-# MLPs without a gate; q and k are turned as Llama's
+# MLPs without a gate; q and k are permuted as in Llama
 ARCEE = like_llama(
     "arcee", complete=_complete_llama, fixed={"model_type": "arcee", "hidden_act": "relu2"}
 )
-# every fourth block has no RoPE, which is what its config says where it says nothing
+# every fourth block has no RoPE, which is the default of its config
 SMOLLM3 = like_llama("smollm3", complete=_complete_llama)
 NORMS_BEHIND = {
     "post_attention_norm.weight": "post_attention_layernorm.weight",
@@ -181,14 +181,14 @@ NORMS_BEHIND = {
 
 
 def _head_size(config: dict[str, Any]) -> int:
-    """What a head has of the width; 0 where that is nonsense, for which the config is refused."""
+    """Return the width per head, or 0 for invalid values, for which the config is refused."""
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if isinstance(width, int) and isinstance(heads, int) and heads > 0:
         return width // heads
     return 0
 
 
-# llama.cpp knows the 27B models by their blocks; their scores are divided by another root
+# llama.cpp recognizes the 27B models by their blocks; their scores have a different divisor
 _LARGEST = {"gemma2": 46, "gemma3_text": 62}
 
 
@@ -211,7 +211,7 @@ GEMMA = like_llama(
 _BOTH_NORMS = {
     **TRANSFORMER_BLOCK, **NORMS_BEHIND, "ffn_norm.weight": "pre_feedforward_layernorm.weight"
 }  # fmt: skip
-# every second block sees all
+# every second block attends to all tokens
 GEMMA2 = replace(
     GEMMA,
     name="gemma2",
@@ -223,7 +223,7 @@ GEMMA2 = replace(
     fixed={"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"},
     block=_BOTH_NORMS,
 )  # fmt: skip
-# every sixth block sees all, and the others turn by a base of 10,000
+# every sixth block attends to all tokens, and the others have a RoPE base of 10,000
 GEMMA3 = replace(
     GEMMA,
     name="gemma3",

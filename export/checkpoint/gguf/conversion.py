@@ -1,8 +1,8 @@
-"""What llama.cpp's conversion does to a family, stated so that it can be undone.
+"""Describe how llama.cpp's conversion changes each family, so that it can be undone.
 
-Metadata become the fields of a config.json, tensors keep their names and get back their values, so
-that the readers of `edge.export.checkpoint.families` read both. Facts: llama.cpp,
-convert_hf_to_gguf.py, conversion/ and gguf-py/gguf/constants.py, 2026.
+Metadata become the fields of a config.json, and tensors get back their values, so that the readers
+of `edge.export.checkpoint.families` also read GGUF files. Source: llama.cpp, convert_hf_to_gguf.py,
+conversion/ and gguf-py/gguf/constants.py, 2026.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Metadata = Mapping[str, Any]
 # (names of the file's tensors, metadata without the architecture's prefix, config made so far)
 Completion = Callable[["Shapes", Metadata, dict[str, Any]], None]
 Shapes = Mapping[str, Shape]
-# what puts the rows of a tensor back in the checkpoint's order
+# restores the checkpoint's order of a tensor's rows
 Order = Callable[[Array], Array]
 
 
@@ -28,20 +28,21 @@ class GgufArchitecture:
     """One value of `general.architecture`.
 
     Attributes:
-        name: that value, and the prefix of its keys.
-        required: key → field of config.json; a file without one of them is refused.
-        optional: the same, for those that may be absent.
-        inert: keys that say nothing that the model depends on.
+        name: the value, and the prefix of its keys.
+        required: key → field of config.json; a file without one of these keys is refused.
+        optional: the same for keys that may be absent.
+        inert: keys that the model does not depend on.
         fixed: fields of config.json that the architecture implies.
-        ends: tensor outside of blocks → its name in the checkpoint.
-        block: tensor of a block, without `blk.N.` → its name in the checkpoint's layer, or the
-            name of what it is some rows of, in their order.
-        layer: how the checkpoint's names of a layer begin.
-        rotated: query and key rows are in the order of llama.cpp's RoPE, pair beside pair.
-        shifted: what the model adds to the weights of norms is in them.
-        order: (tensor of a block, config) → what undoes a changed order of its rows or columns.
-        sizes: keys that have to say the size of a head.
-        score: of a router's logits, which the key `expert_gating_func` has to say.
+        ends: tensor outside blocks → its name in the checkpoint.
+        block: tensor of a block, without `blk.N.` → its name in the checkpoint's layer, or the name
+            of the tensor that it has some rows of, in their order.
+        layer: prefix of a layer's names in the checkpoint.
+        rotated: whether query and key rows are in the order of llama.cpp's RoPE, pairs adjacent.
+        shifted: whether norm weights include the value that the model adds to them.
+        order: (tensor of a block, config) → function that restores the order of its rows or
+            columns, or None.
+        sizes: keys that must equal the size of a head.
+        score: score function of routers, which the key `expert_gating_func` must state.
         complete: adds the fields that depend on more than one key.
     """
 
@@ -61,30 +62,31 @@ class GgufArchitecture:
     complete: Completion = field(default=lambda shapes, metadata, config: None)
 
     def restoration(self, name: str, config: Mapping[str, Any]) -> Restoration:
-        """What is to be undone in a tensor of the file."""
+        """Return how to restore a tensor of the file."""
         rest = name.split(".", 2)[2] if name.startswith("blk.") and name.count(".") > 1 else name
         if self.rotated and rest.startswith(("attn_q.", "attn_k.")):
             heads = config["num_attention_heads" if rest[5] == "q" else "num_key_value_heads"]
             return _unrotated(heads)
-        # the norm of a scan is none of those
+        # the norm of a scan is not shifted
         if self.shifted and rest.endswith("norm.weight") and rest != "ssm_norm.weight":
             return Restoration(values=lambda array: array - 1)
         found, order = _RESTORED.get(rest, AS_IT_IS), self.order(rest, config)
         return found if order is None else _in_order(found, order)
 
 
-# -- what a conversion does to values ----------------------------------------------------------
+# -- restoring values --------------------------------------------------------------------------
 
 
 def _unrotated(heads: Any) -> Restoration:
-    """Rows of a head as the checkpoint has them: both halves of all pairs one after the other.
+    """Restore the checkpoint's order of a head's rows: the first halves of all pairs, then the
+    second.
 
-    llama.cpp rotates neighbours, transformers rotates value i with value i + head_dim / 2.
+    llama.cpp rotates adjacent values; transformers rotates value i with value i + head_dim / 2.
     """
 
     def values(array: Array) -> Array:
         if not isinstance(heads, int) or heads < 1 or array.shape[0] % (2 * heads):
-            return array  # the config is refused for it
+            return array  # the config is refused elsewhere
         pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
         return pairs.swapaxes(1, 2).reshape(array.shape)
 
@@ -92,7 +94,7 @@ def _unrotated(heads: Any) -> Restoration:
 
 
 def _in_order(found: Restoration, order: Order) -> Restoration:
-    """`found`, and then the order of rows undone."""
+    """Return `found` followed by restoring the order of rows."""
     values = found.values
     return replace(found, values=lambda a: order(a if values is None else values(a)))
 
@@ -106,7 +108,7 @@ def _conv(shape: Shape) -> Shape:
 
 
 def _vector(shape: Shape) -> Shape:
-    """[H, 1] of Mamba-2 is [H]; Mamba-1's matrices are left alone."""
+    """Squeeze Mamba-2's [H, 1] to [H]; leave Mamba-1's matrices as they are."""
     return shape[:1] if shape[1:] == (1,) else shape
 
 

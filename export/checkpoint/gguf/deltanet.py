@@ -1,10 +1,10 @@
-"""GGUF's architectures of Qwen3.5 and Qwen3-Next. What a block is, its tensors say.
+"""GGUF architectures of Qwen3.5 and Qwen3-Next. A block's tensors tell its kind.
 
-For Qwen3.5, llama.cpp repeats keys head by head where the model repeats each for its group: so
-value heads are in another order, the first of every group before the second ones. For Qwen3-Next it
-repeats as the model does; q, k, v and z lie apart, which in files of 2025 they did not. Facts:
-llama.cpp, conversion/qwen.py, src/models/qwen35moe.cpp and src/models/qwen3next.cpp; transformers
-5.23, integrations/gguf.
+For Qwen3.5, llama.cpp tiles the keys where the model repeats each for its group. Value heads are
+therefore reordered: the first of every group comes before all the second ones. For Qwen3-Next it
+repeats as the model does; q, k, v and z are separate, unlike in files from 2025. Source: llama.cpp,
+conversion/qwen.py, src/models/qwen35moe.cpp and src/models/qwen3next.cpp; transformers 5.23,
+integrations/gguf.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _complete(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> Non
 
 
 def _order(tensor: str, config: Mapping[str, Any]) -> Order | None:
-    """What puts value heads back in the order of their groups; None where they are in it."""
+    """Return a function that restores the order of value heads by groups, or None if unchanged."""
     names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim")
     found = [size for size in map(config.get, names) if isinstance(size, int) and size > 0]
     if len(found) < 3 or found[0] == found[1]:
@@ -83,7 +83,7 @@ def _order(tensor: str, config: Mapping[str, Any]) -> Order | None:
 
     def in_groups(rows: Array) -> Array:
         if heads % groups or rows.shape[0] % heads:
-            return rows  # the config or the shape is refused for it
+            return rows  # the config or the shape is refused elsewhere
         tiled = rows.reshape(heads // groups, groups, -1, *rows.shape[1:])
         return tiled.swapaxes(0, 1).reshape(rows.shape)
 
@@ -115,8 +115,8 @@ QWEN35 = replace(
     sizes=("attention.value_length",),
     complete=_complete,
 )
-_WIDTH = "feed_forward_length"  # of MLPs, which these have none of
-# gates always sum to one here, whatever the config said
+_WIDTH = "feed_forward_length"  # width of MLPs, which these models lack
+# llama.cpp always normalizes gates to sum to one, whatever the config said
 QWEN35_MOE = replace(
     QWEN35,
     name="qwen35moe",

@@ -1,7 +1,7 @@
-"""The head of a GGUF file: metadata, and where each tensor lies. Nothing in it is believed.
+"""Read the header of an untrusted GGUF file: its metadata and the place of each tensor.
 
-Layout: github.com/ggml-org/ggml, docs/gguf.md. It is read by hand because the `gguf` package's
-reader trusts lengths and counts: it loops over what a file claims to hold, not over what it holds.
+Layout: github.com/ggml-org/ggml, docs/gguf.md. The `gguf` package's reader is not used, because it
+trusts a file's lengths and counts and loops over them without checking the file's size.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class GgufTensor:
     """One tensor's place.
 
     Attributes:
-        shape: as PyTorch has it, the reverse of the file's order.
+        shape: shape in PyTorch's order, the reverse of the file's.
         kind: number of its ggml type.
-        offset: of its bytes in the file.
-        size: of its bytes.
+        offset: offset of its bytes in the file.
+        size: number of bytes.
     """
 
     shape: tuple[int, ...]
@@ -53,11 +53,11 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a file says of itself.
+    """A file's metadata and tensors.
 
     Attributes:
-        metadata: key → number, text, truth value, or list of these.
-        tensors: name → place, all of which lie in the file.
+        metadata: key → number, string, boolean, or list of these.
+        tensors: name → place, checked to be inside the file.
     """
 
     metadata: dict[str, Any]
@@ -65,17 +65,17 @@ class GgufHeader:
 
 
 def read_header(file: Path, data: mmap.mmap, sizes: dict[int, tuple[int, int]]) -> GgufHeader:
-    """Parse the head of a mapped file.
+    """Parse the header of a mapped file.
 
-    `sizes`: number of a ggml type → (values of a block, bytes of it). Raises CheckpointError: not
-    GGUF, of another version or byte order, cut short, malformed, or with tensors that are of an
-    unknown type or do not lie in the file: all of those at once.
+    `sizes` maps the number of a ggml type to (values per block, bytes per block). Raises
+    CheckpointError when the file is not GGUF, has another version or byte order, is cut short or
+    malformed, or has tensors of an unknown type or outside the file, listing all such tensors.
     """
     return _Reader(file, data).read(sizes)
 
 
 class _Reader:
-    """A position in the file. What a length or a count claims is held against what is left."""
+    """A position in the file. Lengths and counts are checked against the bytes that are left."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data, self._at = file, data, 0
@@ -94,7 +94,7 @@ class _Reader:
         for _ in range(keys):
             key = self._name("a metadata key")
             if key in metadata:
-                self._refuse("is there twice", DOWNLOAD, key)
+                self._refuse("appears twice", DOWNLOAD, key)
             metadata[key] = self._value(self._number("I", key), key)
         places = [self._tensor() for _ in range(tensors)]
         alignment = metadata.get(_ALIGNMENT, 32)
@@ -117,7 +117,7 @@ class _Reader:
         return int(struct.unpack(f"<{kind}", self._take(struct.calcsize(kind), what))[0])
 
     def _count(self, what: str, least: int, most: int) -> int:
-        """A count of things that take at least `least` bytes each."""
+        """Read a count of items that take at least `least` bytes each."""
         count = self._number("Q", f"the number of {what}")
         if count > most or count * least > len(self._data) - self._at:
             self._refuse(f"claims {count} {what}, more than it can hold", DOWNLOAD)
@@ -161,7 +161,7 @@ class _Reader:
         return (values != 0).tolist() if kind == _BOOL else values.tolist()
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Name, shape, type and offset, as they stand."""
+        """Read a tensor's name, shape, type and offset, unchecked."""
         name = self._name("a tensor's name")
         count = self._number("I", name)
         if not 1 <= count <= MAX_DIMENSIONS:
@@ -180,7 +180,7 @@ class _Reader:
         for name, shape, kind, offset in places:
             block, size = sizes.get(kind, (0, 0))
             if name in found:
-                faults.add(name, "is there twice", DOWNLOAD)
+                faults.add(name, "appears twice", DOWNLOAD)
             elif not all(1 <= n <= MAX_DIMENSION for n in shape):
                 faults.add(name, f"has the shape {list(shape)}", DOWNLOAD)
             elif not block:
@@ -188,12 +188,12 @@ class _Reader:
             elif shape[-1] % block:
                 faults.add(name, f"has rows of {shape[-1]}, not whole blocks of {block}", DOWNLOAD)
             elif offset % alignment:
-                faults.add(name, f"begins at {offset}, no multiple of {alignment}", DOWNLOAD)
+                faults.add(name, f"begins at {offset}, not a multiple of {alignment}", DOWNLOAD)
             else:
                 size = math.prod(shape) // block * size
                 if start + offset + size > len(self._data):
                     end, there = start + offset + size, len(self._data)
-                    faults.add(name, f"ends at byte {end}, the file at {there}", DOWNLOAD)
+                    faults.add(name, f"ends at byte {end}, but the file at {there}", DOWNLOAD)
                 else:
                     found[name] = GgufTensor(shape, kind, start + offset, size)
         faults.refuse(CheckpointError, file=self._file)

@@ -1,7 +1,7 @@
-"""GGUF's architectures of hybrids. What a block is, its tensors say.
+"""GGUF architectures of hybrids. A block's tensors tell its kind.
 
-llama.cpp reads Bamba as a Granite hybrid with RoPE, and so is it read here. Falcon-H1's factors are
-in the weights already; a tied head has the embedding's factor, as it has in llama.cpp.
+Bamba is read as a Granite hybrid with RoPE, as in llama.cpp. Falcon-H1's factors are already in the
+weights; a tied head has the embedding's factor, as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ MAX_BLOCKS = 4096
 
 
 def has_tensor(shapes: Shapes, tensor: str, config: dict[str, Any]) -> list[bool]:
-    """Whether each block has a tensor."""
+    """Return whether each block has a tensor."""
     count = config.get("num_hidden_layers")
     if not isinstance(count, int) or not 0 < count <= MAX_BLOCKS:
-        count = 1  # the config is refused for it
+        count = 1  # the config is refused elsewhere
     return [f"blk.{n}.{tensor}" in shapes for n in range(count)]
 
 
 def _complete(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
-    """What hybrids have in common. Lists of sizes have 0 for a block of another kind."""
+    """Add the fields that hybrids share. Lists of sizes have 0 for blocks of another kind."""
     for name in ("num_key_value_heads", "intermediate_size"):
         given = config.get(name)
         if isinstance(given, list) and all(isinstance(size, int) for size in given):
@@ -133,8 +133,7 @@ GRANITE_HYBRID = replace(
 
 def _complete_jamba(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     _complete(shapes, metadata, config)
-    # every so many blocks one attends, or has experts; where that is not so, the reader misses
-    # tensors
+    # attention and experts recur at fixed periods; otherwise the reader finds tensors missing
     for what, tensor in (("attn", "attn_q.weight"), ("expert", "ffn_gate_inp.weight")):
         blocks = has_tensor(shapes, tensor, config)
         found = [block for block, there in enumerate(blocks) if there]

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as the fields of a config.json, and its tensors in their places."""
+"""Read a GGUF file's metadata as the fields of a config.json, and place its tensors."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from edge.export.checkpoint.weights import CheckpointWeights
 ARCHITECTURES = {each.name: each for each in (*PLAIN, OLMO2, *HYBRIDS, *DELTANETS)}
 _HF = "export the original checkpoint instead"
 _EXPERTS = ("expert_count", "expert_used_count")
-# what a file says false of is another model; the other keys that are false are as if not there
+# false means an unsupported model; other keys that are false count as absent
 _CAUSAL = "attention.causal"
 _ONE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.")
 _WHOLE = {"nextn_predict_layers", "rope.dimension_count"}
-# `expert_gating_func`, of files since 2025
+# values of `expert_gating_func`, in files since 2025
 _SCORES = {"softmax": 1, "sigmoid": 2}
-# the original context and the band of wavelengths that the published Llama 3 models scale in
+# original context and wavelength band of RoPE scaling in the published Llama 3 models
 _LLAMA3 = {
     "original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
 }  # fmt: skip
 
 
 class GgufFields(Fields):
-    """Fields of a config.json that were GGUF metadata; faults name the file's own keys."""
+    """Fields of a config.json made from GGUF metadata; faults name the file's own keys."""
 
     def __init__(self, file: Path, values: dict[str, Any], keys: Mapping[str, str]) -> None:
         super().__init__(file, values)
@@ -55,17 +55,17 @@ class GgufFields(Fields):
 
 
 class GgufModel:
-    """A file whose architecture is known.
+    """A file of a known architecture.
 
     Attributes:
         file: the file.
-        architecture: what its conversion did.
-        fields: config.json as it might have been.
+        architecture: description of its conversion.
+        fields: reconstructed config.json.
     """
 
     def __init__(self, file: GgufFile) -> None:
-        """Raises CheckpointError: of an unknown architecture, with keys missing, or with keys that
-        could change the model and are not known.
+        """Read the fields of a file. Raises CheckpointError when its architecture is unknown, keys
+        are missing, or unknown keys could change the model.
         """
         self.file = file
         self.architecture = _architecture(file)
@@ -76,15 +76,15 @@ class GgufModel:
         file.restore(lambda name: self.architecture.restoration(name, self.fields.values))
 
     def place(self, layout: Layout) -> Layout:
-        """The layout by the names of this file's tensors."""
+        """Return the layout with the names of this file's tensors."""
         names = self._names()
         there = self.file.tensors.keys()
         layout.find({theirs for theirs, ours in names.items() if not there.isdisjoint(ours)})
-        layout.otherwise.clear()  # what is found by the file's own names is nothing of those
+        layout.otherwise.clear()  # alternative forms do not apply to this file's names
         turns = {theirs: cycle(ours) for theirs, ours in names.items()}
         for name, piece in layout.pieces.items():
             if piece.source in names:
-                # of several each is some of its rows, in their order; a stack is one tensor
+                # several tensors each have some of its rows, in order; a stack is one tensor
                 if names[piece.source][1:] or piece.stack:
                     piece = replace(
                         piece, source_shape=piece.shape, start=0, block=0, period=0, stack=()
@@ -98,21 +98,21 @@ class GgufModel:
         return layout
 
     def _drafting_blocks(self) -> range:
-        """Blocks behind the last, which predict more than the next token."""
+        """Return the blocks after the last layer, which predict tokens beyond the next."""
         count, more = map(self.fields.values.get, ("num_hidden_layers", "mtp_num_hidden_layers"))
         if not (isinstance(count, int) and isinstance(more, int) and 0 <= more <= MAX_BLOCKS):
             return range(0)
         return range(count, count + more)
 
     def _names(self) -> dict[str, list[str]]:
-        """Name in the checkpoint → names in the file, of every tensor that there may be."""
+        """Return name in the checkpoint → names in the file, for every possible tensor."""
         known, count = self.architecture, self.fields.values.get("num_hidden_layers")
         names: dict[str, list[str]] = {theirs: [ours] for ours, theirs in known.ends.items()}
         for block in range(count if isinstance(count, int) and 0 < count <= MAX_BLOCKS else 0):
             for ours, theirs in known.block.items():
                 name = f"{known.layer}.{block}.{theirs}"
                 names.setdefault(name, []).append(f"blk.{block}.{ours}")
-        # an MLP has a name of its own where it is beside experts
+        # an MLP has a different name next to experts
         there = self.file.tensors.keys()
         return {name: [o for o in ours if o in there] or ours for name, ours in names.items()}
 
@@ -146,8 +146,8 @@ def _check_keys(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any])
         message = "is one expert's, as conversions before April 2024 wrote them"
         faults.add(apart[0], message, "convert the model again, which stacks them")
     if not own.get(_CAUSAL, True):
-        message = "is false: a token sees those behind it, as in models that embed texts"
-        faults.add(f"{known.name}.{_CAUSAL}", message, "export a model that continues texts")
+        message = "is false: tokens see later ones, as in embedding models"
+        faults.add(f"{known.name}.{_CAUSAL}", message, "export a model that generates text")
     for key in sorted(own.keys() - {*known.required, *known.optional, *inert, _CAUSAL}):
         if own[key]:  # 0 and false switch it off
             faults.add(f"{known.name}.{key}", "is not a known key", _HF)
@@ -173,25 +173,25 @@ def _fields(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any]) -> 
 
 
 def _read_longrope(file: GgufFile, fields: GgufFields, found: list[str], factor: object) -> None:
-    """LongRoPE's factors, of which a file has a tensor for short texts and one for long ones."""
+    """Read LongRoPE's factors: one tensor for short texts and one for long texts."""
     scaling: dict[str, object] = {"rope_type": "longrope", "attention_factor": factor}
     for name in found:
         if file.entries[name].dtype is None:
-            fields.refuse(name, "is not of floating values")
+            fields.refuse(name, "does not hold floating-point values")
         else:
             scaling[LONGROPE_FACTORS[name]] = file.read(name).flatten().tolist()
     fields.values["rope_scaling"] = scaling
 
 
 def _check_whole(fields: GgufFields, known: GgufArchitecture, own: Mapping[str, Any]) -> None:
-    """Whole numbers of which other fields are made, and which no field says as they are."""
+    """Check whole numbers that only enter other fields, and so are checked nowhere else."""
     for key in sorted(_WHOLE & own.keys() & {*known.optional, *known.inert} - {*known.sizes}):
         if type(own[key]) is not int:
             fields.refuse(f"{known.name}.{key}", f"is {own[key]!r:.20}, not a whole number")
 
 
 def _check_heads(fields: GgufFields, known: GgufArchitecture, own: Mapping[str, Any]) -> None:
-    """Heads of one size, rotated whole."""
+    """Check that all heads have one size and are rotated whole."""
     width, heads = fields.values.get("hidden_size"), fields.values.get("num_attention_heads")
     if not (isinstance(width, int) and isinstance(heads, int) and heads > 0):
         return
@@ -203,10 +203,10 @@ def _check_heads(fields: GgufFields, known: GgufArchitecture, own: Mapping[str, 
 
 
 def _read_rope_factors(file: GgufFile, fields: GgufFields) -> None:
-    """Llama 3's scaled RoPE, of which the file keeps a factor for each pair of values.
+    """Read Llama 3's scaled RoPE, for which the file has a factor per pair of values.
 
-    factor = 1 for short waves, `factor` for long ones, and between the two 1 / ((1 - s) / factor +
-    s), s = (original / wavelength - low) / (high - low): transformers, modeling_rope_utils.py.
+    The factor is 1 for short waves, `factor` for long ones, and 1 / ((1 - s) / factor + s) between,
+    with s = (original / wavelength - low) / (high - low): transformers, modeling_rope_utils.py.
     """
     size, width = fields.values.get("head_dim"), fields.values.get("hidden_size")
     if size is None and isinstance(width, int):
@@ -225,7 +225,7 @@ def _read_rope_factors(file: GgufFile, fields: GgufFields) -> None:
     smooth = np.clip(smooth, 0, 1)
     expected = 1 / ((1 - smooth) / factor + smooth)
     if not factor >= 1 or not np.allclose(found, expected, rtol=1e-4):
-        fields.refuse(ROPE_FACTORS, "scales RoPE in another way than Llama 3's")
+        fields.refuse(ROPE_FACTORS, "does not scale RoPE as Llama 3 does")
     fields.values["rope_scaling"] = {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
 
@@ -233,9 +233,9 @@ SUFFIX = ".gguf"
 
 
 def find_gguf(path: Path) -> Path | None:
-    """The GGUF file that a path means: itself, or the only one of a folder without a config.json.
+    """Return a path's GGUF file: itself, or the only one in a folder without a config.json.
 
-    Raises CheckpointError for a folder with several.
+    Returns None for other paths. Raises CheckpointError for a folder with several.
     """
     if path.is_file():
         return path if path.suffix == SUFFIX else None
@@ -244,7 +244,9 @@ def find_gguf(path: Path) -> Path | None:
     found = sorted(path.glob(f"*{SUFFIX}"))
     if len(found) > 1:
         names = ", ".join(file.name for file in found[:6])
-        raise CheckpointError(f"holds several: {names}", file=path, remedy="name one of them")
+        raise CheckpointError(
+            f"holds several GGUF files: {names}", file=path, remedy="name one of them"
+        )
     return found[0] if found else None
 
 
@@ -252,7 +254,7 @@ class GgufCheckpoint(Checkpoint):
     """A GGUF file's weights under canonical names, with its tokenizer."""
 
     def __init__(self, model: GgufModel, family: str, layout: Layout) -> None:
-        """Raises CheckpointError when its tensors do not fit its metadata."""
+        """Open the tensors. Raises CheckpointError when they do not fit the metadata."""
         file = model.file
         weights = CheckpointWeights()
         weights.add(file)
@@ -268,7 +270,7 @@ class GgufCheckpoint(Checkpoint):
     @property
     def card(self) -> Path | None:
         beside = self.path.parent / MODEL_CARD
-        # beside a file on its own there may be any README
+        # a README counts only if there is one GGUF file, and only with a card's front matter
         alone = len(list(self.path.parent.glob(f"*{SUFFIX}"))) == 1
         return beside if alone and beside.is_file() and _is_card(beside) else None
 
@@ -277,7 +279,7 @@ class GgufCheckpoint(Checkpoint):
         return self.path.stat().st_size
 
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of the file."""
+        """Return the SHA-256, in hex, of the file."""
         content = hashlib.sha256()
         with self.path.open("rb") as file:
             while block := file.read(READ):
@@ -286,7 +288,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def _is_card(path: Path) -> bool:
-    """Whether a README is a model card: it begins with the fields that hubs read."""
+    """Return whether a README is a model card: it begins with the fields that hubs read."""
     with path.open("rb") as file:
         return file.readline(8).strip() == b"---"
 

@@ -1,9 +1,9 @@
-"""GGUF's architecture of OLMo 2 and OLMo 3, which a sliding window tells apart.
+"""GGUF architecture of OLMo 2 and OLMo 3, distinguished by a sliding window.
 
-A list says which blocks slide, or a number n that all but every n-th do; silence is 4. Those turn
-by a base that may be their own, and RoPE is scaled in the others only. llama.cpp takes a list for
-silence, and has YaRN's factor of scores twice where it is stated by its name of 2025; here both
-mean what the checkpoint said. Facts: llama.cpp, conversion/olmo.py, conversion/base.py and
+A list says which blocks slide, or a number n says that all but every n-th do; the default is 4.
+Sliding blocks may have a separate RoPE base, and RoPE is scaled only in the others. llama.cpp
+ignores a list, and applies YaRN's factor of scores twice if it has its name of 2025; here both mean
+what the checkpoint said. Source: llama.cpp, conversion/olmo.py, conversion/base.py and
 src/models/olmo2.cpp.
 """
 
@@ -25,7 +25,7 @@ from edge.export.checkpoint.gguf.conversion import Metadata, Shapes
 
 _EVERY = 4
 _OWN_BASE = "rope.freq_base_swa"
-# YaRN's `attention_factor`, by its name of now and of 2025
+# YaRN's `attention_factor`, by its current name and by that of 2025
 _FACTORS = ("rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor")
 _MATRICES = {
     ours: theirs for ours, theirs in TRANSFORMER_BLOCK.items() if not ours.endswith("norm.weight")
@@ -53,7 +53,7 @@ def _complete(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> Non
 
 
 def _kinds(pattern: Any, blocks: Any) -> Any:
-    """The kind of each block; `pattern` itself where it is neither form, and is refused for it."""
+    """Return the kind of each block, or a malformed `pattern` itself, which is refused later."""
     if isinstance(pattern, list) and all(isinstance(slides, bool) for slides in pattern):
         sliding = pattern
     elif type(pattern) is int and pattern >= 0 and isinstance(blocks, int) and 0 < blocks < 4096:

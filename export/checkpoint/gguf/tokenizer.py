@@ -1,8 +1,8 @@
-"""The tokenizer in a GGUF file, written as the files that a checkpoint has.
+"""Write the tokenizer in a GGUF file as the files of a checkpoint.
 
-Byte-level BPE becomes a tokenizer.json. GGUF keeps vocabulary and merges but only a name for how a
-text is cut into words before them (`tokenizer.ggml.pre`); llama.cpp, src/llama-vocab.cpp, has the
-patterns. A SentencePiece vocabulary becomes a `.model` again.
+Byte-level BPE becomes a tokenizer.json. GGUF has the vocabulary and merges, but only a name for the
+pre-tokenizer, which splits text into words (`tokenizer.ggml.pre`). Its patterns are from llama.cpp,
+src/llama-vocab.cpp. A SentencePiece vocabulary becomes a `.model` again.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from edge.export.checkpoint.checkpoint import TOKENIZER_MODEL
 from edge.protobuf import VARINT, put
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-_BYTES, _FIXED32 = 2, 5  # of protocol buffers
+_BYTES, _FIXED32 = 2, 5  # wire types of protocol buffers
 _MOST_SCORE = 3.4028234e38
-_OWN = "take the original checkpoint's tokenizer.json by --tokenizer"
-_PADDING = re.compile(r"\[PAD\d+\]")  # how conversions fill a vocabulary up to the embedding
-# how templates of the families spell the end of a message, which GGUF need not name
+_OWN = "pass the original checkpoint's tokenizer.json with --tokenizer"
+_PADDING = re.compile(r"\[PAD\d+\]")  # pads a vocabulary to the embedding's size in conversions
+# tokens that end a message in the families' templates, which GGUF need not name
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>")
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"
 _QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"
-# a mark of Unicode belongs to the letter before it
+# a Unicode mark belongs to the letter before it
 _QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"^\s\p{L}", r"^\s\p{L}\p{M}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED_TAIL = _TAIL.replace(r"[\r\n]*", r"[\r\n/]*")
@@ -60,14 +60,14 @@ def _split(pattern: str) -> list[Step]:
     return [_cut(pattern), _BYTES_ONLY]
 
 
-# of Falcon and Falcon-Mamba: digits are cut after bytes are letters, some of which are digits then
+# Falcon and Falcon-Mamba split digits after the byte-level step, which turns some bytes into digits
 _FALCON: list[Step] = [
     {"type": "Punctuation", "behavior": "Contiguous"},
     _WORDS,
     _DIGITS | {"individual_digits": False},
     _cut("[0-9][0-9][0-9]"),
 ]
-# the names of each way to cut a text into words
+# pre-tokenizers, each with its names
 _WAYS: tuple[tuple[list[Step], str], ...] = (
     ([_WORDS], "gpt-2 phi-2 mpt olmo jais exaone4 trillion granite-docling"),
     ([_DIGITS, _WORDS], "smollm starcoder refact command-r codeshell exaone minerva-7b"),
@@ -82,7 +82,7 @@ _WAYS: tuple[tuple[list[Step], str], ...] = (
     (_FALCON, "falcon"),
 )
 _CUTS = {name: steps for steps, names in _WAYS for name in names.split()}
-# a word of the vocabulary is taken before merges are asked, and texts begin with `bos`
+# words in the vocabulary are not split by merges, and texts begin with `bos`
 _WHOLE_WORDS = {
     "llama-bpe",
     "llama3",
@@ -93,14 +93,14 @@ _WHOLE_WORDS = {
     "lfm2",
     "tekken",
 }
-_NORMALIZED = {"mpt", "olmo", "qwen2", "qwen35", "deepseek-r1-qwen"}  # Unicode is composed (NFC)
+_NORMALIZED = {"mpt", "olmo", "qwen2", "qwen35", "deepseek-r1-qwen"}  # apply Unicode NFC
 
 
 class GgufTokenizer:
-    """What a file's metadata say of text.
+    """The tokenizer that a file's metadata describe.
 
     Attributes:
-        refused: why they give no tokenizer, or None.
+        refused: error that explains why there is no tokenizer, or None.
     """
 
     def __init__(self, file: Path, metadata: Mapping[str, Any], vocab_size: int) -> None:
@@ -113,7 +113,7 @@ class GgufTokenizer:
             self.refused = problem
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the tokenizer and its settings, with the chat template; the files."""
+        """Write the tokenizer, its settings and the chat template; return the files."""
         settings = folder / "tokenizer_config.json"
         text = json.dumps(self._settings(), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
         settings.write_text(text, "utf-8", newline="\n")
@@ -124,9 +124,9 @@ class GgufTokenizer:
         return [folder / name, settings]
 
     def generation(self) -> dict[str, Any]:
-        """`bos_token_id`, `eos_token_ids`, `pad_token_id` where the file names them.
+        """Return `bos_token_id`, `eos_token_ids` and `pad_token_id` where the file names them.
 
-        Raises CheckpointError for one that is no token.
+        Raises CheckpointError for an id that is not a token.
         """
         found: dict[str, Any] = {}
         if (bos := self._token("bos")) is not None:
@@ -144,7 +144,7 @@ class GgufTokenizer:
         return self._metadata.get(f"tokenizer.ggml.{name}", default)
 
     def _word(self, name: str) -> str | None:
-        """A value that is a text, or None."""
+        """Return a value if it is a string, else None."""
         value = self._get(name)
         return value if isinstance(value, str) else None
 
@@ -158,7 +158,7 @@ class GgufTokenizer:
             return None
         if not isinstance(token, int) or not 0 <= token < self._vocab_size:
             raise self._refusal(
-                f"{which}_token_id", f"is {token!r:.20}, no token of {self._vocab_size}",
+                f"{which}_token_id", f"is {token!r:.20}, not one of {self._vocab_size} tokens",
                 "correct it: gguf-set-metadata",
             )  # fmt: skip
         return token
@@ -176,7 +176,7 @@ class GgufTokenizer:
         return [i for i, (text, kind) in enumerate(pairs) if kind == CONTROL and text in ends]
 
     def _settings(self) -> dict[str, Any]:
-        """tokenizer_config.json."""
+        """Return the content of tokenizer_config.json."""
         tokens = self._get("tokens")
         settings: dict[str, Any] = {"add_bos_token": self._adds_bos()}
         for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"),
@@ -196,7 +196,7 @@ class GgufTokenizer:
         values = self._get(name)
         if not isinstance(values, list) or not all(isinstance(v, kind) for v in values):
             raise self._refusal(
-                name, "is missing" if values is None else "is not a list of its kind"
+                name, "is missing" if values is None else "is not a list of the expected type"
             )
         if count is not None and len(values) != count:
             raise self._refusal(name, f"has {len(values)} entries for {count} tokens")
@@ -216,21 +216,21 @@ class GgufTokenizer:
         tokens = self._list("tokens", str)
         if len(tokens) > self._vocab_size:
             raise self._refusal(
-                "tokens", f"has {len(tokens)} of them, the model {self._vocab_size}"
+                "tokens", f"has {len(tokens)} entries, the model {self._vocab_size}"
             )
         kinds = [NORMAL] * len(tokens)
         if self._get("token_type") is not None:
             kinds = self._list("token_type", int, len(tokens))
             for index, kind in enumerate(kinds):
                 if not 0 <= kind <= BYTE:
-                    raise self._refusal("token_type", f"entry {index} is {kind}, no kind of token")
+                    raise self._refusal("token_type", f"entry {index} is {kind}, an unknown kind")
         return makers[model](tokens, kinds)
 
     def _make_bpe(self, tokens: list[str], kinds: list[int]) -> tuple[str, bytes]:
         pre = self._word("pre")
         if pre not in _CUTS:
             said = self._get("pre")
-            raise self._refusal("pre", f"is {said!r:.60}, a way to cut words that is not known")
+            raise self._refusal("pre", f"is {said!r:.60}, an unknown pre-tokenizer")
         kept = {
             text: index
             for index, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
@@ -273,11 +273,11 @@ class GgufTokenizer:
     def _make_sentencepiece(self, tokens: list[str], kinds: list[int]) -> tuple[str, bytes]:
         scores = self._list("scores", (int, float), len(tokens))
         for index, score in enumerate(scores):
-            if not abs(score) <= _MOST_SCORE:  # what is no number, neither
-                raise self._refusal("scores", f"entry {index} is {score}, no number of 32 bits")
+            if not abs(score) <= _MOST_SCORE:  # true for NaN too
+                raise self._refusal("scores", f"entry {index} is {score}, not a 32-bit number")
         data = bytearray()
         for text, score, kind in zip(tokens, scores, kinds, strict=True):
-            # each piece is there once; conversions may leave nameless ones
+            # pieces must be distinct, but conversions may leave some without text
             piece = put(1, _BYTES, text.encode())
             piece += put(2, _FIXED32, struct.pack("<f", score))
             data += put(1, _BYTES, piece + put(3, VARINT, kind or NORMAL))

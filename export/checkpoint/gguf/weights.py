@@ -1,4 +1,4 @@
-"""A GGUF file opened: its metadata, and its tensors dequantized when asked for."""
+"""An open GGUF file: its metadata, and its tensors, dequantized on demand."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Restoration:
-    """What a conversion changed in a tensor, undone.
+    """How to undo a conversion's changes to a tensor.
 
     Attributes:
-        shape: the checkpoint's shape, from the file's.
-        values: the checkpoint's values from the file's in fp32, or None where they are the same.
+        shape: function from the file's shape to the checkpoint's.
+        values: function from the file's values in fp32 to the checkpoint's; None if unchanged.
     """
 
     shape: Callable[[Shape], Shape] = lambda shape: shape
@@ -40,7 +40,7 @@ AS_IT_IS = Restoration()
 
 
 def package() -> ModuleType:
-    """The package `gguf`, which knows the quantized types. Raises CheckpointError without it."""
+    """Import the package `gguf`, which dequantizes. Raises CheckpointError if it is missing."""
     try:
         import gguf
     except ModuleNotFoundError as missing:
@@ -52,15 +52,15 @@ def package() -> ModuleType:
 
 
 class GgufFile(WeightFile):
-    """A GGUF file: tensors by their names there, as the checkpoint had them before conversion.
+    """A GGUF file: tensors by the file's names, with the values they had before conversion.
 
     Attributes:
-        metadata: key → value, as the file has it.
+        metadata: key → value, unchanged.
         tensors: name → place.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises CheckpointError: damaged, cut short, or of unknown types."""
+        """Open a file. Raises CheckpointError if it is damaged, cut short, or of unknown types."""
         self.path = path
         self._gguf = package()
         kinds = self._gguf.GGML_QUANT_SIZES
@@ -78,7 +78,7 @@ class GgufFile(WeightFile):
         self.restore(lambda name: AS_IT_IS)
 
     def restore(self, how: Callable[[str], Restoration]) -> None:
-        """Tell what of each tensor is to be undone; without it they are as the file has them."""
+        """Set how to restore each tensor; by default tensors are as in the file."""
         self._restorations = {name: how(name) for name in self.tensors}
         self.entries = {name: self._entry(name) for name in self.tensors}
 
@@ -94,18 +94,18 @@ class GgufFile(WeightFile):
         return str(self._gguf.GGMLQuantizationType(place.kind).name)
 
     def _can_read(self, place: GgufTensor) -> bool:
-        """Whether values of the type are floating, and the package dequantizes them."""
+        """Return whether the type is floating-point and the package can dequantize it."""
         if self._named(place) in ("F64", "I8", "I16", "I32", "I64"):
             return False
         _, size = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(place.kind)]
         try:
             self._dequantize(np.zeros((1, size), np.uint8), place.kind)
-        except NotImplementedError:  # so the package says that it knows no such type
+        except NotImplementedError:  # the package does not support the type
             return False
         return True
 
     def _dequantize(self, rows: Array, kind: int) -> Array:
-        with np.errstate(all="ignore"):  # whatever is not finite is found by who reads it
+        with np.errstate(all="ignore"):  # the caller checks for NaN and infinity
             values: Array = self._gguf.quants.dequantize(
                 rows, self._gguf.GGMLQuantizationType(kind)
             )
@@ -124,7 +124,7 @@ class GgufFile(WeightFile):
         raw = np.frombuffer(self._data, np.uint8, place.size, place.offset)
         plain = _PLAIN.get(self._named(place))
         if plain is not None:
-            # a copy: what is mapped may not be written to, and torch wants to be able to
+            # copy, because the mapping is read-only and torch requires writable memory
             return torch.from_numpy(raw.copy()).view(plain).reshape(place.shape)
         rows = raw.reshape(*place.shape[:-1], -1)
         return torch.from_numpy(self._dequantize(rows, place.kind)).reshape(place.shape)

@@ -5,9 +5,9 @@
               ~/save, ~/load  edge_chat_msgs/StateFile
     topic     /diagnostics  diagnostic_msgs/DiagnosticArray
 
-What is decided lies in `talker`; callbacks here only hand over and wait. They are on executor
-threads, the model is on its own. No callback may raise: rclpy ends the process for an exception of
-a service or a timer, and swallows one of a transition.
+All decisions are in `talker`; callbacks here only delegate and wait. They run on executor threads,
+the model on its own thread. No callback may raise: rclpy ends the process for an exception in a
+service or a timer, and swallows one in a transition.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from edge.errors import EdgeError
 from edge_chat.talker import Goal, GoalRequest, NodeSettings, Refused, Talker
 
-# how often a waiting callback looks whether its goal was cancelled; tokens do not wait for it
+# how often a waiting callback checks whether its goal was cancelled; tokens do not wait for it
 _LOOK_S = 0.02
-# one for the goal, one for cancelling it, one for services, parameters and diagnostics
+# executor threads: for the goal, for cancelling it, for services, parameters and diagnostics
 _THREADS = 3
 _END_S = 5.0
 _LEVELS = {
@@ -44,13 +44,13 @@ _LEVELS = {
 
 
 class ChatNode(LifecycleNode):
-    """See the module."""
+    """The lifecycle node; the module lists its interfaces."""
 
     def __init__(self) -> None:
         super().__init__("edge_chat")
         self._talker = Talker()
         for each in fields(NodeSettings):
-            # of any type: ROS would end the process where a file has 30 for 30.0
+            # any type: otherwise ROS ends the process if a file has 30 instead of 30.0
             self.declare_parameter(
                 each.name, each.default, ParameterDescriptor(dynamic_typing=True)
             )
@@ -69,7 +69,7 @@ class ChatNode(LifecycleNode):
         self.create_service(StateFile, "~/load", self._load, callback_group=group)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         period = self.get_parameter("diagnostics_s").value
-        usable = type(period) in (int, float) and period > 0  # else configuring refuses it
+        usable = type(period) in (int, float) and period > 0  # on_configure refuses other values
         self.create_timer(
             float(period) if usable else NodeSettings.diagnostics_s,
             self._diagnose,
@@ -95,11 +95,11 @@ class ChatNode(LifecycleNode):
         return self._transition(self._talker.shutdown)
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Free everything after a transition that broke: success here means unconfigured."""
+        """Free everything after a failed transition: success here means unconfigured."""
         return self._transition(self._talker.shutdown)
 
     def _transition(self, change: Any) -> TransitionCallbackReturn:
-        """Success; failure, which leaves the node in its state; or an error, for `on_error`."""
+        """Return success, failure (the node stays in its state), or an error (calls `on_error`)."""
         try:
             change()
         except (EdgeError, Refused) as problem:
@@ -124,7 +124,7 @@ class ChatNode(LifecycleNode):
         result = Generate.Result()
         try:
             goal = self._talker.start(GoalRequest.of(handle.request), pieces.put)
-        except Refused as problem:  # another was accepted in the same moment
+        except Refused as problem:  # another goal was accepted at the same moment
             result.finish_reason, result.error = "error", str(problem)
             handle.abort()
             return result
@@ -137,14 +137,14 @@ class ChatNode(LifecycleNode):
             handle.abort()
         elif handle.is_cancel_requested:
             handle.canceled()
-        elif outcome.finish_reason == "cancelled":  # by deactivating
+        elif outcome.finish_reason == "cancelled":  # by deactivation
             handle.abort()
         else:
             handle.succeed()
         return result
 
     def _forward(self, handle: Any, goal: Goal, pieces: SimpleQueue[str]) -> None:
-        """Publish pieces until the goal has ended and all of them are out."""
+        """Publish pieces until the goal has ended and all of them are published."""
         while True:
             ended = goal.wait(0) is not None
             if handle.is_cancel_requested and not goal.cancelled.is_set():
@@ -192,7 +192,7 @@ class ChatNode(LifecycleNode):
         try:
             self._publish_health()
         except Exception:
-            if rclpy.ok():  # else the context is going down
+            if rclpy.ok():  # otherwise the context is shutting down
                 self.get_logger().error(traceback.format_exc(), throttle_duration_sec=60.0)
 
     def _publish_health(self) -> None:
@@ -211,20 +211,22 @@ class ChatNode(LifecycleNode):
         self._diagnostics.publish(array)
 
     def close(self) -> None:
-        """When the process ends."""
+        """Shut the talker down, before the process ends."""
         self._talker.shutdown()
 
 
 def spin(executor: MultiThreadedExecutor, node: ChatNode) -> None:
-    """Until the context ends. A transition that the state does not have is an RCLError of the
-    lifecycle's own service in Jazzy and before, which would end the process.
+    """Spin until the context ends, and survive RCLErrors.
+
+    Up to Jazzy, the lifecycle's own service raises one for a transition that the state does not
+    have, which would end the process.
     """
     while rclpy.ok():
         try:
             executor.spin()
         except RuntimeError as problem:
-            node.get_logger().error(f"a request failed, and the node goes on: {problem}")
-            time.sleep(_LOOK_S)  # should it be the executor that fails, not at full speed
+            node.get_logger().error(f"a request failed, but the node continues: {problem}")
+            time.sleep(_LOOK_S)  # no busy loop, should the executor itself fail
 
 
 def main() -> None:
@@ -237,7 +239,7 @@ def main() -> None:
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
     finally:
-        node.close()  # the goal that runs ends, and its callback with it
+        node.close()  # ends the running goal and its callback
         executor.shutdown(_END_S)  # no callback may use the node while it is destroyed
         node.destroy_node()
         rclpy.try_shutdown()

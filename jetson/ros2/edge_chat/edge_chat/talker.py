@@ -1,8 +1,8 @@
-"""A model in a robot's process: one goal at a time, on its own thread. Needs no part of ROS.
+"""A model in a robot's process: one goal at a time, on its own thread. Independent of ROS.
 
     unconfigured ─configure→ inactive ─activate→ active ─deactivate→ inactive ─cleanup→ unconfigured
 
-All that touches the model runs on the decode thread, so that whoever waits for sensors never waits
+Everything that touches the model runs on the decode thread. So code that reads sensors never waits
 for a token, and a GPU's context has one thread.
 """
 
@@ -22,18 +22,18 @@ from edge.runtime.memory import available_bytes
 State = Literal["unconfigured", "inactive", "active"]
 OnPiece = Callable[[str], object]
 
-_SCARCE = 256 << 20  # bytes that are left when the diagnostics begin to warn
+_SCARCE = 256 << 20  # available bytes below which diagnostics warn
 _NAN = float("nan")
-_IN_WORDS = {str: "a text", int: "a whole number", float: "a number"}
+_IN_WORDS = {str: "a string", int: "an integer", float: "a number"}
 
 
 class Refused(Exception):
-    """The request cannot be carried out now; nothing was done."""
+    """A request cannot be carried out now; nothing was done."""
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """The node's parameters. `threads` 0 is one a core, `deadline_s` 0 is none, "" is nothing."""
+    """The node's parameters. `threads` 0 is one per core; `deadline_s` 0 and "" mean none."""
 
     bundle: str = "demo"
     engine: str = "auto"
@@ -52,8 +52,10 @@ class NodeSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> NodeSettings:
-        """The settings of a node's parameters. A number without a fraction is one, too: YAML reads
-        `deadline_s: 30` as an integer. Raises InputError: all that are of another type.
+        """Build settings from a node's parameters.
+
+        A float may be given as an integer, as YAML reads `deadline_s: 30`. Raises InputError naming
+        every parameter of a wrong type or value.
         """
         faults, found = Faults(), dict(values)
         for each in fields(cls):
@@ -71,12 +73,12 @@ class NodeSettings:
 
 @dataclass(frozen=True)
 class GoalRequest:
-    """One answer; what is None comes from the settings.
+    """The request for one answer; None stands for the node's setting.
 
     Attributes:
-        chat: in the model's template; otherwise the prompt is continued.
-        keep: continue the conversation.
-        json_schema, regex, choices: what the answer has to be, one of them.
+        chat: whether the prompt is a message in the model's template, not a text to continue.
+        keep: whether to continue the conversation.
+        json_schema, regex, choices: constraint of the answer, one of them at most.
     """
 
     prompt: str
@@ -93,7 +95,7 @@ class GoalRequest:
 
     @classmethod
     def of(cls, goal: Any) -> GoalRequest:
-        """A `Generate` goal: what is 0 or negative there is left to the settings."""
+        """Convert a `Generate` goal, in which defaults stand for the node's settings."""
         return cls(
             prompt=goal.prompt,
             chat=goal.chat,
@@ -111,7 +113,7 @@ class GoalRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a goal ended. `error` says what went wrong, with finish_reason "error"."""
+    """The result of a goal. `error` says what went wrong, if finish_reason is "error"."""
 
     text: str
     finish_reason: str
@@ -123,14 +125,14 @@ class Outcome:
     tokens_per_s: float = _NAN
 
     def fill(self, result: Any) -> Any:
-        """A `Generate` result with these fields, which have its names."""
+        """Fill a `Generate` result, whose fields have the same names, and return it."""
         for each in fields(self):
             setattr(result, each.name, getattr(self, each.name))
         return result
 
 
 class Goal:
-    """An answer in the making."""
+    """An answer being generated."""
 
     def __init__(self, session: Any) -> None:
         self.cancelled = threading.Event()
@@ -139,27 +141,27 @@ class Goal:
         self._outcome: Outcome | None = None
 
     def cancel(self) -> None:
-        """End it within one step, or one chunk of its prompt. From any thread, at any time."""
+        """End it within one step, or one chunk of its prompt. Callable from any thread."""
         self.cancelled.set()
         session = self._session
         if session is not None:
             session.cancel()
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
-        """Its outcome; None if there is none after `timeout_s`."""
+        """Return its outcome, or None if there is none after `timeout_s`."""
         self._ended.wait(timeout_s)
         return self._outcome
 
     def end(self, outcome: Outcome) -> None:
-        """For the decode thread."""
-        self._session = None  # cleaning up is to free it
+        """Set the outcome. Called by the decode thread."""
+        self._session = None  # a goal must not keep it alive after cleanup
         self._outcome = outcome
         self._ended.set()
 
 
 @dataclass
 class Counts:
-    """What happened since the node was configured."""
+    """Counts since the node was configured, the last outcome, and why the engine is broken."""
 
     answers: int = 0
     cancelled: int = 0
@@ -169,7 +171,7 @@ class Counts:
 
 
 class Talker:
-    """See the module. Methods may be called from any thread."""
+    """The model with its lifecycle, as the module describes it. Methods are thread-safe."""
 
     def __init__(self) -> None:
         self._state: State = "unconfigured"
@@ -188,7 +190,7 @@ class Talker:
     # -- lifecycle -------------------------------------------------------------------------------
 
     def configure(self, settings: NodeSettings) -> None:
-        """Load the model and take the memory of its session. Raises EdgeError; Refused."""
+        """Load the model and allocate its session. Raises EdgeError or Refused."""
         self._expect("unconfigured")
         thread = ThreadPoolExecutor(1, "edge-decode")
         try:
@@ -200,14 +202,14 @@ class Talker:
         self._state = "inactive"
 
     def activate(self) -> None:
-        """Warm up: an answer is made and forgotten. Raises EdgeError; Refused."""
+        """Warm up by generating and discarding an answer. Raises EdgeError or Refused."""
         self._expect("inactive")
         if self._settings.warmup_tokens > 0:
             self._on_thread(self._warm_up)
         self._state = "active"
 
     def deactivate(self) -> None:
-        """Take no goals, and end the one that runs. Raises Refused."""
+        """Accept no more goals, and end the running one. Raises Refused."""
         self._expect("active")
         self._close()
 
@@ -217,19 +219,19 @@ class Talker:
         self._free()
 
     def shutdown(self) -> None:
-        """From any state."""
+        """Free everything, in any state."""
         self._close()
         self._free()
 
     def _close(self) -> None:
-        with self._lock:  # a goal begins before this, and is seen, or is refused
+        with self._lock:  # a goal either begins before this, and is ended, or is refused
             self._state = "inactive"
         self._end_goal()
 
     def _free(self) -> None:
         thread, self._thread = self._thread, None
         if thread is not None:
-            # the last references go where they were made
+            # the last references are dropped on the thread that made them
             thread.submit(self._forget).result()
             thread.shutdown()
         self._state = "unconfigured"
@@ -256,9 +258,9 @@ class Talker:
     # -- goals -----------------------------------------------------------------------------------
 
     def start(self, request: GoalRequest, on_piece: OnPiece = lambda piece: None) -> Goal:
-        """Begin an answer; `on_piece` is given its text in pieces, on the decode thread.
+        """Begin an answer. `on_piece` receives its text in pieces, on the decode thread.
 
-        Raises Refused: not active, another goal runs, or the engine failed before.
+        Raises Refused when the node is not active, another goal runs, or the engine has failed.
         """
         with self._lock:
             if why := self.refusal():
@@ -269,7 +271,7 @@ class Talker:
             return goal
 
     def refusal(self) -> str | None:
-        """Why a goal would be refused now; None where it would not."""
+        """Return why a goal would be refused now, or None if it would be accepted."""
         if self._state != "active":
             return f"is {self._state}, not active"
         if self._counts.broken:
@@ -297,7 +299,7 @@ class Talker:
             self._session.reset()
         generation = self._say(request)(request.max_tokens or self._settings.max_tokens)
         try:
-            if goal.cancelled.is_set():  # before there was anything to cancel
+            if goal.cancelled.is_set():  # before there was a generation to cancel
                 generation.cancel()
             for piece in generation:
                 on_piece(piece)
@@ -317,7 +319,7 @@ class Talker:
         )
 
     def _say(self, request: GoalRequest) -> Callable[[int], Any]:
-        """A function from the most tokens to a generation."""
+        """Return a function from the maximum number of tokens to a generation."""
         chosen, session = self._settings, self._session
         deadline = chosen.deadline_s if request.deadline_s is None else request.deadline_s
         sampling = {
@@ -358,7 +360,7 @@ class Talker:
         self._between_goals(lambda: self._session.reset())
 
     def save(self, path: str) -> int:
-        """Save the conversation with its state; returns its tokens. Raises StateError; Refused."""
+        """Save the conversation with its state; return its tokens. Raises StateError or Refused."""
 
         def save() -> int:
             self._session.save(Path(path))
@@ -369,7 +371,7 @@ class Talker:
         return found
 
     def load(self, path: str) -> int:
-        """Resume a saved conversation; returns its tokens. Raises StateError; Refused."""
+        """Resume a saved conversation; return its tokens. Raises StateError or Refused."""
         found: int = self._between_goals(lambda: self._session.load(Path(path)))
         return found
 
@@ -383,7 +385,7 @@ class Talker:
     # -- diagnostics ----------------------------------------------------------------------------
 
     def health(self) -> tuple[Literal["ok", "warn", "error"], str, dict[str, str]]:
-        """Level, a sentence, and values for a diagnostics message."""
+        """Return level, message and values for a diagnostics message."""
         from edge.apps.measure.machine import conditions, power_mode
 
         counts, free = self._counts, available_bytes()
@@ -404,7 +406,7 @@ class Talker:
         if counts.broken:
             return "error", counts.broken, values
         if free is not None and free < _SCARCE:
-            return "warn", f"only {free >> 20} MiB of memory are left", values
+            return "warn", f"only {free >> 20} MiB of memory available", values
         return "ok", self._state, values
 
 
@@ -414,5 +416,5 @@ def _loaded(settings: NodeSettings) -> tuple[Any, Any]:
     draft: Any = settings.draft or None
     if draft not in (None, "ngram"):
         draft = edge.load(draft, engine=settings.engine, threads=threads)
-    # undo is not offered, and each level holds a state
+    # the node has no undo, and each level would hold a state
     return model, model.session(system=settings.system or None, undo_levels=1, draft=draft)

@@ -1,4 +1,4 @@
-"""The node, taken through its lifecycle by hand or by a manager:
+"""Launch the node, whose lifecycle is then driven by hand or by a manager:
 
 ros2 launch edge_chat edge_chat.launch.py config:=my.yaml namespace:=robot1
 ros2 lifecycle set /robot1/edge_chat configure && ros2 lifecycle set /robot1/edge_chat activate

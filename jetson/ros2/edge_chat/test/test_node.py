@@ -32,7 +32,7 @@ LONG = {"prompt": "Hello", "temperature": 3.0, "seed": 5, "max_tokens": 1_000_00
 
 
 class Caller:
-    """Another node, and the node under test, each on an executor of its own."""
+    """A calling node and the node under test, each on its own executor."""
 
     def __init__(self) -> None:
         self.tested = ChatNode()
@@ -75,7 +75,7 @@ class Caller:
 
 
 def done(future: Any) -> Any:
-    """Its result, within LIMIT_S."""
+    """Return the future's result, within LIMIT_S."""
     ended = threading.Event()
     future.add_done_callback(lambda _: ended.set())
     assert ended.wait(LIMIT_S), "no answer"
@@ -84,7 +84,7 @@ def done(future: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def caller() -> Iterator[Caller]:
-    """Of a node that is active."""
+    """A caller of an active node."""
     rclpy.init()
     made = Caller()
     assert not made.send(HELLO).accepted, "a goal before activation"
@@ -102,7 +102,7 @@ def test_an_answer_comes_as_feedback_and_as_the_result(caller: Caller) -> None:
     assert answer.status == GoalStatus.STATUS_SUCCEEDED
     assert answer.result.text == "I'm doing well, thanks for asking! How are you doing today?"
     assert answer.result.finish_reason == "stop" and answer.result.tokens > 3
-    # best effort: the result does not wait for the last feedback to arrive
+    # feedback is best effort: the result does not wait for the last piece
     assert answer.result.text.startswith("".join(pieces)) and pieces
 
 
@@ -193,7 +193,7 @@ def test_what_breaks_is_answered_and_the_node_goes_on(caller: Caller, monkeypatc
 
 
 def settle(caller: Caller) -> None:
-    """Until no goal runs."""
+    """Wait until no goal runs."""
     end = time.monotonic() + LIMIT_S
     while caller.tested._talker.refusal() and time.monotonic() < end:
         time.sleep(0.01)
