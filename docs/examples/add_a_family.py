@@ -3,8 +3,8 @@
 python docs/examples/add_a_family.py
 
 Suppose a trainer of your own saves Mamba models with its own config keys and tensor names. A
-family says which configs it claims, what model they describe, and where each tensor is.
-docs/inside/add-a-family.md explains how to add one for good, with its tests.
+family defines which configs it claims, the model they describe, and the place of each tensor.
+docs/inside/add-a-family.md explains how to add one permanently, with its tests.
 """
 
 import json
@@ -30,7 +30,7 @@ def claims(fields: Fields) -> bool:
 
 
 def read(fields: Fields) -> Layout:
-    """The model, and the stored name of every canonical tensor (`edge.tensors.tensor_shapes`)."""
+    """Return the model and the stored name of every tensor in `edge.tensors.tensor_shapes`."""
     width = fields.integer("width")
     mixer = fields.build(Mamba1Config, d_inner=2 * width, d_state=16, d_conv=4, dt_rank=width // 16)
     config = fields.model(
@@ -42,7 +42,7 @@ def read(fields: Fields) -> Layout:
     )
     layout = Layout(config)
     for index in range(len(config.layers)):
-        # the mixer's own tensors keep their names; its `in_proj` is called `enter` over there
+        # the mixer's tensors keep their names, except `in_proj`, which the trainer calls `enter`
         block = f"blocks.{index}"
         layout.place_layer(
             index, norm=f"{block}.rms", mixer=f"{block}.ssm", rename={"in_proj": "enter"}
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def save_random(path: Path) -> Path:
-    """What the other trainer would have written."""
+    """Write a random checkpoint in the trainer's layout."""
     path.mkdir()
     (path / "config.json").write_text(json.dumps(CONFIG))
     layout = read(Fields(path / "config.json", CONFIG))

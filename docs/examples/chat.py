@@ -1,4 +1,4 @@
-"""Chat with a bundle: stream the answer, take a turn back, keep the conversation in a file.
+"""Chat with a bundle: stream the answer, undo a turn, save the conversation to a file.
 
 python docs/examples/chat.py [BUNDLE]
 """
@@ -24,7 +24,7 @@ def main(bundle: str = "demo") -> None:
     second = session.chat("What did you do today?", max_tokens=48).finish()
     print(f"{second.text}\n[{second.reused_tokens} tokens of the prompt were not run again]")
 
-    # undo copies a state of fixed size; it runs nothing.
+    # undo copies a state of fixed size and runs no token.
     session.undo()
     assert [message.role for message in session.messages] == ["system", "user", "assistant"]
 

@@ -1,8 +1,8 @@
-"""Export a checkpoint in two recipes, compare the bundles, and run the smaller one.
+"""Export a checkpoint with two recipes, compare the bundles, and run the smaller one.
 
 python docs/examples/export_and_run.py [CHECKPOINT]
 
-Without a checkpoint it makes a tiny random Mamba, which reads bytes and talks nonsense.
+Without a checkpoint it creates a tiny random Mamba, which reads bytes and outputs nonsense.
 """
 
 import sys
@@ -32,7 +32,7 @@ def main(checkpoint: str | None = None) -> None:
 
 
 def random_mamba(path: Path) -> Path:
-    """A checkpoint as transformers writes it; without a tokenizer the export reads bytes."""
+    """Write a checkpoint with transformers; without a tokenizer the export reads bytes."""
     torch.manual_seed(0)
     config = MambaConfig(vocab_size=256, hidden_size=64, state_size=8, num_hidden_layers=2)
     MambaForCausalLM(config).save_pretrained(path)

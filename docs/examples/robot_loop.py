@@ -2,7 +2,7 @@
 
 python docs/examples/robot_loop.py [BUNDLE]
 
-The model has a thread of its own. The control loop only looks at a queue, so a slow token cannot
+The model has a thread of its own. The control loop only polls a queue, so a slow token cannot
 delay a control step. Python itself gives no hard real-time guarantee.
 """
 
@@ -17,7 +17,7 @@ PERIOD_S = 0.01
 
 
 class Speaker(threading.Thread):
-    """Answers one question at a time; what it says arrives in `pieces`."""
+    """Thread that answers one question at a time and puts the text into `pieces`."""
 
     def __init__(self, model: edge.Model) -> None:
         super().__init__(daemon=True)
@@ -32,7 +32,7 @@ class Speaker(threading.Thread):
     def run(self) -> None:
         while (asked := self.questions.get()) is not None:
             question, deadline_s = asked
-            # every question starts from the same state: nothing is read again
+            # every question starts from the same state
             self.session.restore(self.before)
             answer = self.session.chat(
                 question, max_tokens=1_000_000, deadline_s=deadline_s, logit_bias=self.endless
@@ -42,12 +42,12 @@ class Speaker(threading.Thread):
             self.reasons.put(answer.result.finish_reason)
 
     def stop_talking(self) -> None:
-        """End the answer within one step; safe from any thread, and when there is none."""
+        """End the answer within one step; safe from any thread, and without an answer."""
         self.session.cancel()
 
 
 def main(bundle: str = "demo-draft") -> None:
-    # demo-draft has Mamba layers alone: no context ever fills, so only the deadline ends an answer
+    # demo-draft has only Mamba layers: no context ever fills, so only the deadline ends an answer
     speaker = Speaker(edge.load(bundle))
     speaker.start()
 
@@ -62,7 +62,7 @@ def main(bundle: str = "demo-draft") -> None:
 
 
 def control(speaker: Speaker, *, patience: int | None = None) -> str:
-    """The control loop; after `patience` pieces of text there are better things to do."""
+    """Run the control loop; cancel the answer after `patience` pieces of text."""
     heard = 0
     for _ in range(1000):
         # … read sensors, command motors …

@@ -1,10 +1,10 @@
-"""Let a model steer a robot that cannot be answered wrongly: choices, a deadline, a cancel, a tool.
+"""Let a model steer a robot with constrained answers: choices, a deadline, a cancel, a tool.
 
 python docs/examples/robot_tools.py [BUNDLE]
 
-A state machine asks the model where a choice is the model's. Each question names the answers that
-it takes, so there is nothing to parse and nothing to misread. The one that is waited for has a
-deadline, and a default for when that passes. Needs the extra `constrain`.
+A state machine asks the model whenever the choice is the model's. Each question lists its valid
+answers, so there is nothing to parse and nothing to misread. The choice that the robot waits for
+has a deadline, and a default if that passes. Needs the extra `constrain`.
 """
 
 import sys
@@ -51,7 +51,7 @@ class Robot:
         return State(said.text) if said.finish_reason == "stop" else State.REST
 
     def drive(self) -> State:
-        """Call the one tool there is; its arguments are in the schema, whatever the model is."""
+        """Call the only tool; its arguments match the schema, whatever the model is."""
         answer = self.session.chat(
             "Go there.", tools=[DRIVE], tool_choice="drive", max_tokens=100
         ).finish()
@@ -79,12 +79,12 @@ class Robot:
 
 
 def main(bundle: str = "demo-draft") -> None:
-    # demo-draft has Mamba layers alone: no context ever fills, so only the cancel ends its report
+    # demo-draft has only Mamba layers: no context ever fills, so only the cancel ends its report
     robot = Robot(edge.load(bundle))
     steps = {State.DRIVE: robot.drive, State.REPORT: robot.report}
     choice = robot.look()
     print(f"chose {choice.value}")
-    state = State.DRIVE  # this once, so that the example shows all of it
+    state = State.DRIVE  # whatever the choice, so that the example shows every state
     while state is not State.REST:
         state = steps[state]()
         print(f"next: {state.value}")
