@@ -118,6 +118,19 @@ template <class F> inline void panels_int8(const int8_t* x, int64_t x_stride, in
                                            const int8_t* weight, int64_t N, int64_t K,
                                            const int32_t* bias, Pool& pool, bool interleaved, F f) {
   panels(weight, N, K, K / 4, FLIP_SIGNED, pool, interleaved, [&](const int32_t* panel, int64_t n, int64_t end) {
+#if EDGE_TILES
+    if (pool.tiles && tiles_take(K / 4)) {
+      alignas(64) int32_t sums[2 * TILE_ROWS * WIDE];
+      return each_tile(M, [&](int64_t m, int64_t rows) {
+        tile_sums(x + m * x_stride, x_stride, rows, panel, K / 4, sums);
+        for (int64_t r = 0; r < rows; r++)
+          each_half(n, end, [&](int half, int64_t at, int count) {
+            vi exact = load_as<vi>(sums + r * WIDE + half * W) - bias[m + r];
+            f(m + r, at, __builtin_convertvector(exact, vf), count);
+          });
+      });
+    }
+#endif
     tiles(M, [&](auto tile, int64_t m) {
       constexpr int R = decltype(tile)::rows;
       vi sums[R][2];

@@ -329,6 +329,13 @@ struct Blocked {
         fill(packed, n, end, panel, interleaved);
         turn_units(units.scales, n, end, WIDE, scales, interleaved);
         if (minimum) turn_units(units.minimums, n, end, WIDE, minimums, interleaved);
+#if EDGE_TILES
+        // blocks of 4 bits are shorter than a tile, and gain nothing
+        if (pool.tiles && bits == 8 && tiles_take(words)) {
+          by_tiles(x, panel, scales, n, end, rows, f);
+          continue;
+        }
+#endif
         tiles(rows, [&](auto tile, int64_t m) {
           constexpr int R = decltype(tile)::rows;
           vf acc[R][2] = {};
@@ -358,6 +365,34 @@ struct Blocked {
       }
     });
   }
+#if EDGE_TILES
+  // Multiply one panel by AMX. The sums of a block are scaled as in `by_panels`, so the bits are equal.
+  template <class F>
+  void by_tiles(const Prepared& x, const int32_t* panel, const float* scales, int64_t n, int64_t end,
+                int64_t rows, F f) const {
+    const int64_t of_row = blocks_a_row(), words = shared / 4;
+    alignas(64) int32_t sums[2 * TILE_ROWS * WIDE];
+    each_tile(rows, [&](int64_t m, int64_t some) {
+      vf acc[2 * TILE_ROWS][2] = {};
+      for (int64_t b = 0; b < of_row; b++) {
+        tile_sums(x.q + m * K + b * shared, K, some, panel + b * words * WIDE, words, sums);
+        vf left = load(scales + b * WIDE), right = load(scales + b * WIDE + W);
+        for (int64_t r = 0; r < some; r++) {
+          vf worth = splat(x.worth[(m + r) * of_row + b]);
+          vi start = vi{} + x.start[(m + r) * of_row + b];
+          vi one = load_as<vi>(sums + r * WIDE) + start;
+          vi other = load_as<vi>(sums + r * WIDE + W) + start;
+          acc[r][0] += __builtin_convertvector(one, vf) * (left * worth);
+          acc[r][1] += __builtin_convertvector(other, vf) * (right * worth);
+        }
+      }
+      for (int64_t r = 0; r < some; r++)
+        each_half(n, end, [&](int half, int64_t at, int count) {
+          f(m + r, at, acc[r][half], count);
+        });
+    });
+  }
+#endif
   // Those of `wide` outputs side by side, block after block.
   template <class S>
   void turn_units(const S* units, int64_t n, int64_t end, int64_t wide, float* out,

@@ -18,6 +18,7 @@ template <int> struct Entry;
 #include "state.h"
 
 #include "../../linear/cpu_panel.h"
+#include "../../linear/cpu_tiles.h"
 #include "../../argmax/cpu.h"
 #include "../../attention/cpu.h"
 #include "../../gelu/cpu.h"

@@ -93,6 +93,7 @@ struct Kernel {
   // From now on they are, those of `rows` 0 have so many.
   void interleave(int64_t rows) { interleaved = rows; }
   int64_t interleaved = 0;
+  bool tiles = false;  // may use the tiles of AMX
   // `grid` is what a GPU would be launched with: a kernel reads from it what nothing else says.
   // Throws where there is no memory and nowhere else: what it cannot do, it refuses when it is made.
   virtual void run(const Value* values, const int64_t* grid, Pool& pool) const = 0;

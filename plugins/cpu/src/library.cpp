@@ -11,6 +11,9 @@
 #include "interleave.h"
 #if defined(__aarch64__)
 #include <sys/auxv.h>
+#elif defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace edge_cpu {
@@ -186,13 +189,30 @@ double Variant::number(const char* name, double otherwise) const {
 
 // -- instruction sets -------------------------------------------------------------------------------
 
+constexpr const char* TILES = "amx";
+
 struct Isa {
   const char* name;
   bool here;
   Maker (*find)(const char*);
 };
 
-// Best last.
+#if defined(__x86_64__)
+// Return whether the machine has AMX for int8 and the kernel lets this process use it.
+static bool has_tiles() {
+#if defined(__linux__) && (__clang_major__ >= 12 || __GNUC__ >= 11)
+  uint32_t a = 7, b = 0, c = 0, d = 0;
+  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  if (!(d >> 24 & 1) || !(d >> 25 & 1)) return false;
+  const long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+// Best last. `amx` is `avx512` with tiles.
 static std::vector<Isa> sets() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -204,10 +224,12 @@ static std::vector<Isa> sets() {
   uint32_t a = 7, b = 0, c = 1, d = 0;
   if (avx2) asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
   bool avxvnni = avx2 && (a >> 4 & 1);
+  static const bool amx = avx512 && has_tiles();
   return {{"plain", true, plain::find},
           {"avx2", avx2, avx2::find},
           {"avxvnni", avxvnni, avxvnni::find},
-          {"avx512", avx512, avx512::find}};
+          {"avx512", avx512, avx512::find},
+          {TILES, amx, avx512::find}};
 #elif defined(__aarch64__)
   bool products = getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
   return {{"plain", true, plain::find}, {"dotprod", products, dotprod::find}};
@@ -265,7 +287,9 @@ void* edge_cpu_kernel(const char* set, const char* text, char* problem, int size
       if (!each.here || std::string(each.name) != set) continue;
       Maker maker = each.find(kernel.c_str());
       if (!maker) throw std::runtime_error("there is no such kernel for a CPU");
-      return maker(variant);
+      Kernel* made = maker(variant);
+      made->tiles = std::strcmp(set, TILES) == 0;
+      return made;
     }
     throw std::runtime_error(std::string("this machine has no ") + set);
   } catch (const std::exception& error) {
@@ -294,10 +318,12 @@ int edge_cpu_run(void* pool, const EdgeCpuCall* calls, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
       const EdgeCpuCall& call = calls[i];
       const Kernel& kernel = *static_cast<const Kernel*>(call.kernel);
+      Pool& shared = *static_cast<Pool*>(pool);
+      shared.tiles = kernel.tiles;
       if (call.states)
-        kernel.run_all(call.values, call.states, call.grid, *static_cast<Pool*>(pool));
+        kernel.run_all(call.values, call.states, call.grid, shared);
       else
-        kernel.run(call.values, call.grid, *static_cast<Pool*>(pool));
+        kernel.run(call.values, call.grid, shared);
     }
     return 0;
   } catch (...) {

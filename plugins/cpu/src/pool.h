@@ -22,6 +22,8 @@ class Pool {
 
   int threads() const { return (int)workers_.size() + 1; }
 
+  bool tiles = false;  // whether the running kernel may use the tiles of AMX
+
   // work(first, last) over 0 ... count, in pieces of at least `grain`; returns when all is done.
   // Throws std::bad_alloc where a piece found no memory.
   template <class F> void each(int64_t count, int64_t grain, F work) {
