@@ -95,17 +95,17 @@ def build(
             "--workspace": workspace, "--sm": sm, "--output": output,
         }  # fmt: skip
         switches = {"--force": force, "--aliased": aliased, "--rtx": rtx, "--json": as_json}
-        raise typer.Exit(_run_apart(_words(bundle, flags, switches), str(folder)))
+        raise typer.Exit(_run_in_child(_child_arguments(bundle, flags, switches), str(folder)))
     with open_bundle(folder) as opened:
         manifest = opened.manifest
-        asked = sizes(
+        engine_sizes = sizes(
             manifest.model,
             manifest.limits.chunk if chunk is None else chunk,
             window=window,
             batch=batch,
             capacity=capacity,
         )
-        built = _build(opened, Order(asked, workspace, aliased, architectures, force), rtx)
+        built = _build(opened, Order(engine_sizes, workspace, aliased, architectures, force), rtx)
     if output is not None:
         _write_bare(built.path, output)
     for note in built.notes:
@@ -116,7 +116,9 @@ def build(
         say(describe(built) + ("" if output is None else f"\n  bare        {output}"))
 
 
-def _words(bundle: str, flags: Mapping[str, object], switches: Mapping[str, bool]) -> list[str]:
+def _child_arguments(
+    bundle: str, flags: Mapping[str, object], switches: Mapping[str, bool]
+) -> list[str]:
     """Return the arguments that repeat this command line."""
     words = [f"{name}={value}" for name, value in flags.items() if value is not None]
     return [*words, *(name for name, on in switches.items() if on), "--", bundle]
@@ -145,17 +147,17 @@ def _build(bundle: Bundle, order: Any, rtx: bool) -> Built:
 
 def _architectures(text: str | None) -> tuple[int, ...]:
     """Parse `86,sm_89` into (86, 89). Raises InputError."""
-    found = set()
+    architectures = set()
     for part in filter(None, (text or "").replace(" ", "").split(",")):
         digits = part.removeprefix("sm_")
         if not digits.isdecimal() or len(digits) > 3:
             raise InputError(
                 f"unknown architecture {part!r:.40}", field="--sm", remedy="write it as 86,89"
             )
-        found.add(int(digits))
-    if text is not None and not found:
+        architectures.add(int(digits))
+    if text is not None and not architectures:
         raise InputError("names no architecture", field="--sm", remedy="write it as 86,89")
-    return tuple(sorted(found))
+    return tuple(sorted(architectures))
 
 
 def _check_output(output: Path, bundle: Path) -> None:
@@ -176,9 +178,9 @@ def _write_bare(engine: Path, output: Path) -> None:
     from edge.runtime.replace import replace
     from edge.runtime.tensorrt import sealed
 
-    with sealed.read(engine) as found:
+    with sealed.read(engine) as contents:
         try:
-            replace(output.absolute(), (found.body,), keep=False)
+            replace(output.absolute(), (contents.body,), keep=False)
         except OSError as problem:
             raise EngineError(
                 f"cannot be written: {problem.strerror or problem}", file=output
@@ -196,8 +198,8 @@ def facts(built: Built) -> dict[str, Any]:
         "components": dict(built.components),
         "sizes": built.sizes.model_dump(),
         "profiles": {
-            each.name: {symbol: list(range_) for symbol, range_ in each.symbols.items()}
-            for each in built.profiles
+            profile.name: {symbol: list(range_) for symbol, range_ in profile.symbols.items()}
+            for profile in built.profiles
         },
         "notes": list(built.notes),
     }
@@ -219,7 +221,7 @@ def describe(built: Built) -> str:
             f"  for         {title} {parts['tensorrt']}, {gpus}",
             f"  sizes       window {sizes.window}, batch {sizes.batch}{capacity}, "
             f"chunk {sizes.chunk}",
-            f"  profiles    {', '.join(each.name for each in built.profiles)}",
+            f"  profiles    {', '.join(profile.name for profile in built.profiles)}",
         ]
     )
 
@@ -228,7 +230,7 @@ def _is_child() -> bool:
     return VARIABLE in os.environ
 
 
-def _run_apart(arguments: Sequence[str], bundle: str) -> int:
+def _run_in_child(arguments: Sequence[str], bundle: str) -> int:
     """Run `edge build` with these arguments in a child process; return its exit code.
 
     Raises EngineError when the child was killed, by a crash or for lack of memory. Re-raises
@@ -246,7 +248,7 @@ def _run_apart(arguments: Sequence[str], bundle: str) -> int:
         try:
             code = process.wait()
         except BaseException:
-            _end(process)
+            _stop_child(process)
             raise
     if code >= 0:
         return code
@@ -260,7 +262,7 @@ def _run_apart(arguments: Sequence[str], bundle: str) -> int:
     )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop_child(process: subprocess.Popen[bytes]) -> None:
     """Stop the child cleanly, so that no partial files are left; kill it if interrupted again."""
     process.terminate()
     try:

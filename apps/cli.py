@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("edge.apps.doctor", "doctor"),
 }
 # short help for the list of commands, which is cut off at 80 columns
-_SHORT = {
+_SHORT_HELP = {
     "pull": "Fetch a model and convert it to a bundle.",
     "list": "List the pulled models.",
     "show": "Show what a model is and where it came from.",
@@ -61,9 +61,9 @@ class _Commands(typer.core.TyperGroup):
         command = getattr(importlib.import_module(module), function)
         if isinstance(command, typer.Typer):
             return typer.main.get_command(command)
-        alone = Program()
-        alone.command(cmd_name, short_help=_SHORT.get(cmd_name))(command)
-        return typer.main.get_command(alone)
+        program = Program()
+        program.command(cmd_name, short_help=_SHORT_HELP.get(cmd_name))(command)
+        return typer.main.get_command(program)
 
 
 app = Program(

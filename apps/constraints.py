@@ -14,8 +14,8 @@ from edge.runtime.constrain.statement import MAX_SOURCE
 _PANEL = "Constrained answers"
 
 
-def _form(name: str, metavar: str, says: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=says, rich_help_panel=_PANEL)
+def _option(name: str, metavar: str, help_text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=help_text, rich_help_panel=_PANEL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +24,19 @@ class FormOptions:
 
     json_schema: Annotated[
         str | None,
-        _form("--json-schema", "FILE", "Answer in JSON of this schema: a file, or {…} itself."),
+        _option("--json-schema", "FILE", "Answer in JSON of this schema: a file, or {…} itself."),
     ] = None
     regex: Annotated[
-        str | None, _form("--regex", "EXPRESSION", "Answer with text that matches this.")
+        str | None, _option("--regex", "EXPRESSION", "Answer with text that matches this.")
     ] = None
     grammar: Annotated[
-        str | None, _form("--grammar", "FILE", "Answer with text of this Lark grammar.")
+        str | None, _option("--grammar", "FILE", "Answer with text of this Lark grammar.")
     ] = None
     choices: Annotated[
         list[str] | None,
-        _form("--choices", "A,B,…", "Answer with one of these. For texts with commas, repeat it."),
+        _option(
+            "--choices", "A,B,…", "Answer with one of these. For texts with commas, repeat it."
+        ),
     ] = None
 
     def read(self) -> dict[str, Any]:
@@ -44,18 +46,18 @@ class FormOptions:
         """
         schema, choices = self.json_schema, self.choices
         if schema is not None and not schema.lstrip().startswith("{"):
-            schema = _content("--json-schema", schema)
+            schema = _read_file("--json-schema", schema)
         if choices and len(choices) == 1:
             choices = [choice.strip() for choice in choices[0].split(",")]
         return {
             "json_schema": schema,
             "regex": self.regex,
-            "grammar": None if self.grammar is None else _content("--grammar", self.grammar),
+            "grammar": None if self.grammar is None else _read_file("--grammar", self.grammar),
             "choices": tuple(choices) if choices else None,
         }
 
 
-def _content(option: str, name: str) -> str:
+def _read_file(option: str, name: str) -> str:
     path = Path(name).expanduser()
     try:
         with path.open("rb") as file:

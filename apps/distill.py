@@ -52,18 +52,18 @@ def distill(
     from edge.export.distill.options import DistillOptions
     from edge.export.distill.run import Distillation
 
-    asked = DistillOptions(
+    options = DistillOptions(
         keep=_shares(keep_attention, layers), layers=layers, mixer=mixer, match=match, fresh=fresh,
         train_all=train_all, label=label, **learning.asked(),
     )  # fmt: skip
     with named_as_options():
-        summary = Distillation(resolve(teacher), learning.output, asked, report, picture_of).run()
-    figures, gone = summary.figures, len(summary.replaced)
+        summary = Distillation(resolve(teacher), learning.output, options, report, picture_of).run()
+    figures, replaced = summary.figures, len(summary.replaced)
     costs = ", ".join(f"{block}: {cost:.4f}" for block, cost in summary.costs.items())
     learning.tell(
         summary,
         f"{summary.path}",
-        f"  attention   kept in {summary.blocks - gone} of {summary.blocks} blocks; replaced: "
+        f"  attention   kept in {summary.blocks - replaced} of {summary.blocks} blocks; replaced: "
         f"{', '.join(map(str, summary.replaced)) or 'none'}",
         f"  perplexity  {figures['perplexity']:.4g}, teacher {figures['teacher_perplexity']:.4g} "
         f"({figures['perplexity_ratio']:.3f}×)",

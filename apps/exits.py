@@ -38,7 +38,7 @@ def exit_code_of(program: Callable[[], object]) -> int:
         return REFUSED
     try:
         with interrupts.obeyed():
-            code = _ended(program)
+            code = _run(program)
         # flush the buffer here, where a failure is still handled
         sys.stdout.flush()
         return code
@@ -67,14 +67,14 @@ def leave(program: Callable[[], object]) -> NoReturn:
     sys.exit(code)
 
 
-def _ended(program: Callable[[], object]) -> int:
+def _run(program: Callable[[], object]) -> int:
     try:
         program()
     except EdgeError as problem:
         say(f"error: {problem}", file=sys.stderr)
-        of_option = re.fullmatch(r"--?[a-z][\w-]*(\[\d+\])?", problem.field or "")
+        names_option = re.fullmatch(r"--?[a-z][\w-]*(\[\d+\])?", problem.field or "")
         # a refused file is no usage error, even if an option names it
-        usage = of_option and isinstance(problem, InputError) and problem.file is None
+        usage = names_option and isinstance(problem, InputError) and problem.file is None
         return USAGE if usage else REFUSED
     except (MemoryError, ImportError) as problem:
         # "failed to map" is the loader's message for a library that has no room
@@ -84,10 +84,10 @@ def _ended(program: Callable[[], object]) -> int:
         return REFUSED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except SystemExit as leaving:
-        if isinstance(leaving.code, int):
-            return leaving.code
-        return 0 if leaving.code is None else REFUSED
+    except SystemExit as system_exit:
+        if isinstance(system_exit.code, int):
+            return system_exit.code
+        return 0 if system_exit.code is None else REFUSED
     return 0
 
 
@@ -96,8 +96,8 @@ def _has_room() -> bool:
 
     Some libraries end the process when it does not.
     """
-    most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if most == resource.RLIM_INFINITY:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
         return True
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread takes 40 MB of the limit
     try:
@@ -105,4 +105,4 @@ def _has_room() -> bool:
             used = int(sizes.read().split()[0]) * resource.getpagesize()
     except OSError:
         return True
-    return most - used >= START
+    return limit - used >= START

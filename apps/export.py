@@ -94,8 +94,8 @@ class WeightOptions:
 
         Raises ExportError when `--layers` is malformed.
         """
-        given = {n: v.value if isinstance(v, Enum) else v for n, v in vars(self).items()}
-        return given | {"quant": self.quant or "fp16", "layers": by_kind(self.layers or "")}
+        values = {n: v.value if isinstance(v, Enum) else v for n, v in vars(self).items()}
+        return values | {"quant": self.quant or "fp16", "layers": by_kind(self.layers or "")}
 
 
 @grouped
@@ -161,17 +161,17 @@ def _architectures(targets: list[str]) -> tuple[int, ...]:
 
 def by_kind(text: str) -> dict[str, str]:
     """Parse `attention=fp16,mlp=w8` into kind of layer → recipe. Raises ExportError."""
-    found: dict[str, str] = {}
+    recipes: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         kind, equals, name = part.partition("=")
-        if not equals or not name or kind in found:
+        if not equals or not name or kind in recipes:
             raise ExportError(
                 f"{part!r:.80} does not name a kind of layer and its recipe",
                 field="layers",
                 remedy="write it as --layers attention=fp16,mlp=w8",
             )
-        found[kind] = name
-    return found
+        recipes[kind] = name
+    return recipes
 
 
 def describe(summary: ExportSummary) -> str:

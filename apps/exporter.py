@@ -21,14 +21,14 @@ def needs(doing: str, kind: type[EdgeError] = ExportError, *extras: str) -> None
 
     `extras`: extras to install besides those of the exporter.
     """
-    absent = [name for name in PACKAGES if find_spec(name) is None]
-    wanted = ["export", *extras]
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    required = ["export", *extras]
     if find_spec("onnxruntime") is None:
-        absent, wanted = [*absent, "onnxruntime"], [*wanted, "ort"]
-    if absent:
+        missing, required = [*missing, "onnxruntime"], [*required, "ort"]
+    if missing:
         raise kind(
-            f"{doing} needs the package{'s' if absent[1:] else ''} {', '.join(absent)}",
-            remedy=f"pip install 'mamba-edge[{','.join(wanted)}]', on Python 3.11 or later; in a "
+            f"{doing} needs the package{'s' if missing[1:] else ''} {', '.join(missing)}",
+            remedy=f"pip install 'mamba-edge[{','.join(required)}]', on Python 3.11 or later; in a "
             "checkout, run make test",
         )
 

@@ -42,30 +42,30 @@ def obeyed() -> Iterator[None]:
         signal.signal(signal.SIGTERM, leave)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
-    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    acknowledged, over = threading.Event(), threading.Event()
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    previous_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    acknowledged, finished = threading.Event(), threading.Event()
     threading.Thread(
-        target=_watch, args=(heard, acknowledged, over), name="edge-signals", daemon=True
+        target=_watch, args=(read_end, acknowledged, finished), name="edge-signals", daemon=True
     ).start()
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
-        os.close(told)
-        over.set()
+        signal.set_wakeup_fd(previous_fd)
+        os.close(write_end)
+        finished.set()
         acknowledged.wait(PATIENCE_S)
 
 
-def _forked() -> None:
+def _after_fork() -> None:
     """Stop watching in a forked child: its signals would go to the parent's pipe and end it."""
     if signal.getsignal(signal.SIGTERM) is leave:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def unwatched() -> None:
@@ -73,23 +73,23 @@ def unwatched() -> None:
     signal.set_wakeup_fd(-1)
 
 
-def _watch(heard: int, acknowledged: threading.Event, over: threading.Event) -> None:
+def _watch(read_end: int, acknowledged: threading.Event, finished: threading.Event) -> None:
     warned: Callable[..., Any] | None = None
-    while numbers := os.read(heard, 64):
+    while numbers := os.read(read_end, 64):
         for number in numbers:
             handler: Any = signal.getsignal(number)
             if handler in (signal.default_int_handler, leave) or handler is warned:
                 if number == signal.SIGINT:
                     say("interrupted", file=sys.stderr, flush=True)
                 acknowledged.set()
-                if over.wait(PATIENCE_S):
+                if finished.wait(PATIENCE_S):
                     break
                 end(128 + number)
-            elif said := getattr(handler, "said", None):
+            elif message := getattr(handler, "said", None):
                 warned = handler
-                say(said, file=sys.stderr, flush=True)
+                say(message, file=sys.stderr, flush=True)
     acknowledged.set()
-    os.close(heard)
+    os.close(read_end)
 
 
 def end(code: int) -> NoReturn:

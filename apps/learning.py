@@ -23,7 +23,7 @@ def learns(*names: str, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Training", **more)
 
 
-def _runs(*names: str, **more: Any) -> Any:
+def _hardware(*names: str, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Hardware", **more)
 
 
@@ -62,30 +62,33 @@ class Learning:
     batch: Annotated[int, learns(help="Rows per step.")] = 8
     rate: Annotated[float, learns(help="Factor on the learning rates.")] = 1.0
     seed: Annotated[int, learns(help="Seed of the initial weights and the text order.")] = 0
-    device: Annotated[str, _runs(help="cpu, cuda, cuda:1, …")] = "cpu"
+    device: Annotated[str, _hardware(help="cpu, cuda, cuda:1, …")] = "cpu"
     bf16: Annotated[
         bool | None,
-        _runs("--bf16/--fp32", help="Multiply in bfloat16. [default: if the device supports it]"),
+        _hardware(
+            "--bf16/--fp32", help="Multiply in bfloat16. [default: if the device supports it]"
+        ),
     ] = None
     recompute: Annotated[
-        bool, _runs("--recompute", help="Run layers again in the backward pass, to save memory.")
+        bool,
+        _hardware("--recompute", help="Run layers again in the backward pass, to save memory."),
     ] = False
-    threads: Annotated[int | None, _runs(min=1, help="CPU threads. [default: all]")] = None
-    save_every: Annotated[float, _runs(help="Seconds between checkpoints of the run.")] = 900.0
+    threads: Annotated[int | None, _hardware(min=1, help="CPU threads. [default: all]")] = None
+    save_every: Annotated[float, _hardware(help="Seconds between checkpoints of the run.")] = 900.0
     as_json: AsJson = False
 
     def asked(self) -> dict[str, Any]:
         """Return the arguments of `LearningOptions`."""
-        own = {"output", "as_json"}
-        asked = {name: value for name, value in vars(self).items() if name not in own}
-        return asked | {"text": tuple(self.text)}
+        excluded = {"output", "as_json"}
+        arguments = {name: value for name, value in vars(self).items() if name not in excluded}
+        return arguments | {"text": tuple(self.text)}
 
     def tell(self, summary: Summary, *lines: str) -> None:
         """Print the result: these lines plus those that every run has, or JSON."""
         learned = f"{summary.tokens} tokens in {summary.seconds / 60:.1f} minutes"
-        told = [lines[0], f"  learned     {learned}", *lines[1:-1],
-                f"  curve       {summary.run / 'curve.csv'}", lines[-1]]  # fmt: skip
-        say(json.dumps(summary.to_dict(), indent=1) if self.as_json else "\n".join(told))
+        report_lines = [lines[0], f"  learned     {learned}", *lines[1:-1],
+                        f"  curve       {summary.run / 'curve.csv'}", lines[-1]]  # fmt: skip
+        say(json.dumps(summary.to_dict(), indent=1) if self.as_json else "\n".join(report_lines))
 
 
 def report(line: str) -> None:
@@ -108,12 +111,12 @@ def picture_of(points: Sequence[dict[str, Any]]) -> str | None:
             (p["tokens"], p["loss"]) for p in points if p["name"] == "valid" and "loss" in p
         ],
     }
-    with plots.picture(inline=False) as made:
+    with plots.picture(inline=False) as figure:
         for style, (name, values) in zip(("-", "-", "o--", "o--"), series.items(), strict=True):
             if values:
-                made.axes.plot(*zip(*values, strict=True), style, label=name)
-        made.axes.set_yscale("log")
-        made.axes.set_xlabel("tokens learned from")
-        made.axes.grid(True)
-        made.axes.legend()
-    return made.svg
+                figure.axes.plot(*zip(*values, strict=True), style, label=name)
+        figure.axes.set_yscale("log")
+        figure.axes.set_xlabel("tokens learned from")
+        figure.axes.grid(True)
+        figure.axes.legend()
+    return figure.svg

@@ -201,8 +201,8 @@ def write_text(path: Path, text: str, option: str) -> None:
     try:
         path.write_text(text, "utf-8")
     except OSError as problem:
-        said = f"cannot be written: {problem.strerror}"
-        raise InputError(said, file=path, field=option) from problem
+        message = f"cannot be written: {problem.strerror}"
+        raise InputError(message, file=path, field=option) from problem
 
 
 def self_drafting_note(target: Model, draft: Model | Literal["ngram"] | None) -> str | None:
@@ -229,7 +229,7 @@ def named_as_options() -> Iterator[None]:
             # the message names the parameters of further faults and of conflicts
             re.sub(
                 r"(; |cannot be given together with )([a-z][\w.]*)(?=: |$)",
-                lambda name: name[1] + _option(name[2]),
+                lambda match: match[1] + _option(match[2]),
                 problem.message,
             ),
             file=problem.file,

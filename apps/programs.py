@@ -35,16 +35,16 @@ class GroupedHelp(typer.core.TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line. Raises InputError that lists all invalid values."""
-        typed = list(args)  # the parser consumes its list
+        arguments = list(args)  # the parser consumes its list
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as problem:
-            self._refuse(ctx, typed)
+            self._raise_faults(ctx, arguments)
             raise problem
 
-    def _refuse(self, ctx: Any, typed: list[str]) -> None:
+    def _raise_faults(self, ctx: Any, arguments: list[str]) -> None:
         """Raise InputError with every invalid value; return if values are only missing."""
-        values = self.make_parser(ctx).parse_args(args=typed)[0]
+        values = self.make_parser(ctx).parse_args(args=arguments)[0]
         faults, missing = Faults(), Faults()
         for parameter in self.get_params(ctx):
             try:
@@ -53,36 +53,36 @@ class GroupedHelp(typer.core.TyperCommand):
                 if "Missing" in type(problem).__name__:
                     missing.add(str(parameter.name), "is missing")
                 else:
-                    faults.add(max(parameter.opts, key=len), _said(problem, parameter))
+                    faults.add(max(parameter.opts, key=len), _describe_fault(problem, parameter))
         if faults:
             faults.extend(missing)
         faults.refuse(InputError)
 
 
-def _said(problem: typer.BadParameter, parameter: Any) -> str:
+def _describe_fault(problem: typer.BadParameter, parameter: Any) -> str:
     """Say what is wrong with an option's value, without the parser's words about schemas."""
-    parsing: Any = problem.__cause__
-    described = getattr(parameter, "type_descriptor", None)
-    if described is None or not hasattr(parsing, "errors"):
+    cause: Any = problem.__cause__
+    descriptor = getattr(parameter, "type_descriptor", None)
+    if descriptor is None or not hasattr(cause, "errors"):
         return problem.message.rstrip(".")
-    typed = f"not {str(parsing.errors()[0]['input'])!r:.60}"
-    if described.is_choice:
-        *others, last = (str(getattr(one, "value", one)) for one in described.choices)
-        return f"must be {', '.join(others)} or {last}, {typed}"
-    kind, info = described.annotation, described.parameter_info
+    received = f"not {str(cause.errors()[0]['input'])!r:.60}"
+    if descriptor.is_choice:
+        *others, last = (str(getattr(choice, "value", choice)) for choice in descriptor.choices)
+        return f"must be {', '.join(others)} or {last}, {received}"
+    kind, info = descriptor.annotation, descriptor.parameter_info
     if kind not in (int, float):
         return problem.message.rstrip(".")
-    least, most = (
-        None if end is None else f"{end:,}".removesuffix(".0") for end in (info.min, info.max)
+    minimum, maximum = (
+        None if bound is None else f"{bound:,}".removesuffix(".0") for bound in (info.min, info.max)
     )
-    what = "a whole number" if kind is int else "a number"
-    if least is not None and most is not None:
-        what += f" from {least} to {most}"
-    elif least is not None:
-        what += f" of at least {least}"
-    elif most is not None:
-        what += f" of at most {most}"
-    return f"must be {what}, {typed}"
+    requirement = "a whole number" if kind is int else "a number"
+    if minimum is not None and maximum is not None:
+        requirement += f" from {minimum} to {maximum}"
+    elif minimum is not None:
+        requirement += f" of at least {minimum}"
+    elif maximum is not None:
+        requirement += f" of at most {maximum}"
+    return f"must be {requirement}, {received}"
 
 
 class Program(typer.Typer):
@@ -127,10 +127,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         ]  # fmt: skip
 
     @functools.wraps(command)
-    def called(**given: Any) -> None:
+    def wrapper(**values: Any) -> None:
         for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        command(**given)
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        command(**values)
 
-    called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    return called
+    wrapper.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return wrapper

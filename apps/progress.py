@@ -53,12 +53,12 @@ def load(bundle: str | os.PathLike[str], **options: Any) -> Model:
 
     counts = (0, 0)
 
-    def told(_: str, done: int, total: int) -> None:
+    def report(_: str, done: int, total: int) -> None:
         nonlocal counts
         counts = done, total
 
     with waiting(f"loading {bundle}", lambda: counts, "bytes"):
-        return model.load(bundle, on_progress=told, **options)
+        return model.load(bundle, on_progress=report, **options)
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def waiting(text: str, counts: Callable[[], tuple[int, int]], unit: str) -> Iter
         yield
         return
     ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(text, counts, unit, ended), daemon=True)
+    watcher = threading.Thread(target=_show_bar, args=(text, counts, unit, ended), daemon=True)
     watcher.start()
     try:
         yield
@@ -81,7 +81,7 @@ def waiting(text: str, counts: Callable[[], tuple[int, int]], unit: str) -> Iter
         watcher.join()
 
 
-def _watch(
+def _show_bar(
     text: str, counts: Callable[[], tuple[int, int]], unit: str, ended: threading.Event
 ) -> None:
     if ended.wait(PATIENCE_S):
@@ -99,16 +99,16 @@ def _watch(
         TransferSpeedColumn,
     )
 
-    done_of: list[str | ProgressColumn] = [MofNCompleteColumn(), f"{{task.fields[rate]}} {unit}/s"]
+    counters: list[str | ProgressColumn] = [MofNCompleteColumn(), f"{{task.fields[rate]}} {unit}/s"]
     if unit == "bytes":
-        done_of = [DownloadColumn(), TransferSpeedColumn()]
-    columns = ("{task.description}", BarColumn(), *done_of, TimeRemainingColumn())
+        counters = [DownloadColumn(), TransferSpeedColumn()]
+    columns = ("{task.description}", BarColumn(), *counters, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        before, rate = 0, "–"
+        previous, rate = 0, "–"
         task = bar.add_task(escape(harmless(text)), total=None, rate=rate)
         while not ended.wait(0.1):
             done, total = counts()
-            if done < before:  # another count has begun: forget the speed of the last one
+            if done < previous:  # another count has begun: forget the speed of the last one
                 bar.reset(task)
-            before, rate = done, f"{bar.tasks[0].speed:.0f}" if bar.tasks[0].speed else "–"
+            previous, rate = done, f"{bar.tasks[0].speed:.0f}" if bar.tasks[0].speed else "–"
             bar.update(task, completed=done, total=total or None, rate=rate)

@@ -30,13 +30,13 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
     Raises InputError when the file cannot be read or holds no prompt.
     """
-    found = tuple(_prompts(path, _text(path)))
-    if not found:
+    prompts = tuple(_parse(path, _read_text(path)))
+    if not prompts:
         raise InputError("holds no prompt", file=path, remedy="write one per line, or JSON lines")
-    return found
+    return prompts
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -52,14 +52,14 @@ def _text(path: Path) -> str:
         raise InputError(f"is not UTF-8 at byte {problem.start}", file=path) from None
 
 
-def _prompts(path: Path, text: str) -> Iterator[str]:
+def _parse(path: Path, text: str) -> Iterator[str]:
     is_json = ".jsonl" in path.suffixes
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
-            yield _of_json(path, number, line) if is_json else line.strip()
+            yield _prompt_of(path, number, line) if is_json else line.strip()
 
 
-def _of_json(path: Path, number: int, line: str) -> str:
+def _prompt_of(path: Path, number: int, line: str) -> str:
     try:
         row = json.loads(line)
     except ValueError as problem:

@@ -11,7 +11,7 @@ from typing import TextIO
 DIM = ("\x1b[2m", "\x1b[0m")
 # control characters except line feed and tab, and characters that change the direction of text
 # (Unicode Standard Annex 9): embeddings, overrides and isolates
-_COMMANDS = {
+_CONTROLS = {
     code: None
     for code in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
     if chr(code) not in "\n\t"
@@ -20,7 +20,7 @@ _COMMANDS = {
 
 def harmless(text: str) -> str:
     """Return the text without characters that a terminal would obey."""
-    return text.translate(_COMMANDS)
+    return text.translate(_CONTROLS)
 
 
 def say(

@@ -85,18 +85,18 @@ class ModelConfig(Grown):
     logits_softcap: Annotated[float, Field(gt=0, le=1e6)] | None = None
 
     @model_validator(mode="after")
-    def _has_what_layers_read(self) -> ModelConfig:
-        before: MixerConfig | None = None
+    def _layers_fit_together(self) -> ModelConfig:
+        previous: MixerConfig | None = None
         faults = []
         for index, layer in enumerate(self.layers):
-            beside = before is None or before.is_parallel or before.is_aside
-            if layer.is_parallel and (beside or layer.is_aside):
+            unpaired = previous is None or previous.is_parallel or previous.is_aside
+            if layer.is_parallel and (unpaired or layer.is_aside):
                 faults.append(f"layers.{index} is parallel to no layer before it")
             recalls = layer.input_width(self.d_model) != self.d_model
-            if layer.is_aside and recalls == (before is not None and before.is_aside):
+            if layer.is_aside and recalls == (previous is not None and previous.is_aside):
                 faults.append(f"layers.{index} cannot be aside after the layer before it")
-            before = layer
-        if before is not None and before.is_aside:
+            previous = layer
+        if previous is not None and previous.is_aside:
             faults.append("the last layer is aside, and nothing reads it")
         refuse_all(faults)
         return self

@@ -12,7 +12,7 @@ def _readable(text: str, limit: int = 1000) -> str:
 
 
 # maximum characters of a message that lists faults; faults that do not fit are counted
-_LISTED = 900
+_MAX_LISTED_CHARACTERS = 900
 
 
 class EdgeError(Exception):
@@ -95,22 +95,22 @@ class Faults:
     """All faults of one input, collected to be reported in one error."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[str, str]] = []
+        self._faults: list[tuple[str, str]] = []
         self._remedies: dict[str, None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._faults)
 
     def add(self, field: str, message: str, remedy: str | None = None) -> None:
         """Record a fault, once."""
-        if (field, message) not in self._found:
-            self._found.append((field, message))
+        if (field, message) not in self._faults:
+            self._faults.append((field, message))
         if remedy:
             self._remedies[remedy] = None
 
     def extend(self, others: Faults) -> None:
         """Append the faults recorded in `others`."""
-        for field, message in others._found:
+        for field, message in others._faults:
             self.add(field, message)
         self._remedies |= others._remedies
 
@@ -125,16 +125,16 @@ class Faults:
 
         `remedy` replaces the remedies recorded with the faults.
         """
-        if not self._found:
+        if not self._faults:
             return
-        (field, message), *others = self._found
-        told = 0
+        (field, message), *others = self._faults
+        listed = 0
         for where, text in others:
             more = f"; {where}: {text}"
-            if len(message) + len(more) > _LISTED:
+            if len(message) + len(more) > _MAX_LISTED_CHARACTERS:
                 break
-            message, told = message + more, told + 1
-        if left := len(others) - told:
+            message, listed = message + more, listed + 1
+        if left := len(others) - listed:
             message += f"; and {left} more"
         remedy = remedy or "; ".join(self._remedies) or None
         raise kind(message, file=file, field=field or None, remedy=remedy)

@@ -47,7 +47,7 @@ _Constant = bool | int | float | str | None
 
 
 # maximum number of faults listed; the others are counted
-_LISTED = 8
+_MAX_LISTED = 8
 
 
 def _whole(value: object) -> object:
@@ -208,7 +208,7 @@ class LaunchPlan(_Strict):
     inverses: dict[_Name, tuple[float, ...]] = {}
 
     @model_validator(mode="after")
-    def _refers_to_what_it_has(self) -> LaunchPlan:
+    def _references_exist(self) -> LaunchPlan:
         spaces: dict[str, Mapping[str, object]] = {
             "value": self.values,
             "weight": self.weights,
@@ -233,8 +233,8 @@ class LaunchPlan(_Strict):
             if any(index >= len(self.launches) for index in program.order):
                 faults.append(f"programs[{number}]: names a launch that does not exist")
         if faults:
-            left = f"; and {len(faults) - _LISTED} more" if len(faults) > _LISTED else ""
-            raise ValueError("; ".join(faults[:_LISTED]) + left)
+            left = f"; and {len(faults) - _MAX_LISTED} more" if len(faults) > _MAX_LISTED else ""
+            raise ValueError("; ".join(faults[:_MAX_LISTED]) + left)
         return self
 
     def to_json(self) -> bytes:
@@ -253,7 +253,7 @@ def host_inputs(
 
     T tokens · B sequences · L wanted rows · P entries of `replay` · A T for a tree, 1 for a chain
     """
-    found: dict[str, tuple[DType, Dims]] = {
+    inputs: dict[str, tuple[DType, Dims]] = {
         "run": ("i32", (8,)),
         "tokens": ("i32", ("T", "B")),
         "rows": ("i32", ("L",)),
@@ -263,20 +263,20 @@ def host_inputs(
         "ancestors": ("i32", ("A", "A")),
     }
     for width in taps:
-        found[f"taps{width}"] = ("i32", ("T", width))
-        found[f"state_taps{width}"] = ("i32", (width - 1,))
+        inputs[f"taps{width}"] = ("i32", ("T", width))
+        inputs[f"state_taps{width}"] = ("i32", (width - 1,))
     for index, (_, dim) in enumerate(rotations):
         for part in ("cos", "sin"):
-            found[f"rope{index}.{part}"] = ("f32", ("T", dim // 2))
-    return found
+            inputs[f"rope{index}.{part}"] = ("f32", ("T", dim // 2))
+    return inputs
 
 
 def elements(dims: Dims, *, tree: bool) -> Size:
     """Return the number of elements of these dimensions; `replay` has one entry per log slot."""
-    of = {"P": "S", "A": "T" if tree else ""}
+    symbols = {"P": "S", "A": "T" if tree else ""}
     return Size(
         times=math.prod(dim for dim in dims if isinstance(dim, int)),
-        of="".join(of.get(dim, dim) for dim in dims if isinstance(dim, str)),
+        of="".join(symbols.get(dim, dim) for dim in dims if isinstance(dim, str)),
     )
 
 

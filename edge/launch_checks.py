@@ -37,10 +37,10 @@ REMEDY = "export the model again with this version, or update mamba-edge"
 GRID = (2**31 - 1, 65535, 65535)
 _INT32 = 2**31 - 1
 # Far beyond the memory of any device.
-_MOST_BYTES = 1 << 42
-_MOST = {"variants": 1 << 12, "launches": 1 << 18, "programs": 64}
-_MOST_STEPS = 1 << 16
-_MOST_PARAMETERS = 128
+_MAX_BYTES = 1 << 42
+_MAX_ENTRIES = {"variants": 1 << 12, "launches": 1 << 18, "programs": 64}
+_MAX_PROGRAM_LAUNCHES = 1 << 16
+_MAX_PARAMETERS = 128
 _TRITON: Mapping[str, DType] = {
     "fp32": "f32", "fp16": "f16", "i8": "i8", "u8": "u8", "i32": "i32", "i64": "i64",
 }  # fmt: skip
@@ -60,9 +60,9 @@ def check_plan(
     from the manifest.
     """
     faults = Faults()
-    for name, most in _MOST.items():
-        if len(getattr(plan, name)) > most:
-            faults.add(name, f"has more than {most} entries")
+    for name, limit in _MAX_ENTRIES.items():
+        if len(getattr(plan, name)) > limit:
+            faults.add(name, f"has more than {limit} entries")
     faults.refuse(BundleError, remedy=REMEDY)  # the rest would take forever
     _check_variants(plan, faults)
     _check_constants(plan, weight_bytes, faults)
@@ -88,9 +88,11 @@ def check_sizes(plan: LaunchPlan, program: Program, sizes: Sizes) -> None:
     faults = Faults()
     for number in dict.fromkeys(program.order):
         launch = plan.launches[number]
-        for axis, size, most in zip("xyz", launch.grid, GRID, strict=True):
-            if size.value(sizes) > most:
-                faults.add(f"launches.{number}.grid.{axis}", f"is {size.value(sizes)}, over {most}")
+        for axis, size, limit in zip("xyz", launch.grid, GRID, strict=True):
+            if size.value(sizes) > limit:
+                faults.add(
+                    f"launches.{number}.grid.{axis}", f"is {size.value(sizes)}, over {limit}"
+                )
         names = plan.variants[launch.variant].arguments
         for name, argument in zip(names, launch.arguments, strict=True):
             where = f"launches.{number}.{name}"
@@ -102,7 +104,7 @@ def check_sizes(plan: LaunchPlan, program: Program, sizes: Sizes) -> None:
                 _check_start(where, argument, elements, faults)
     for kind, buffers in (("values", plan.values), ("inputs", plan.inputs)):
         for name, buffer in buffers.items():
-            if buffer.elements.value(sizes) * ITEM_SIZE[buffer.dtype] > _MOST_BYTES:
+            if buffer.elements.value(sizes) * ITEM_SIZE[buffer.dtype] > _MAX_BYTES:
                 faults.add(f"{kind}.{name}", f"has {buffer.elements.value(sizes)} elements")
     faults.refuse(BundleError, remedy=REMEDY)
 
@@ -120,11 +122,11 @@ def _check_variants(plan: LaunchPlan, faults: Faults) -> None:
     """Reject variants that would keep a compiler busy forever or that no kernel could take."""
     for number, variant in enumerate(plan.variants):
         names = (*variant.arguments, *variant.constants)
-        if len(names) > _MOST_PARAMETERS or len(set(names)) < len(names):
+        if len(names) > _MAX_PARAMETERS or len(set(names)) < len(names):
             faults.add(f"variants.{number}", "has too many parameters, or one twice")
         for name, value in variant.constants.items():
             large = isinstance(value, int) and abs(value) > _INT32
-            if large or (isinstance(value, str) and len(value) > _MOST_PARAMETERS):
+            if large or (isinstance(value, str) and len(value) > _MAX_PARAMETERS):
                 faults.add(f"variants.{number}.constants.{name}", "is too large")
 
 
@@ -155,17 +157,19 @@ def _check_inputs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None
 def _check_rotations(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:
     """Check that every rotation, given by theta or by frequencies, is that of a layer."""
     ropes = [layer.rotation for layer in config.layers if layer.rotation]
-    tabled = {f"rope{index}" for index, (theta, _) in enumerate(plan.rotations) if theta == 0}
-    if tabled != plan.inverses.keys():
-        faults.add("inverses", f"exist for {sorted(plan.inverses)}, not for {sorted(tabled)}")
+    tabulated = {f"rope{index}" for index, (theta, _) in enumerate(plan.rotations) if theta == 0}
+    if tabulated != plan.inverses.keys():
+        faults.add("inverses", f"exist for {sorted(plan.inverses)}, not for {sorted(tabulated)}")
     for index, (theta, dim) in enumerate(plan.rotations):
-        same = [rope for rope in ropes if rope.dim == dim]
+        candidates = [rope for rope in ropes if rope.dim == dim]
         if theta == 0:
-            own = plan.inverses.get(f"rope{index}", ())
-            fits = any(_all_near(own, inverse_frequencies(rope).tolist()) for rope in same)
+            frequencies = plan.inverses.get(f"rope{index}", ())
+            fits = any(
+                _all_near(frequencies, inverse_frequencies(rope).tolist()) for rope in candidates
+            )
         else:
-            plain = [rope for rope in same if rope.scaling is None]
-            fits = any(dim == 2 or _near(rope.theta, theta) for rope in plain)
+            unscaled = [rope for rope in candidates if rope.scaling is None]
+            fits = any(dim == 2 or _near(rope.theta, theta) for rope in unscaled)
         if not fits:
             faults.add("rotations", f"the model has no rotation of theta {theta} and {dim} values")
 
@@ -182,8 +186,8 @@ def _input_forms(plan: LaunchPlan) -> dict[str, tuple[Buffer, ...]]:
     """Return the allowed forms of each input: integers may have 32 or 64 bits."""
     return {
         name: tuple(
-            Buffer(dtype=each, elements=elements(dims, tree=True))
-            for each in ((dtype,) if dtype == "f32" else ("i32", "i64"))
+            Buffer(dtype=allowed, elements=elements(dims, tree=True))
+            for allowed in ((dtype,) if dtype == "f32" else ("i32", "i64"))
         )
         for name, (dtype, dims) in host_inputs(plan.taps, plan.rotations).items()
     }
@@ -217,8 +221,8 @@ def _check_programs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> No
             "programs", "lack one for runs of any length, or one that advances the state alone"
         )
     for number, program in enumerate(plan.programs):
-        if len(program.order) > _MOST_STEPS:
-            faults.add(f"programs.{number}", f"has more than {_MOST_STEPS} launches")
+        if len(program.order) > _MAX_PROGRAM_LAUNCHES:
+            faults.add(f"programs.{number}", f"has more than {_MAX_PROGRAM_LAUNCHES} launches")
         named = (_values(plan.launches[index].arguments) for index in program.launches)
         if program.kind != "settle" and not any(LOGITS in names for names in named):
             faults.add(f"programs.{number}", "makes no logits")
@@ -234,13 +238,13 @@ def _check_windows(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> Non
         variant = plan.variants[launch.variant]
         if variant.kernel != "attention.attend":
             continue
-        found = variant.constants.get("WINDOW", 0)
+        window = variant.constants.get("WINDOW", 0)
         for argument in launch.arguments:
             if isinstance(argument, Pointer) and argument.space == "cache":
-                wanted = windows.get(argument.name, 0)
-                if found != wanted:
-                    told = f"looks back {found} positions in {argument.name!r}, not {wanted}"
-                    faults.add(f"launches.{number}", f"{told} as the model does (0: all)")
+                expected = windows.get(argument.name, 0)
+                if window != expected:
+                    fault = f"looks back {window} positions in {argument.name!r}, not {expected}"
+                    faults.add(f"launches.{number}", f"{fault} as the model does (0: all)")
 
 
 def _values(arguments: tuple[Argument, ...]) -> set[str]:
@@ -277,18 +281,18 @@ class _Memory:
         """Check an argument against its Triton type."""
         base, _, multiple = kind.partition(":")
         if not base.startswith("*"):
-            wanted = {"fp32": float, "i32": Size}.get(base)
-            if wanted is None or multiple or not isinstance(argument, wanted):
+            expected = {"fp32": float, "i32": Size}.get(base)
+            if expected is None or multiple or not isinstance(argument, expected):
                 self._faults.add(where, f"is not of type {kind}")
             return
         if not isinstance(argument, Pointer):
             self._faults.add(where, f"is not of type {kind}")
             return
-        found = self._find(argument)
-        if found is None:
+        memory = self._find(argument)
+        if memory is None:
             self._faults.add(where, f"the model has no {argument.space} {argument.name!r}")
             return
-        dtype, elements, offset = found
+        dtype, elements, offset = memory
         if _TRITON.get(base[1:]) != dtype:
             self._faults.add(where, f"reads {argument.name!r}, which is {dtype}, as {base}")
         if elements is not None:

@@ -47,7 +47,7 @@ def lock(path: Path, fd: int) -> bool:
         return False
     if held:
         # forget paths that this process has published or removed
-        writing.difference_update([each for each in list(writing) if not os.path.lexists(each)])
+        writing.difference_update([stale for stale in list(writing) if not os.path.lexists(stale)])
         writing.add(path)
     return held
 

@@ -102,23 +102,29 @@ class Op:
         ONNX Runtime 1.23 ignores FunctionProto.overload, so every form has its own name:
         `EmbedBits_4`, or `SelectiveScanHeads_1` beside `SelectiveScanHeads` for other `groups`.
         """
-        attributes = self._formed()
-        every = itertools.product(*(a.forms for a in attributes))
-        forms = [dict(zip((a.name for a in attributes), one, strict=True)) for one in every]
-        return {self._name(form): form for form in forms}
+        attributes = self._attributes_with_forms()
+        combinations = itertools.product(*(a.forms for a in attributes))
+        forms = [
+            dict(zip((a.name for a in attributes), combination, strict=True))
+            for combination in combinations
+        ]
+        return {self._function_name(form): form for form in forms}
 
     def function(self, attributes: Mapping[str, float]) -> str:
         """Return the name of the function that implements the op for these attribute values."""
-        chosen = {a.name: int(attributes[a.name]) for a in self._formed()}
-        return self._name(
-            {a.name: chosen[a.name] if chosen[a.name] in a.forms else None for a in self._formed()}
+        chosen = {a.name: int(attributes[a.name]) for a in self._attributes_with_forms()}
+        return self._function_name(
+            {
+                a.name: chosen[a.name] if chosen[a.name] in a.forms else None
+                for a in self._attributes_with_forms()
+            }
         )
 
-    def _formed(self) -> list[Attribute]:
+    def _attributes_with_forms(self) -> list[Attribute]:
         """Return the attributes with forms; those with a number in every form come first."""
         return sorted((a for a in self.attributes if a.forms), key=lambda a: None in a.forms)
 
-    def _name(self, form: Form) -> str:
+    def _function_name(self, form: Form) -> str:
         numbers = "".join(f"_{value}" for value in form.values() if value is not None)
         return f"{self.name.removesuffix(self.tail)}{numbers}{self.tail}"
 

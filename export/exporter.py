@@ -155,11 +155,11 @@ def export_checkpoint(
         else open_checkpoint(checkpoint, strict=strict)
     )
     mixed = mixture(source.config, quant, choices)
-    given = None if tokenizer is None else Path(tokenizer)
-    reads, copies = text_files.tokenizer_info(source, source.config, given)
+    tokenizer_path = None if tokenizer is None else Path(tokenizer)
+    tokenizer_info, copies = text_files.tokenizer_info(source, source.config, tokenizer_path)
     text = _text_choice(calibrate, calibrate_sequences, calibrate_length)
     with BundleWriter(out) as writer:
-        with prepare(source, mixed, text, given, writer.folder, report) as prepared:
+        with prepare(source, mixed, text, tokenizer_path, writer.folder, report) as prepared:
             built = build_graph(
                 source.config, source, writer.folder, prepared.plan, hessian=prepared.hessian,
                 progress=lambda _, done, total: report("weights", 0.5 + 0.15 * done / total),
@@ -171,7 +171,7 @@ def export_checkpoint(
         accuracy: dict[str, Any] = {"skipped": "verification was switched off"}
         if verify:
             accuracy = judge(
-                source, prepared, mixed.rounds_activations, writer.folder, reads, report
+                source, prepared, mixed.rounds_activations, writer.folder, tokenizer_info, report
             )
         added = add_kernels(writer, planned, architectures, report, (0.9, 0.97))
         report("hashing", 0.97)
@@ -185,7 +185,7 @@ def export_checkpoint(
             graphs={"ort": GRAPH_FILE, **added.graphs},
             kernels=added.kernels,
             limits=Limits(chunk=chunk),
-            tokenizer=reads,
+            tokenizer=tokenizer_info,
             chat_template=template,
             generation=text_files.generation_defaults(source),
             accuracy=accuracy,
@@ -213,10 +213,10 @@ def _notices(
     if unknown := source.unknown_fields:
         yield f"{unknown_line(unknown)}; they were ignored"
     if thin := {} if prepared.hessian is None else prepared.hessian.thin():
-        count, least = sum(map(len, thin.values())), min(thin)
+        count, first = sum(map(len, thin.values())), min(thin)
         yield (
             f"{count} experts saw too few tokens of the calibration text for GPTQ, "
-            f"such as expert {thin[least][0]} of {least}: calibrate with more text"
+            f"such as expert {thin[first][0]} of {first}: calibrate with more text"
         )
     if poor := poor_line(mixed.name, mixed.rounds_activations, accuracy):
         yield poor
@@ -292,14 +292,14 @@ def _copy_text(
 def check_graph(folder: Path) -> None:
     """Run ONNX's checker on the graph and its external data. Raises ExportError if it fails."""
     # The checker looks for weights next to the graph; the bundle keeps them one folder up.
-    beside = folder / "checked.onnx"
-    shutil.copyfile(folder / GRAPH_FILE, beside)
+    copy = folder / "checked.onnx"
+    shutil.copyfile(folder / GRAPH_FILE, copy)
     try:
-        onnx.checker.check_model(beside)
+        onnx.checker.check_model(copy)
     except onnx.checker.ValidationError as problem:
         raise ExportError(f"the graph is not valid ONNX: {problem}", file=GRAPH_FILE) from None
     finally:
-        beside.unlink()
+        copy.unlink()
     functions = onnx.load(folder / GRAPH_FILE, load_external_data=False).functions
     unknown = {f.name.partition("_")[0] for f in functions} - OPS.keys()
     if unknown:

@@ -125,7 +125,9 @@ def poor_line(recipe: str, rounds_activations: bool, accuracy: dict[str, Any]) -
     ratio = accuracy.get("perplexity", 0) / accuracy.get("perplexity_before", 1)
     if ratio <= COSTLY:
         return None
-    others = "that keeps more bits: w8, fp16"
+    alternatives = "that keeps more bits: w8, fp16"
     if rounds_activations:
-        others = "that leaves activations floating: w8, w4"
-    return f"{recipe} multiplies this model's perplexity by {ratio:.2f}; try a recipe {others}"
+        alternatives = "that leaves activations floating: w8, w4"
+    return (
+        f"{recipe} multiplies this model's perplexity by {ratio:.2f}; try a recipe {alternatives}"
+    )

@@ -52,10 +52,10 @@ def add_plan(writer: BundleWriter, graph: str, architectures: Sequence[int]) -> 
     writer.path(PLAN_FILE).write_bytes(plan.to_json())
     graphs = {PLAN: PLAN_FILE}
     try:
-        found = device_graph(model, writer.folder)
+        tensorrt_graph = device_graph(model, writer.folder)
     except LoweringError as problem:
         return Added(plan, graphs, unbuildable=str(problem))
-    writer.path(DEVICE_GRAPH_FILE).write_bytes(found.SerializeToString(deterministic=True))
+    writer.path(DEVICE_GRAPH_FILE).write_bytes(tensorrt_graph.SerializeToString(deterministic=True))
     return Added(plan, graphs | {DEVICE_GRAPH: DEVICE_GRAPH_FILE})
 
 
@@ -74,15 +74,15 @@ def add_kernels(
         return added
 
     def progress(done: int, total: int) -> None:
-        left = 1 - done / max(1, total)
-        report(f"kernels {done}/{total}", share[1] - (share[1] - share[0]) * left)
+        remaining = 1 - done / max(1, total)
+        report(f"kernels {done}/{total}", share[1] - (share[1] - share[0]) * remaining)
 
     kernels = {}
-    every = compile_variants(added.plan.variants, architectures, progress, precompiled=False)
-    for sm, made in every.items():
+    compiled = compile_variants(added.plan.variants, architectures, progress, precompiled=False)
+    for sm, result in compiled.items():
         index = writer.path(index_file(sm))
-        index.write_bytes(made.index.to_json())
-        for name, cubin in made.cubins.items():
+        index.write_bytes(result.index.to_json())
+        for name, cubin in result.cubins.items():
             index.with_name(name).write_bytes(cubin)
         kernels[f"sm_{sm}"] = index_file(sm)
     return replace(added, kernels=kernels)

@@ -56,10 +56,12 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         layer, width = config.layers[index], config.d_model
-        none = nn.Identity()
-        self.norm = none if layer.norms == "behind" else Norm(config.norm, layer.input_width(width))
+        identity = nn.Identity()
+        self.norm = (
+            identity if layer.norms == "behind" else Norm(config.norm, layer.input_width(width))
+        )
         self.mixer = mixer_of(layer).module(width, config.norm.eps)
-        self.post_norm = none if layer.norms == "before" else Norm(config.norm, width)
+        self.post_norm = identity if layer.norms == "before" else Norm(config.norm, width)
 
     def forward(
         self, x: Tensor, state: State, position: int, read: Tensor | None = None
@@ -80,18 +82,18 @@ def through(
 
     `position` is that of x's first token. Returns the output and the states after it.
     """
-    after: list[State] = []
-    found = embedded = x  # input of the previous layer, and of the first
+    states: list[State] = []
+    previous = embedded = x  # input of the previous layer, and of the first
     aside: Tensor | None = None
-    for index, (layer, before) in enumerate(layers):
+    for index, (layer, layer_state) in enumerate(layers):
         if config.layers[index].is_aside:
-            read = torch.cat([x, embedded], -1) if aside is None else aside
-            aside, state = layer(x.new_zeros(()), before, position, read)
+            layer_input = torch.cat([x, embedded], -1) if aside is None else aside
+            aside, state = layer(x.new_zeros(()), layer_state, position, layer_input)
         else:
-            read = found if config.parallel(index) else x if aside is None else x + aside
-            found, aside, (x, state) = x, None, layer(x, before, position, read)
-        after.append(state)
-    return x, after
+            layer_input = previous if config.parallel(index) else x if aside is None else x + aside
+            previous, aside, (x, state) = x, None, layer(x, layer_state, position, layer_input)
+        states.append(state)
+    return x, states
 
 
 class Network(nn.Module):
@@ -159,8 +161,8 @@ class Network(nn.Module):
 
     def _tensor(self, name: str) -> Tensor:
         """Return a parameter by canonical name, or the tensor computed in its place."""
-        found: Tensor = getattr(*self.holder(name))
-        return found
+        tensor: Tensor = getattr(*self.holder(name))
+        return tensor
 
     def holder(self, name: str) -> tuple[nn.Module, str]:
         """Return the module that holds the parameter of a canonical name, and its name there."""

@@ -44,13 +44,13 @@ def add_targets(
                 field="graphs.ort",
                 remedy="export the model again from its checkpoint",
             )
-        wanted = sorted({*architectures, *(int(name[3:]) for name in manifest.kernels)})
-        check_can_compile(wanted)
-        for path in _kept(manifest):
-            _carry(opened, path, writer.path(path))
+        all_architectures = sorted({*architectures, *(int(name[3:]) for name in manifest.kernels)})
+        check_can_compile(all_architectures)
+        for path in _unchanged_files(manifest):
+            _copy_file(opened, path, writer.path(path))
         report("planning", 0.2)
-        planned = add_plan(writer, graph, wanted)
-        added = add_kernels(writer, planned, wanted, report, (0.3, 0.9))
+        planned = add_plan(writer, graph, all_architectures)
+        added = add_kernels(writer, planned, all_architectures, report, (0.3, 0.9))
         report("hashing", 0.9)
         written = writer.finish(**_fields(manifest, added))
         report("done", 1.0)
@@ -67,23 +67,23 @@ def add_targets(
         )
 
 
-def _kept(manifest: Manifest) -> list[str]:
-    made = (PLAN_FILE, DEVICE_GRAPH_FILE, *(f"kernels/{name}/" for name in manifest.kernels))
-    return [entry.path for entry in manifest.files if not entry.path.startswith(made)]
+def _unchanged_files(manifest: Manifest) -> list[str]:
+    generated = (PLAN_FILE, DEVICE_GRAPH_FILE, *(f"kernels/{name}/" for name in manifest.kernels))
+    return [entry.path for entry in manifest.files if not entry.path.startswith(generated)]
 
 
 def _fields(manifest: Manifest, added: Added) -> dict[str, object]:
-    kept = {name: getattr(manifest, name) for name in Manifest.model_fields if name != "files"}
+    fields = {name: getattr(manifest, name) for name in Manifest.model_fields if name != "files"}
     graphs = {n: path for n, path in manifest.graphs.items() if n not in (PLAN, DEVICE_GRAPH)}
-    return kept | {"graphs": graphs | added.graphs, "kernels": added.kernels}
+    return fields | {"graphs": graphs | added.graphs, "kernels": added.kernels}
 
 
-def _carry(bundle: Bundle, path: str, target: Path) -> None:
+def _copy_file(bundle: Bundle, path: str, target: Path) -> None:
     """Hard-link or copy a file of the bundle as it was hashed, even if it was replaced since."""
     fd = bundle.fd(path)
-    if _linked(bundle.path / path, target):
-        checked, found = os.fstat(fd), os.lstat(target)
-        if (checked.st_dev, checked.st_ino) == (found.st_dev, found.st_ino):
+    if _try_link(bundle.path / path, target):
+        checked, linked = os.fstat(fd), os.lstat(target)
+        if (checked.st_dev, checked.st_ino) == (linked.st_dev, linked.st_ino):
             return
         target.unlink()
     with target.open("xb") as copy:
@@ -91,7 +91,7 @@ def _carry(bundle: Bundle, path: str, target: Path) -> None:
             copy.write(block)
 
 
-def _linked(source: Path, target: Path) -> bool:
+def _try_link(source: Path, target: Path) -> bool:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:  # another file system, no hard links, or a file of another user

@@ -45,40 +45,44 @@ def tokenizer_info(
     precedence over a SentencePiece model. Raises ExportError when there is no tokenizer, when it
     cannot be read, or when it has more tokens than the model.
     """
-    named = given is not None and not (str(given) == AS_BYTES and not given.exists())
+    uses_file = given is not None and not (str(given) == AS_BYTES and not given.exists())
     files = {p.name: p for p in checkpoint.tokenizer_files}
     if given is not None:
-        files = _given(given) if named else {}
-    pieces = next((p for name, p in files.items() if name.endswith(".model")), None)
-    found = files.get("tokenizer.json") or pieces
-    settings = _settings(files.get("tokenizer_config.json"))
-    special = _special(checkpoint.generation)
-    if found is None:
+        files = _files_at(given) if uses_file else {}
+    sentencepiece = next((p for name, p in files.items() if name.endswith(".model")), None)
+    tokenizer_file = files.get("tokenizer.json") or sentencepiece
+    settings = _read_settings(files.get("tokenizer_config.json"))
+    special = _special_ids(checkpoint.generation)
+    if tokenizer_file is None:
         _check_reads_bytes(checkpoint, config, given)
-        return TokenizerInfo(kind="bytes", vocab_size=BYTES, **_below(BYTES, special)), []
-    check_pointer(found)
-    own, added = found, _settings(files.get("added_tokens.json"))
-    if found is pieces and (tokens := added_tokens(settings, added)):
-        found = pieces = with_added_tokens(checkpoint, found, tokens)
-    size, ids = _read(found)
+        return TokenizerInfo(kind="bytes", vocab_size=BYTES, **_ids_below(BYTES, special)), []
+    check_pointer(tokenizer_file)
+    original, added = tokenizer_file, _read_settings(files.get("added_tokens.json"))
+    if tokenizer_file is sentencepiece and (tokens := added_tokens(settings, added)):
+        tokenizer_file = sentencepiece = with_added_tokens(checkpoint, tokenizer_file, tokens)
+    size, ids = _read_vocabulary(tokenizer_file)
     if size > config.vocab_size:
         raise ExportError(
             f"has {size} tokens, the model {config.vocab_size}",
-            file=own,
+            file=original,
             remedy="do tokenizer and weights come from the same model?",
         )
     for key in ("bos", "eos"):
-        token = _content(settings.get(f"{key}_token"))
+        token = _token_text(settings.get(f"{key}_token"))
         if not special.get(key) and token in ids:
             special[key] = ids[token] if key == "bos" else (ids[token],)
-    copies = [(p, f"tokenizer/{p.name}") for p in (found, files.get("tokenizer_config.json")) if p]
+    copies = [
+        (p, f"tokenizer/{p.name}")
+        for p in (tokenizer_file, files.get("tokenizer_config.json"))
+        if p
+    ]
     bos = next((piece for piece, i in ids.items() if i == special["bos"]), None)
     info = TokenizerInfo(
-        kind="sentencepiece" if found is pieces else "tokenizer.json",
+        kind="sentencepiece" if tokenizer_file is sentencepiece else "tokenizer.json",
         file=copies[0][1],
-        sha256=hashlib.sha256(read_file(found)).hexdigest(),
+        sha256=hashlib.sha256(read_file(tokenizer_file)).hexdigest(),
         vocab_size=size,
-        add_bos=bos is not None and _adds_bos(settings, found, bos),
+        add_bos=bos is not None and _adds_bos(settings, tokenizer_file, bos),
         **special,
     )
     return info, copies
@@ -97,31 +101,31 @@ def _check_reads_bytes(checkpoint: Checkpoint, config: ModelConfig, given: Path 
         raise ExportError("has no tokenizer", file=checkpoint.path, remedy=_REMEDY)
 
 
-def _adds_bos(settings: dict[str, Any], found: Path, bos: str) -> bool:
+def _adds_bos(settings: dict[str, Any], tokenizer_file: Path, bos: str) -> bool:
     """Return whether texts begin with `bos`, decided as transformers does."""
     stated = settings.get("add_bos_token")
     if isinstance(stated, bool):
         return stated
     kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
     # Llama 1 checkpoints may lack tokenizer_config.json
-    if kind in _ADD_BOS or (not kind and found.suffix == ".model"):
+    if kind in _ADD_BOS or (not kind and tokenizer_file.suffix == ".model"):
         return True
-    if found.name != "tokenizer.json":
+    if tokenizer_file.name != "tokenizer.json":
         return False
-    step = _settings(found).get("post_processor")
+    step = _read_settings(tokenizer_file).get("post_processor")
     steps = step.get("processors") if isinstance(step, dict) else None
-    for each in [step, *(steps if isinstance(steps, list) else [])]:
-        if isinstance(each, dict) and each.get("type") == "TemplateProcessing":
-            first = (each.get("single") or [None])[0]
+    for processor in [step, *(steps if isinstance(steps, list) else [])]:
+        if isinstance(processor, dict) and processor.get("type") == "TemplateProcessing":
+            first = (processor.get("single") or [None])[0]
             return isinstance(first, dict) and first.get("SpecialToken", {}).get("id") == bos
     return False
 
 
-def _given(path: Path) -> dict[str, Path]:
+def _files_at(path: Path) -> dict[str, Path]:
     """Return name → tokenizer file at a path the user gave. Raises ExportError if none is there."""
-    found = [path] if path.is_file() else sorted(path.glob("*")) if path.is_dir() else []
+    candidates = [path] if path.is_file() else sorted(path.glob("*")) if path.is_dir() else []
     names = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
-    files = {p.name: p for p in found if p.name in names or p.suffix == ".model"}
+    files = {p.name: p for p in candidates if p.name in names or p.suffix == ".model"}
     if not any(name == "tokenizer.json" or name.endswith(".model") for name in files):
         what = "holds no tokenizer.json and no .model file" if path.exists() else "does not exist"
         raise ExportError(
@@ -133,7 +137,7 @@ def _given(path: Path) -> dict[str, Path]:
     return files
 
 
-def _special(generation: dict[str, Any]) -> dict[str, Any]:
+def _special_ids(generation: dict[str, Any]) -> dict[str, Any]:
     return {
         "bos": generation.get("bos_token_id"),
         "eos": tuple(generation.get("eos_token_ids", ())),
@@ -141,13 +145,13 @@ def _special(generation: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _below(limit: int, special: dict[str, Any]) -> dict[str, Any]:
+def _ids_below(limit: int, special: dict[str, Any]) -> dict[str, Any]:
     """Return the special tokens whose ids are below `limit`."""
     bos, pad = (special[k] if (special[k] or 0) < limit else None for k in ("bos", "pad"))
     return {"bos": bos, "pad": pad, "eos": tuple(t for t in special["eos"] if t < limit)}
 
 
-def _settings(path: Path | None) -> dict[str, Any]:
+def _read_settings(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
@@ -157,14 +161,14 @@ def _settings(path: Path | None) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _content(token: Any) -> str | None:
+def _token_text(token: Any) -> str | None:
     """Return the text of a special token, given as a string or as an object that holds one."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
-def _read(path: Path) -> tuple[int, dict[str, int]]:
+def _read_vocabulary(path: Path) -> tuple[int, dict[str, int]]:
     """Return the number of ids of the tokenizer, and its vocabulary."""
     try:
         if path.name == "tokenizer.json":
@@ -192,15 +196,15 @@ def chat_template(checkpoint: Checkpoint) -> str | None:
     files = {p.name: p for p in checkpoint.tokenizer_files}
     if CHAT_TEMPLATE in files:
         return read_utf8(files[CHAT_TEMPLATE], MAX_TEMPLATE_BYTES)
-    template = _settings(files.get("tokenizer_config.json")).get("chat_template")
+    template = _read_settings(files.get("tokenizer_config.json")).get("chat_template")
     if isinstance(template, list):
-        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
-        template = named[-1].get("template") if named else None
+        defaults = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = defaults[-1].get("template") if defaults else None
     return template if isinstance(template, str) else None
 
 
 # names in generation_config.json, where they differ
-_WRITTEN_AS = {"max_tokens": "max_new_tokens", "stop": "stop_strings"}
+_PUBLISHED_NAMES = {"max_tokens": "max_new_tokens", "stop": "stop_strings"}
 
 
 def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
@@ -212,10 +216,10 @@ def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
         return checkpoint.manifest.generation
     files = {p.name: p for p in checkpoint.tokenizer_files}
     path = files.get("generation_config.json")
-    values = _settings(path)
+    values = _read_settings(path)
     stops = values.get("stop_strings")
     stops = [stops] if isinstance(stops, str) else stops
-    named = {
+    renamed = {
         "temperature": 0.0 if values.get("do_sample") is False else values.get("temperature"),
         "top_k": values.get("top_k"),
         "top_p": values.get("top_p"),
@@ -225,13 +229,13 @@ def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
         "stop": tuple(stops) if isinstance(stops, list) else stops,
     }
     try:
-        given = {name: value for name, value in named.items() if value is not None}
-        return GenerationDefaults.model_validate(given, strict=True)
+        stated = {name: value for name, value in renamed.items() if value is not None}
+        return GenerationDefaults.model_validate(stated, strict=True)
     except ValidationError as problem:
         faults = Faults()
         for fault in problem.errors(include_url=False):
             name, *inner = map(str, fault["loc"])
-            field = ".".join([_WRITTEN_AS.get(name, name), *inner])
+            field = ".".join([_PUBLISHED_NAMES.get(name, name), *inner])
             faults.add(field, f"is {fault['input']!r:.60}: {fault['msg']}")
         faults.refuse(ExportError, file=path, remedy="correct it, or remove the field")
         raise
@@ -268,13 +272,13 @@ def added_tokens(
     Maps id to text and whether it is a control token, read from `added_tokens_decoder` of
     tokenizer_config.json and from added_tokens.json. Malformed entries are skipped.
     """
-    found = {i: (text, True) for text, i in added.items() if isinstance(i, int) and text}
+    tokens = {i: (text, True) for text, i in added.items() if isinstance(i, int) and text}
     decoder = settings.get("added_tokens_decoder")
     for key, token in decoder.items() if isinstance(decoder, dict) else ():
         text = token.get("content") if isinstance(token, dict) else None
         if isinstance(text, str) and key.isdecimal() and len(key) < 12:
-            found[int(key)] = (text, token.get("special") is not False)
-    return found
+            tokens[int(key)] = (text, token.get("special") is not False)
+    return tokens
 
 
 def with_added_tokens(
@@ -290,26 +294,26 @@ def with_added_tokens(
         pieces = read_model(data).pieces
     except ValueError as problem:
         raise ExportError(f"cannot be read as a tokenizer: {problem}", file=model) from None
-    behind = {i: token for i, token in tokens.items() if i >= len(pieces)}
-    if not behind:
+    extra = {i: token for i, token in tokens.items() if i >= len(pieces)}
+    if not extra:
         return model
-    if max(behind) - len(pieces) > MAX_ADDED:
+    if max(extra) - len(pieces) > MAX_ADDED:
         raise ExportError(
-            f"has {len(pieces)} pieces, and token {max(behind)} was added to it", file=model,
+            f"has {len(pieces)} pieces, and token {max(extra)} was added to it", file=model,
             remedy="do the tokenizer's files come from the same model?",
         )  # fmt: skip
     known = {piece.text for piece in pieces}
     out = bytearray(data)
-    for i in range(len(pieces), max(behind) + 1):
-        text, control = behind.get(i, (f"[unused {i}]", True))
+    for i in range(len(pieces), max(extra) + 1):
+        text, control = extra.get(i, (f"[unused {i}]", True))
         kind = CONTROL if control else USER_DEFINED
-        if i not in behind or text in known:
+        if i not in extra or text in known:
             text, kind = f"[unused {i}]", UNUSED
         piece = put(1, _BYTES, text.encode()) + put(3, VARINT, kind)
         out += put(1, _BYTES, piece)
         known.add(text)
     folder = Path(tempfile.mkdtemp(prefix="edge-tokenizer-"))
     weakref.finalize(checkpoint, shutil.rmtree, folder, ignore_errors=True)
-    made = folder / model.name
-    made.write_bytes(out)
-    return made
+    extended = folder / model.name
+    extended.write_bytes(out)
+    return extended

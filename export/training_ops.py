@@ -59,14 +59,16 @@ def selective_scan_heads_chunked(
 
     to_end = (total[..., -1:] - total).exp().to(x.dtype)
     added = (scaled * to_end[..., None]).transpose(-1, -2) @ B[:, :, :, None]
-    whole = total[..., -1].exp()
+    chunk_decay = total[..., -1].exp()
     h = ssm_state.float().unflatten(1, (groups, -1))
-    before = []
+    chunk_states = []
     # unbind, not [:, index]: the gradient of an index is a whole tensor of zeros
-    for decay, more in zip(whole[..., None, None].unbind(1), added.float().unbind(1), strict=True):
-        before.append(h)
-        h = decay * h + more
-    entering = torch.stack(before, 1).to(x.dtype)
+    for decay, update in zip(
+        chunk_decay[..., None, None].unbind(1), added.float().unbind(1), strict=True
+    ):
+        chunk_states.append(h)
+        h = decay * h + update
+    entering = torch.stack(chunk_states, 1).to(x.dtype)
     y = y + (C[:, :, :, None] @ entering.transpose(-1, -2)) * total.exp().to(x.dtype)[..., None]
 
     y = y.permute(0, 1, 4, 2, 3, 5).reshape(batch, steps + pad, heads, -1)[:, :steps]
@@ -85,7 +87,7 @@ def _result_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     return torch.result_type(x, weight)
 
 
-def _scale(h: Tensor, eps: float) -> Tensor:
+def _rms_scale(h: Tensor, eps: float) -> Tensor:
     """Return 1 / sqrt(mean(h²) + eps) over the last axis, with that axis kept."""
     squares = torch.linalg.vector_norm(h, dim=-1, keepdim=True).square_()
     return squares.div_(h.shape[-1]).add_(eps).rsqrt_()
@@ -105,7 +107,7 @@ class _RmsNorm(torch.autograd.Function):
         y = torch.empty_like(x, dtype=dtype)
         for rows in _blocks(x):
             h = x[rows].float()
-            y[rows] = (h * _scale(h, eps)).mul_(weight)
+            y[rows] = (h * _rms_scale(h, eps)).mul_(weight)
         return y
 
     @staticmethod
@@ -114,7 +116,7 @@ class _RmsNorm(torch.autograd.Function):
         dx, d_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=torch.float32)
         for rows in _blocks(x):
             h, d = x[rows].float(), grads[0][rows].float()
-            scale = _scale(h, ctx.eps)
+            scale = _rms_scale(h, ctx.eps)
             normed = h * scale
             d_weight += (d * normed).flatten(0, -2).sum(0)
             dx[rows] = _norm_backward(d * weight, normed, scale)
@@ -131,7 +133,7 @@ class _GatedRmsNorm(torch.autograd.Function):
         out = torch.empty_like(y, dtype=dtype)
         for rows in _blocks(y):
             h = F.silu(z[rows].float()).mul_(y[rows]).unflatten(-1, (groups, -1))
-            out[rows] = h.mul_(_scale(h, eps)).flatten(-2).mul_(weight)
+            out[rows] = h.mul_(_rms_scale(h, eps)).flatten(-2).mul_(weight)
         return out
 
     @staticmethod
@@ -143,7 +145,7 @@ class _GatedRmsNorm(torch.autograd.Function):
             gate, y32, d = z[rows].float(), y[rows].float(), grads[0][rows].float()
             silu = F.silu(gate)
             h = (silu * y32).unflatten(-1, (ctx.groups, -1))
-            scale = _scale(h, ctx.eps)
+            scale = _rms_scale(h, ctx.eps)
             normed = h.mul_(scale)
             d_weight += (d * normed.flatten(-2)).flatten(0, -2).sum(0)
             split = (d * weight).unflatten(-1, (ctx.groups, -1))

@@ -48,13 +48,13 @@ def parts(name: str) -> dict[str, ModuleType]:
 
 @cache
 def _homes() -> dict[str, tuple[str, Op]]:
-    found: dict[str, tuple[str, Op]] = {}
+    homes: dict[str, tuple[str, Op]] = {}
     for folder, module in parts("statement").items():
-        for op in (each for each in vars(module).values() if isinstance(each, Op)):
-            if op.name in found:
-                raise ValueError(f"{op.name} is stated in both {found[op.name][0]} and {folder}")
-            found[op.name] = folder, op
-    return found
+        for op in (value for value in vars(module).values() if isinstance(value, Op)):
+            if op.name in homes:
+                raise ValueError(f"{op.name} is stated in both {homes[op.name][0]} and {folder}")
+            homes[op.name] = folder, op
+    return homes
 
 
 def home(op: str) -> str:

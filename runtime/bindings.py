@@ -28,9 +28,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 # runs whose control inputs are cached; each entry holds matrices of tokens × tokens
-_STEERED = 64
+_MAX_CACHED_CONTROLS = 64
 # control inputs of a run, except the taps of convolutions
-_STEERING = (
+_CONTROL_INPUTS = (
     "tokens", "rows", "kept", "stored", "parents", "tree", "last_only", "ancestors", "paths",
     "positions", "past", "total", "last",
 )  # fmt: skip
@@ -82,7 +82,7 @@ class Constants:
         self.longest = longest
         self.order: Ints = np.arange(longest + window, dtype=np.int64)
         self.taps = {width: self.order[:longest, None] + np.arange(width) for width in widths}
-        self.kept_taps = _kept(self.taps)
+        self.kept_taps = _kept_taps(self.taps)
         self.parents: Ints = self.order - 1
         self.no, self.yes = np.array(False), np.array(True)
         # bindings keep the triangles alive; this cache only shares them
@@ -97,7 +97,7 @@ class Constants:
         return triangle
 
 
-def _kept(taps: Mapping[int, Ints]) -> dict[int, Ints]:
+def _kept_taps(taps: Mapping[int, Ints]) -> dict[int, Ints]:
     """Return the taps that form the convolution state after each token: all but the oldest."""
     return {width: np.ascontiguousarray(rows[:, 1:]) for width, rows in taps.items()}
 
@@ -107,7 +107,7 @@ class TreeInputs:
 
     def __init__(self, window: int, widths: Collection[int]) -> None:
         self.taps = {width: np.zeros((window, width), np.int64) for width in widths}
-        self.kept_taps = _kept(self.taps)
+        self.kept_taps = _kept_taps(self.taps)
         self._previous: Ints = np.zeros((window, max(widths, default=1)), np.int64)
         self.parents: Ints = np.zeros(window, np.int64)
         self._ancestors: Floats = np.zeros(window * window, np.float32)
@@ -118,8 +118,8 @@ class TreeInputs:
 
     def paths(self, pending: int, count: int) -> Floats:
         """Return [P + T, P + T]: `ancestors` with the pending tokens as a chain before the root."""
-        whole = pending + count
-        return self._paths[: whole * whole].reshape(whole, whole)
+        total = pending + count
+        return self._paths[: total * total].reshape(total, total)
 
     def fill(self, parents: tuple[int, ...], position: int, positions: Ints, pending: int) -> None:
         """Write the tree's inputs, and each node's absolute position into `positions`."""
@@ -133,11 +133,11 @@ class TreeInputs:
                 positions[node] = position
             ancestors[node, node] = 1
             self.parents[node] = parent
-            step = node
+            ancestor = node
             for back in range(self._previous.shape[1]):
                 # before the root, count back into the convolution state: -1 is its newest row
-                self._previous[node, back] = step
-                step = parents[step] if step >= 0 else step - 1
+                self._previous[node, back] = ancestor
+                ancestor = parents[ancestor] if ancestor >= 0 else ancestor - 1
         for width, taps in self.taps.items():
             # the state's rows precede the run's
             np.add(self._previous[:, :width][:, ::-1], width - 1, out=taps)
@@ -172,10 +172,12 @@ class Bindings:
         self._window = state.window
         self._logits: Floats = np.zeros((state.window + 1, batch, vocab), np.float32)
         self._finite = np.zeros((batch, vocab), np.bool_)
-        self._steered: dict[tuple[object, ...], tuple[list[OrtValue], tuple[Floats, Floats]]] = {}
+        self._control_cache: dict[
+            tuple[object, ...], tuple[list[OrtValue], tuple[Floats, Floats]]
+        ] = {}
         self._values: dict[tuple[str, int | None, int | None], OrtValue] = {}
         widths = [f"{kept}taps{width}" for kept in ("", "kept_") for width in constants.taps]
-        self._steering_names = [n for n in (*_STEERING, *widths) if n in inputs]
+        self._control_names = [n for n in (*_CONTROL_INPUTS, *widths) if n in inputs]
         self._feed_names, self._fetch_names = self._names(commit=False)
         # a committing run writes no logs
         self._commit_names = self._names(commit=True)[1]
@@ -209,33 +211,33 @@ class Bindings:
         logged = [] if commit else [name.removesuffix("_log") for name in logs]
         states = [f"{name}s" for name in kept], logged, [f"{name}s" for name in bases]
         fetched = ["logits", *chain(*states), *(f"{name}_out" for name in caches)]
-        return [*self._steering_names, *kept, *logs, *bases, *caches], fetched
+        return [*self._control_names, *kept, *logs, *bases, *caches], fetched
 
     def bind(self, key: BindingKey, logits: Floats | None = None) -> BoundValues:
         """Bind the inputs and outputs of a run. `logits` overrides where its logits are written."""
         logits = self.logits(key.row_count) if logits is None else logits
-        steering, matrices = self._steering(key)
+        controls, matrices = self._control_values(key)
         run = key.run
         feeds, fetches, value = OrtValueVector(), OrtValueVector(), self._value
-        put, take = feeds.push_back, fetches.push_back
-        for found in steering:
-            put(found)
-        take(OrtValue.ortvalue_from_numpy(logits, _CPU))
+        add_feed, add_fetch = feeds.push_back, fetches.push_back
+        for control in controls:
+            add_feed(control)
+        add_fetch(OrtValue.ortvalue_from_numpy(logits, _CPU))
         kept = 1 if run.commit else run.tokens
         for name, ring in self._kept:
-            put(value(name, ring, run.source))
-            take(value(name, ring, run.target, kept))
+            add_feed(value(name, ring, run.source))
+            add_fetch(value(name, ring, run.target, kept))
         first = run.source - run.pending + 1 if run.pending else 0
         for name, log in self._logs:
-            put(value(name, log, first, run.pending))
+            add_feed(value(name, log, first, run.pending))
             if not run.commit:
-                take(value(name, log, run.target, kept))
+                add_fetch(value(name, log, run.target, kept))
         for name, bases in self._bases:
-            put(value(name, bases, run.base))
-            take(value(name, bases, run.new_base, 1))
+            add_feed(value(name, bases, run.base))
+            add_fetch(value(name, bases, run.new_base, 1))
         for name, cache in self._caches:
-            put(value(name, cache))
-            take(value(name, cache))
+            add_feed(value(name, cache))
+            add_fetch(value(name, cache))
         names = self._commit_names if run.commit else self._fetch_names
         return BoundValues(
             self._feed_names, feeds, names, fetches, self._devices[: len(names)], logits,
@@ -254,46 +256,48 @@ class Bindings:
         The caller keeps the memory alive.
         """
         key = name, start, count
-        found = self._values.get(key)
-        if found is None:
+        cached = self._values.get(key)
+        if cached is None:
             if start is not None:
                 array = array[start] if count is None else array[start : start + count]
-            found = self._values[key] = OrtValue.ortvalue_from_numpy(array, _CPU)
-        return found
+            cached = self._values[key] = OrtValue.ortvalue_from_numpy(array, _CPU)
+        return cached
 
-    def _steering(self, key: BindingKey) -> tuple[list[OrtValue], tuple[Floats, Floats]]:
+    def _control_values(self, key: BindingKey) -> tuple[list[OrtValue], tuple[Floats, Floats]]:
         """Return a run's control inputs in the order of their names, and the matrices in them."""
         # control inputs do not depend on slots and bases
-        what = key.run[4:], key.rows, key.row_count
-        found = self._steered.get(what)
-        if found is None:
-            if len(self._steered) >= _STEERED:
-                self._steered.clear()
-            found = self._steered[what] = self._made_steering(key)
-        return found
+        cache_key = key.run[4:], key.rows, key.row_count
+        cached = self._control_cache.get(cache_key)
+        if cached is None:
+            if len(self._control_cache) >= _MAX_CACHED_CONTROLS:
+                self._control_cache.clear()
+            cached = self._control_cache[cache_key] = self._make_control_values(key)
+        return cached
 
-    def _made_steering(self, key: BindingKey) -> tuple[list[OrtValue], tuple[Floats, Floats]]:
-        run, fixed, tree = key.run, self._constants, self.tree
+    def _make_control_values(self, key: BindingKey) -> tuple[list[OrtValue], tuple[Floats, Floats]]:
+        run, constants, tree = key.run, self._constants, self.tree
         count = run.tokens
-        source, kind = (tree, "tree ") if run.tree else (fixed, "")
+        source, prefix = (tree, "tree ") if run.tree else (constants, "")
         ancestors = source.ancestors(count)
-        paths = tree.paths(run.pending, count) if run.tree else fixed.ancestors(run.pending + count)
-        order, last = fixed.order, count - 1
+        paths = (
+            tree.paths(run.pending, count) if run.tree else constants.ancestors(run.pending + count)
+        )
+        order, last = constants.order, count - 1
         rows = {
             "last": ("order", order, last, 1),
             "all": ("order", order, 0, count),
             "some": ("some", self.rows, 0, key.row_count),
         }
         kept = (last, 1) if run.commit else (0, count)
-        alone = not run.tree and kept[1] == 1
-        found = {
+        last_only = not run.tree and kept[1] == 1
+        values = {
             "tokens": self._value("tokens", self.tokens, 0, count),
             "rows": self._value(*rows[key.rows]),
             "kept": self._value("order", order, *kept),
             "stored": self._value("order", order, run.stored, 1),
-            "parents": self._value(f"{kind}parents", source.parents, 0, count),
-            "tree": self._value(f"{run.tree}", fixed.yes if run.tree else fixed.no),
-            "last_only": self._value(f"{alone}", fixed.yes if alone else fixed.no),
+            "parents": self._value(f"{prefix}parents", source.parents, 0, count),
+            "tree": self._value(f"{run.tree}", constants.yes if run.tree else constants.no),
+            "last_only": self._value(f"{last_only}", constants.yes if last_only else constants.no),
             "ancestors": OrtValue.ortvalue_from_numpy(ancestors, _CPU),
             "paths": OrtValue.ortvalue_from_numpy(paths, _CPU),
             "positions": self._value("positions", self.positions, 0, count),
@@ -302,7 +306,7 @@ class Bindings:
             "last": self._value("last", self.last),
         }
         for width, taps in source.taps.items():
-            name, kept_taps = f"{kind}taps{width}", source.kept_taps[width]
-            found[f"taps{width}"] = self._value(name, taps, 0, count)
-            found[f"kept_taps{width}"] = self._value(f"kept_{name}", kept_taps, *kept)
-        return [found[name] for name in self._steering_names], (ancestors, paths)
+            name, kept_taps = f"{prefix}taps{width}", source.kept_taps[width]
+            values[f"taps{width}"] = self._value(name, taps, 0, count)
+            values[f"kept_taps{width}"] = self._value(f"kept_{name}", kept_taps, *kept)
+        return [values[name] for name in self._control_names], (ancestors, paths)

@@ -102,19 +102,19 @@ class StateBuffers(State):
         assert isinstance(source, StateBuffers)
         times = self.batch // source.batch
         for name, start, to in slots:
-            part, axis = source._tensors[name][start], batch_axis(name)
-            wide = _repeated(self._tensors[name][to], axis, times)
-            wide[...] = part[:, :, None] if axis else part[:, None]
+            slot, axis = source._tensors[name][start], batch_axis(name)
+            repeated = _split_axis(self._tensors[name][to], axis, times)
+            repeated[...] = slot[:, :, None] if axis else slot[:, None]
         for name, cache in source.caches.items():
-            wide = _repeated(self.caches[name], 0, times)
-            own, theirs = self._first(name, first), source._first(name)
-            start = max(own, theirs)
-            rows = cache[:, None, :, start - theirs : length - theirs]
-            wide[:, :, :, start - own : length - own] = rows
-            wide[:, :, :, : start - own] = 0
+            repeated = _split_axis(self.caches[name], 0, times)
+            own_first, source_first = self._first(name, first), source._first(name)
+            start = max(own_first, source_first)
+            rows = cache[:, None, :, start - source_first : length - source_first]
+            repeated[:, :, :, start - own_first : length - own_first] = rows
+            repeated[:, :, :, : start - own_first] = 0
 
 
-def _repeated(array: Array, axis: int, times: int) -> Array:
+def _split_axis(array: Array, axis: int, times: int) -> Array:
     """Return a view in which `axis` is split in two, the second of size `times`."""
     shape = array.shape
     return array.reshape(*shape[:axis], shape[axis] // times, times, *shape[axis + 1 :])

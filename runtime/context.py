@@ -131,16 +131,16 @@ class Context:
         result is 0 if the state cannot be rewound that far, or if an interrupt left it at another
         position than `tokens` says.
         """
-        held = self.tokens[known:]
-        agree = known + common_prefix(held, wanted, min(len(held), len(wanted) - 1))
-        excess = len(self.tokens) - agree
+        current = self.tokens[known:]
+        common = known + common_prefix(current, wanted, min(len(current), len(wanted) - 1))
+        excess = len(self.tokens) - common
         self.pending = None
-        sound = self.position == self.state.position
-        if not sound or excess > self.state.reach or agree < self.gap:
+        in_sync = self.position == self.state.position
+        if not in_sync or excess > self.state.reach or common < self.gap:
             self.clear()
             return 0
         self.rewind(excess)
-        return agree
+        return common
 
     def rewind(self, count: int) -> None:
         """Rewind the last `count` tokens. Raises StateError beyond the state's reach."""

@@ -39,8 +39,8 @@ class Embedder:
         On ONNX Runtime, also load a second session over the same weights. Raises EngineError if the
         engine does not give hidden states.
         """
-        self._beside = model.engine if isinstance(model.engine, JoinedEngine) else None
-        self._engine, self._unit = _hidden(model)
+        self._joined_engine = model.engine if isinstance(model.engine, JoinedEngine) else None
+        self._engine, self._unit = _hidden_engine(model)
         self._state = self._engine.new_state(window=1, capacity=capacity)
         self._chunk = min(model.engine.chunk, self._engine.chunk)
         self._reader = PromptReader(model.tokenizer, MAX_PROMPT_TOKENS)
@@ -102,11 +102,15 @@ class Embedder:
                 f"must be a text, token ids, or a list of them, not {type(texts).__name__}",
                 field="texts",
             )
-        one = isinstance(texts, str) or (len(texts) and isinstance(texts[0], int | np.integer))
-        read = [self.read(text) for text in cast("Sequence[Text]", [texts] if one else texts)]
-        found = [self.embed(each, pooling=pooling, normalize=normalize) for each in read]
-        vectors = np.array(found, np.float32).reshape(-1, self.width)
-        return vectors[0] if one else vectors
+        single = isinstance(texts, str) or (len(texts) and isinstance(texts[0], int | np.integer))
+        token_lists = [
+            self.read(text) for text in cast("Sequence[Text]", [texts] if single else texts)
+        ]
+        embeddings = [
+            self.embed(tokens, pooling=pooling, normalize=normalize) for tokens in token_lists
+        ]
+        vectors = np.array(embeddings, np.float32).reshape(-1, self.width)
+        return vectors[0] if single else vectors
 
     def _run(self, tokens: Sequence[int], pooling: Pooling) -> NDArray[np.float64]:
         """Return the hidden states [L, d_model] of a chunk, in the engine's units."""
@@ -114,13 +118,15 @@ class Embedder:
 
         def run() -> NDArray[np.float64]:
             batch = np.asarray([tokens], np.int64)
-            found = self._engine.run(batch, self._state, rows=rows, commit=True)
-            return found[0].astype(np.float64)
+            states = self._engine.run(batch, self._state, rows=rows, commit=True)
+            return states[0].astype(np.float64)
 
-        return run() if self._beside is None else self._beside.in_turn(self._state, run)
+        return (
+            run() if self._joined_engine is None else self._joined_engine.in_turn(self._state, run)
+        )
 
 
-def _hidden(model: Model) -> tuple[Engine, float]:
+def _hidden_engine(model: Model) -> tuple[Engine, float]:
     """Return an engine that gives hidden states, and their unit: see `Engine.hidden`.
 
     Raises EngineError, BundleError.

@@ -138,7 +138,7 @@ class Engine(ABC):
         """Return bytes by purpose for one state of these sizes (`edge.runtime.memory`)."""
 
 
-def _inner(name: str) -> Any:
+def _forwarded(name: str) -> Any:
     """Return a property that forwards to the wrapped engine."""
     return property(lambda wrapper: getattr(wrapper.engine, name))
 
@@ -150,14 +150,14 @@ class WrappedEngine(Engine):
         self.engine = engine
         self.chunk = engine.chunk
 
-    name = _inner("name")
-    config = _inner("config")
-    provider = _inner("provider")
-    trees = _inner("trees")
-    longest_window = _inner("longest_window")
-    finds_argmax = _inner("finds_argmax")
-    new_state = _inner("new_state")
-    memory_plan = _inner("memory_plan")
+    name = _forwarded("name")
+    config = _forwarded("config")
+    provider = _forwarded("provider")
+    trees = _forwarded("trees")
+    longest_window = _forwarded("longest_window")
+    finds_argmax = _forwarded("finds_argmax")
+    new_state = _forwarded("new_state")
+    memory_plan = _forwarded("memory_plan")
 
 
 def layout_of(
@@ -177,9 +177,9 @@ def layout_of(
 
 
 def within(value: int, limit: int, name: str) -> None:
-    """Raise InputError unless the size called `name` is in 1 … limit."""
+    """Raise InputError unless the size called `name` is from 1 to `limit`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-        raise InputError(f"must be 1 … {limit}, got {value!r}", field=name)
+        raise InputError(f"must be from 1 to {limit:,}, not {value!r}", field=name)
 
 
 def forked(what: str) -> EngineError:

@@ -91,7 +91,7 @@ def open_engine(
     """
     check_provider(name, provider)
     if name == "cpu":
-        return _cpu(bundle, threads)
+        return _open_cpu(bundle, threads)
     if name == "cuda":
         from edge.runtime.cuda.opening import from_bundle
 
@@ -101,34 +101,34 @@ def open_engine(
 
         return opening.from_bundle(bundle)
     if name == "ort" or provider is not None or ort_providers.listed():
-        return _ort(bundle, threads, spin, provider)
+        return _open_ort(bundle, threads, spin, provider)
     try:
-        return _cpu(bundle, threads)
+        return _open_cpu(bundle, threads)
     except (BundleError, EngineError) as problem:
         if problem.field == SET_VARIABLE:
             raise
-        why: EdgeError = problem
+        cpu_error: EdgeError = problem
     try:
         importlib.import_module("edge.runtime.ort")
-    except EngineError as absent:
+    except EngineError as ort_error:
         raise EngineError(
-            f"{why.message}, and {absent.message}",
-            file=why.file,
-            field=why.field,
-            remedy=f"{why.remedy}; or {absent.remedy}",
+            f"{cpu_error.message}, and {ort_error.message}",
+            file=cpu_error.file,
+            field=cpu_error.field,
+            remedy=f"{cpu_error.remedy}; or {ort_error.remedy}",
         ) from None
-    engine = _ort(bundle, threads, spin, None)
-    engine.passed_over = why
+    engine = _open_ort(bundle, threads, spin, None)
+    engine.passed_over = cpu_error
     return engine
 
 
-def _cpu(bundle: Bundle, threads: int | None) -> CpuEngine:
+def _open_cpu(bundle: Bundle, threads: int | None) -> CpuEngine:
     from edge.runtime.cpu.engine import CpuEngine
 
     return CpuEngine.from_bundle(bundle, threads=threads)
 
 
-def _ort(bundle: Bundle, threads: int | None, spin: bool, provider: str | None) -> OrtEngine:
+def _open_ort(bundle: Bundle, threads: int | None, spin: bool, provider: str | None) -> OrtEngine:
     from edge.runtime import memory  # imported late: programs start without numpy to save memory
     from edge.runtime.ort import OrtEngine
 

@@ -21,12 +21,12 @@ from edge.runtime.folding_ops import RANK, RULES, SMALL, KnownConstant, Unbounde
 from edge.runtime.graph import Message, integers, name_of, op_of, tensor_values
 
 # limit on folded elements: a fixed allowance plus a multiple of the weights' elements
-_FREE, _OF_WEIGHTS = 1 << 23, 6
-_MOST_STEPS, _MOST_DEPTH = 200_000, 32
+_FREE_VALUES, _VALUES_PER_WEIGHT = 1 << 23, 6
+_MAX_STEPS, _MAX_DEPTH = 200_000, 32
 
-# a name maps to a constant, to _RUN for a value computed in runs, or to _OMITTED for an input left
-# out
-_RUN, _OMITTED = object(), object()
+# a name maps to a constant, to _DYNAMIC for a value computed in runs, or to _OMITTED for an input
+# left out
+_DYNAMIC, _OMITTED = object(), object()
 Scope = dict[bytes, Any]
 
 
@@ -37,7 +37,7 @@ def is_bounded(model: Message) -> bool:
         walk.graph(model["graph"], {b"": _OMITTED}, {}, 0)
     except (Unbounded, ArithmeticError, LookupError, TypeError, ValueError):
         return False
-    return walk.made <= _FREE + _OF_WEIGHTS * walk.stored
+    return walk.made <= _FREE_VALUES + _VALUES_PER_WEIGHT * walk.stored
 
 
 class _Walk:
@@ -50,112 +50,120 @@ class _Walk:
 
     def __init__(self, model: Message) -> None:
         self._functions = {
-            (each.get("domain", b""), each.get("name", b"")): each
-            for each in model.get("functions", ())
+            (function.get("domain", b""), function.get("name", b"")): function
+            for function in model.get("functions", ())
         }
         self.made, self.stored, self._steps = 0, 0, 0
-        self._met: dict[Any, tuple[int, list[Any]]] = {}
+        self._call_cache: dict[Any, tuple[int, list[Any]]] = {}
 
     def graph(
         self, graph: Message, outer: Scope, attributes: Mapping[bytes, Message], depth: int
     ) -> list[Any]:
         """Return the graph's outputs. `outer`: values in scope; `attributes`: those of the call."""
         scope = dict(outer)
-        scope |= {name_of(each): _RUN for each in graph.get("input", ())}
+        scope |= {name_of(value): _DYNAMIC for value in graph.get("input", ())}
         for tensor in graph.get("initializer", ()):
-            scope[tensor.get("name", b"")] = stored = _stored(tensor)
-            self.stored += stored.count
-        self._nodes(graph, scope, attributes, depth)
-        return [scope.get(name_of(each), _RUN) for each in graph.get("output", ())]
+            scope[tensor.get("name", b"")] = constant = _tensor_constant(tensor)
+            self.stored += constant.count
+        self._walk_nodes(graph, scope, attributes, depth)
+        return [scope.get(name_of(value), _DYNAMIC) for value in graph.get("output", ())]
 
-    def _nodes(
+    def _walk_nodes(
         self, graph: Message, scope: Scope, attributes: Mapping[bytes, Message], depth: int
     ) -> None:
-        if depth > _MOST_DEPTH:
+        if depth > _MAX_DEPTH:
             raise Unbounded
         for node in graph.get("node", ()):
             self._steps += 1
-            if self._steps > _MOST_STEPS or self.made > 1 << 60:
+            if self._steps > _MAX_STEPS or self.made > 1 << 60:
                 raise Unbounded
             # ONNX Runtime sorts nodes itself, so a name may not be produced by an earlier node
-            reads = [scope.get(name) for name in node.get("input", ())]
-            if None in reads:
+            inputs = [scope.get(name) for name in node.get("input", ())]
+            if None in inputs:
                 raise Unbounded
-            own = {
-                each.get("name", b""): attributes.get(each["ref_attr_name"], {})
-                if "ref_attr_name" in each
-                else each
-                for each in node.get("attribute", ())
+            node_attributes = {
+                attribute.get("name", b""): attributes.get(attribute["ref_attr_name"], {})
+                if "ref_attr_name" in attribute
+                else attribute
+                for attribute in node.get("attribute", ())
             }
-            made = self._node(node, reads, own, (scope, attributes, depth))
+            outputs = self._visit_node(node, inputs, node_attributes, (scope, attributes, depth))
             names = node.get("output", ())
-            made += [made[-1] if made else _RUN] * (len(names) - len(made))
-            scope.update(zip(names, made, strict=False))
+            outputs += [outputs[-1] if outputs else _DYNAMIC] * (len(names) - len(outputs))
+            scope.update(zip(names, outputs, strict=False))
             scope[b""] = _OMITTED
 
-    def _node(
+    def _visit_node(
         self,
         node: Message,
-        reads: list[Any],
-        own: dict[bytes, Message],
-        place: tuple[Scope, Mapping[bytes, Message], int],
+        inputs: list[Any],
+        node_attributes: dict[bytes, Message],
+        context: tuple[Scope, Mapping[bytes, Message], int],
     ) -> list[Any]:
-        op, (scope, attributes, depth) = op_of(node), place
+        op, (scope, attributes, depth) = op_of(node), context
         if op in self._functions:
-            return self._call(op, reads, own, depth)
-        bodies = [each["g"] for each in own.values() if "g" in each]
-        if bodies:
-            ends = [self.graph(body, scope, attributes, depth + 1) for body in bodies]
-            return _either(ends) if op[1] == b"If" else [_RUN]
+            return self._call(op, inputs, node_attributes, depth)
+        subgraphs = [attribute["g"] for attribute in node_attributes.values() if "g" in attribute]
+        if subgraphs:
+            branch_outputs = [self.graph(body, scope, attributes, depth + 1) for body in subgraphs]
+            return _if_outputs(branch_outputs) if op[1] == b"If" else [_DYNAMIC]
         if op == (b"", b"Constant"):
-            return [_literal(own)]
-        if op == (b"", b"Shape") and reads[:1] == [_RUN]:
+            return [_constant_value(node_attributes)]
+        if op == (b"", b"Shape") and inputs[:1] == [_DYNAMIC]:
             return [KnownConstant(RANK, (RANK,), False)]
-        if _RUN in reads or op == (b"", b"SequenceEmpty"):  # only tensors are folded
-            return [_RUN]
+        if _DYNAMIC in inputs or op == (b"", b"SequenceEmpty"):  # only tensors are folded
+            return [_DYNAMIC]
         rule = RULES.get(op[1]) if op[0] == b"" else None
-        while reads and reads[-1] is _OMITTED:
-            reads = reads[:-1]
+        while inputs and inputs[-1] is _OMITTED:
+            inputs = inputs[:-1]
         # rules identify inputs by position, so none may be missing in between
-        if rule is None or not reads or (_OMITTED in reads and op[1] != b"Clip"):
+        if rule is None or not inputs or (_OMITTED in inputs and op[1] != b"Clip"):
             raise Unbounded
-        made = rule(reads, own)
-        self.made += sum(each.count for each in made)
-        return made
+        outputs = rule(inputs, node_attributes)
+        self.made += sum(output.count for output in outputs)
+        return outputs
 
     def _call(
-        self, op: tuple[bytes, bytes], reads: list[Any], own: dict[bytes, Message], depth: int
+        self,
+        op: tuple[bytes, bytes],
+        inputs: list[Any],
+        node_attributes: dict[bytes, Message],
+        depth: int,
     ) -> list[Any]:
-        said = repr(sorted(own.items()))
-        key = op, said, tuple(r.key if isinstance(r, KnownConstant) else id(r) for r in reads)
-        if key not in self._met:
-            function, before = self._functions[op], self.made
-            names = function.get("input", ())
-            scope = dict.fromkeys(names, _OMITTED) | dict(zip(names, reads, strict=False))
-            scope[b""] = _OMITTED
-            self._nodes(function, scope, own, depth + 1)
-            made = [scope.get(name, _RUN) for name in function.get("output", ())]
-            self._met[key] = self.made - before, made
-            return list(made)
-        cost, made = self._met[key]
-        self.made += cost
-        return list(made)
-
-
-def _either(ends: list[list[Any]]) -> list[Any]:
-    """Return the outputs of an If; one with a constant condition is replaced by a branch."""
-    made = []
-    for each in zip(*ends, strict=False):
-        constants = [end for end in each if isinstance(end, KnownConstant)]
-        one = all(end is each[0] for end in each)
-        known = constants[0] if one and constants else None
-        made.append(
-            known or (KnownConstant(max(c.count for c in constants)) if constants else _RUN)
+        attribute_text = repr(sorted(node_attributes.items()))
+        key = (
+            op,
+            attribute_text,
+            tuple(r.key if isinstance(r, KnownConstant) else id(r) for r in inputs),
         )
-    return made or [_RUN]
+        if key not in self._call_cache:
+            function, count_before = self._functions[op], self.made
+            names = function.get("input", ())
+            scope = dict.fromkeys(names, _OMITTED) | dict(zip(names, inputs, strict=False))
+            scope[b""] = _OMITTED
+            self._walk_nodes(function, scope, node_attributes, depth + 1)
+            outputs = [scope.get(name, _DYNAMIC) for name in function.get("output", ())]
+            self._call_cache[key] = self.made - count_before, outputs
+            return list(outputs)
+        cost, outputs = self._call_cache[key]
+        self.made += cost
+        return list(outputs)
 
 
-def _stored(tensor: Message) -> KnownConstant:
+def _if_outputs(branch_outputs: list[list[Any]]) -> list[Any]:
+    """Return the outputs of an If; one with a constant condition is replaced by a branch."""
+    outputs = []
+    for candidates in zip(*branch_outputs, strict=False):
+        constants = [candidate for candidate in candidates if isinstance(candidate, KnownConstant)]
+        identical = all(candidate is candidates[0] for candidate in candidates)
+        constant = constants[0] if identical and constants else None
+        outputs.append(
+            constant or (KnownConstant(max(c.count for c in constants)) if constants else _DYNAMIC)
+        )
+    return outputs or [_DYNAMIC]
+
+
+def _tensor_constant(tensor: Message) -> KnownConstant:
     shape = integers(tensor.get("dims", ()))
     if math.prod(shape) <= SMALL and tensor.get("data_type") in _INTEGERS:
         numbers = tensor_values(tensor)
@@ -167,11 +175,11 @@ def _stored(tensor: Message) -> KnownConstant:
 _INTEGERS = (6, 7)  # TensorProto.DataType: int32, int64
 
 
-def _literal(own: Mapping[bytes, Message]) -> KnownConstant:
+def _constant_value(node_attributes: Mapping[bytes, Message]) -> KnownConstant:
     """Return the value of a Constant node."""
-    for name, attribute in own.items():
+    for name, attribute in node_attributes.items():
         if name == b"value" and "t" in attribute:
-            return _stored(attribute["t"])
+            return _tensor_constant(attribute["t"])
         if name == b"value_int":
             return KnownConstant.of(integers([attribute.get("i", 0)])[0])
         if name == b"value_ints":

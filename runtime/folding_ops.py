@@ -62,21 +62,21 @@ Own = Mapping[bytes, Message]
 Rule = Callable[[list[KnownConstant], Own], list[KnownConstant]]
 
 
-def _number(own: Own, name: bytes, default: int) -> int:
-    return integers([own[name]["i"]])[0] if "i" in own.get(name, {}) else default
+def _int_attribute(attributes: Own, name: bytes, default: int) -> int:
+    return integers([attributes[name]["i"]])[0] if "i" in attributes.get(name, {}) else default
 
 
-def _list(own: Own, name: bytes) -> list[int] | None:
-    return integers(own[name]["ints"]) if "ints" in own.get(name, {}) else None
+def _ints_attribute(attributes: Own, name: bytes) -> list[int] | None:
+    return integers(attributes[name]["ints"]) if "ints" in attributes.get(name, {}) else None
 
 
-def _same(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    first = reads[0]
+def _same_shape(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    first = inputs[0]
     return [KnownConstant(first.count, first.shape, first.exact)]
 
 
-def _identity(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    return reads[:1]
+def _identity(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    return inputs[:1]
 
 
 def _fits(numbers: Numbers) -> bool:
@@ -84,67 +84,67 @@ def _fits(numbers: Numbers) -> bool:
     return bool(np.all(abs(numbers) < 1 << 31))
 
 
-def _cast(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    numbers, to = reads[0].numbers, _number(own, b"to", 0)
+def _cast(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    numbers, to = inputs[0].numbers, _int_attribute(attributes, b"to", 0)
     fits = to == 7 or (to == 6 and numbers is not None and _fits(numbers))
-    return reads[:1] if fits else _same(reads, own)
+    return inputs[:1] if fits else _same_shape(inputs, attributes)
 
 
-def _together(reads: list[KnownConstant]) -> KnownConstant:
+def _broadcast_result(inputs: list[KnownConstant]) -> KnownConstant:
     """Return the broadcast shape of an elementwise op."""
-    if any(read.shape is None for read in reads):
-        return KnownConstant(math.prod(max(1, read.count) for read in reads))
-    shapes = [read.shape or () for read in reads]
+    if any(constant.shape is None for constant in inputs):
+        return KnownConstant(math.prod(max(1, constant.count) for constant in inputs))
+    shapes = [constant.shape or () for constant in inputs]
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     joined = [0 if 0 in axis else max(axis) for axis in zip(*padded, strict=True)]
-    exact = all(read.exact for read in reads)
+    exact = all(constant.exact for constant in inputs)
     # with inexact shapes a 0 is only a bound: the other operand's axis may decide
     joined = joined if exact else [max(axis) for axis in zip(*padded, strict=True)]
     return KnownConstant.shaped(joined, exact)
 
 
-def _broadcast(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    return [_together(reads)]
+def _broadcast(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    return [_broadcast_result(inputs)]
 
 
 def _arithmetic(compute: Callable[[Numbers, Numbers], Any]) -> Rule:
-    def rule(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-        made = _together(reads)
-        if len(reads) == 2 and made.count <= SMALL:
-            numbers = [read.numbers for read in reads]
+    def rule(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+        result = _broadcast_result(inputs)
+        if len(inputs) == 2 and result.count <= SMALL:
+            numbers = [constant.numbers for constant in inputs]
             if all(n is not None and _fits(n) for n in numbers):
-                found = np.asarray(compute(reads[0].known(), reads[1].known()))
+                values = np.asarray(compute(inputs[0].known(), inputs[1].known()))
                 # the dtype, int32 or int64, is not tracked: values beyond 32 bits are unknown
-                return [KnownConstant.of(found)] if _fits(found) else [made]
-        return [made]
+                return [KnownConstant.of(values)] if _fits(values) else [result]
+        return [result]
 
     return rule
 
 
-def _divided(a: Numbers, b: Numbers) -> Numbers:
+def _divide(a: Numbers, b: Numbers) -> Numbers:
     if np.any(b == 0):
         raise Unbounded
     return np.trunc(a / b).astype(np.int64)
 
 
-def _transpose(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    shape = reads[0].shape
+def _transpose(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    shape = inputs[0].shape
     if shape is None:
-        return _same(reads, own)
-    order = _list(own, b"perm") or range(len(shape))[::-1]
+        return _same_shape(inputs, attributes)
+    order = _ints_attribute(attributes, b"perm") or range(len(shape))[::-1]
     if sorted(order) != list(range(len(shape))):
         raise Unbounded
-    return [KnownConstant.shaped([shape[axis] for axis in order], reads[0].exact)]
+    return [KnownConstant.shaped([shape[axis] for axis in order], inputs[0].exact)]
 
 
-def _reshape(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    data, wanted = reads[0], reads[1].numbers
-    if _number(own, b"allowzero", 0):
+def _reshape(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    data, target = inputs[0], inputs[1].numbers
+    if _int_attribute(attributes, b"allowzero", 0):
         raise Unbounded
-    if wanted is None or data.shape is None or not data.exact:
+    if target is None or data.shape is None or not data.exact:
         return [KnownConstant(data.count)]
-    shape = [data.shape[i] if size == 0 else int(size) for i, size in enumerate(wanted.tolist())]
+    shape = [data.shape[i] if size == 0 else int(size) for i, size in enumerate(target.tolist())]
     if -1 in shape:
         rest = -math.prod(shape)
         shape[shape.index(-1)] = data.count // rest if rest > 0 else 0
@@ -155,14 +155,14 @@ def _reshape(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
     return [KnownConstant.shaped(shape)]
 
 
-def _axes(reads: list[KnownConstant], own: Own) -> list[int] | None:
-    if len(reads) < 2:
-        return _list(own, b"axes")
-    return [int(axis) for axis in reads[1].known().ravel()]
+def _axes(inputs: list[KnownConstant], attributes: Own) -> list[int] | None:
+    if len(inputs) < 2:
+        return _ints_attribute(attributes, b"axes")
+    return [int(axis) for axis in inputs[1].known().ravel()]
 
 
-def _unsqueeze(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    data, axes = reads[0], _axes(reads, own)
+def _unsqueeze(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    data, axes = inputs[0], _axes(inputs, attributes)
     if data.shape is None or axes is None:
         return [KnownConstant(data.count)]
     view = np.broadcast_to(np.zeros((), np.int64), data.shape)
@@ -172,41 +172,48 @@ def _unsqueeze(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
     return [KnownConstant.shaped(shape, data.exact)]
 
 
-def _squeeze(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    data = reads[0]
+def _squeeze(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    data = inputs[0]
     if data.numbers is None or not data.exact:
         return [KnownConstant(data.count)]
-    axes = _axes(reads, own)
+    axes = _axes(inputs, attributes)
     return [KnownConstant.of(np.squeeze(data.numbers, None if axes is None else tuple(axes)))]
 
 
-def _concat(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    count, shapes = sum(read.count for read in reads), [read.shape for read in reads]
+def _concat(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    count, shapes = (
+        sum(constant.count for constant in inputs),
+        [constant.shape for constant in inputs],
+    )
     rank = len(shapes[0] or ())
     if any(shape is None or len(shape) != rank for shape in shapes) or not rank:
         return [KnownConstant(count)]
-    if b"axis" not in own:  # early opsets default to 1
+    if b"axis" not in attributes:  # early opsets default to 1
         raise Unbounded
-    axis = _number(own, b"axis", 0) % rank
-    numbers = [read.numbers for read in reads]
-    if count <= SMALL and all(each is not None for each in numbers):
-        return [KnownConstant.of(np.concatenate([read.known() for read in reads], axis))]
+    axis = _int_attribute(attributes, b"axis", 0) % rank
+    numbers = [constant.numbers for constant in inputs]
+    if count <= SMALL and all(n is not None for n in numbers):
+        return [KnownConstant.of(np.concatenate([constant.known() for constant in inputs], axis))]
     columns = list(zip(*(shape or () for shape in shapes), strict=True))
     joined = [sum(c) if i == axis else max(c) for i, c in enumerate(columns)]
-    return [KnownConstant(count, tuple(joined), all(read.exact for read in reads))]
+    return [KnownConstant(count, tuple(joined), all(constant.exact for constant in inputs))]
 
 
-def _shape(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    data = reads[0]
+def _shape(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    data = inputs[0]
     if data.shape is None:
         return [KnownConstant(RANK, (RANK,), False)]
-    part = data.shape[_number(own, b"start", 0) : _number(own, b"end", len(data.shape))]
+    part = data.shape[
+        _int_attribute(attributes, b"start", 0) : _int_attribute(
+            attributes, b"end", len(data.shape)
+        )
+    ]
     return [KnownConstant.of(part) if data.exact else KnownConstant.shaped([len(part)])]
 
 
-def _size(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    told = reads[0].exact and reads[0].shape is not None
-    return [KnownConstant.of(reads[0].count) if told else KnownConstant.shaped(())]
+def _size(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    is_known = inputs[0].exact and inputs[0].shape is not None
+    return [KnownConstant.of(inputs[0].count) if is_known else KnownConstant.shaped(())]
 
 
 def _sizes(numbers: Numbers) -> list[int]:
@@ -216,37 +223,37 @@ def _sizes(numbers: Numbers) -> list[int]:
     return sizes
 
 
-def _filled(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    return [KnownConstant.shaped(_sizes(reads[0].known()))]
+def _constant_of_shape(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    return [KnownConstant.shaped(_sizes(inputs[0].known()))]
 
 
-def _expand(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    return [_together([reads[0], KnownConstant.shaped(_sizes(reads[1].known()))])]
+def _expand(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    return [_broadcast_result([inputs[0], KnownConstant.shaped(_sizes(inputs[1].known()))])]
 
 
-def _range(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    start, limit, step = (int(read.known().ravel()[0]) for read in reads)
+def _range(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    start, limit, step = (int(constant.known().ravel()[0]) for constant in inputs)
     count = max(0, -((start - limit) // step))
     if count <= SMALL:
         return [KnownConstant.of(range(start, limit, step))]
     return [KnownConstant.shaped([count])]
 
 
-def _slice(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    data = reads[0]
-    numbers = [read.numbers for read in reads]
-    if len(data.shape or ()) == 1 and len(reads) >= 3 and all(n is not None for n in numbers):
-        start, end = (int(read.known().ravel()[0]) for read in reads[1:3])
-        step = int(reads[4].known().ravel()[0]) if len(reads) > 4 else 1
+def _slice(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    data = inputs[0]
+    numbers = [constant.numbers for constant in inputs]
+    if len(data.shape or ()) == 1 and len(inputs) >= 3 and all(n is not None for n in numbers):
+        start, end = (int(constant.known().ravel()[0]) for constant in inputs[1:3])
+        step = int(inputs[4].known().ravel()[0]) if len(inputs) > 4 else 1
         if step > 0:
             return [KnownConstant.of(data.known()[start:end:step])]
     return [KnownConstant(data.count, data.shape, False)]
 
 
-def _split(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    data, parts = reads[0], _number(own, b"num_outputs", 0)
+def _split(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    data, parts = inputs[0], _int_attribute(attributes, b"num_outputs", 0)
     if data.numbers is not None and len(data.shape or ()) == 1:
-        sizes = reads[1].known().ravel() if len(reads) > 1 else None
+        sizes = inputs[1].known().ravel() if len(inputs) > 1 else None
         if sizes is not None and int(sizes.sum()) == data.count and sizes.min() >= 0:
             return [
                 KnownConstant.of(part) for part in np.split(data.numbers, np.cumsum(sizes)[:-1])
@@ -256,22 +263,22 @@ def _split(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
     return [KnownConstant(data.count, data.shape, False)]
 
 
-def _gather(reads: list[KnownConstant], own: Own) -> list[KnownConstant]:
-    data, at = reads[:2]
-    if data.shape is None or at.shape is None or not data.shape:
-        return [KnownConstant(data.count * max(1, at.count))]
-    axis = _number(own, b"axis", 0) % len(data.shape)
-    if data.numbers is not None and at.numbers is not None:
-        return [KnownConstant.of(np.take(data.numbers, at.numbers, axis))]
-    shape = (*data.shape[:axis], *at.shape, *data.shape[axis + 1 :])
-    return [KnownConstant.shaped(shape, data.exact and at.exact)]
+def _gather(inputs: list[KnownConstant], attributes: Own) -> list[KnownConstant]:
+    data, indices = inputs[:2]
+    if data.shape is None or indices.shape is None or not data.shape:
+        return [KnownConstant(data.count * max(1, indices.count))]
+    axis = _int_attribute(attributes, b"axis", 0) % len(data.shape)
+    if data.numbers is not None and indices.numbers is not None:
+        return [KnownConstant.of(np.take(data.numbers, indices.numbers, axis))]
+    shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+    return [KnownConstant.shaped(shape, data.exact and indices.exact)]
 
 
 RULES: dict[bytes, Rule] = {
     **dict.fromkeys(
         b"Abs Clip Cos DequantizeLinear Exp Floor Gelu IsNaN Log Neg Not QuantizeLinear Relu Round "
         b"ScatterElements ScatterND Sigmoid Sin Softmax Softplus Sqrt Tanh".split(),
-        _same,
+        _same_shape,
     ),
     **dict.fromkeys(
         b"And BitShift BitwiseAnd BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Min "
@@ -279,8 +286,8 @@ RULES: dict[bytes, Rule] = {
         _broadcast,
     ),
     b"Add": _arithmetic(np.add), b"Sub": _arithmetic(np.subtract),
-    b"Mul": _arithmetic(np.multiply), b"Div": _arithmetic(_divided),
-    b"Cast": _cast, b"Concat": _concat, b"ConstantOfShape": _filled, b"Expand": _expand,
+    b"Mul": _arithmetic(np.multiply), b"Div": _arithmetic(_divide),
+    b"Cast": _cast, b"Concat": _concat, b"ConstantOfShape": _constant_of_shape, b"Expand": _expand,
     b"Gather": _gather, b"Identity": _identity, b"Range": _range, b"Reshape": _reshape,
     b"Shape": _shape, b"Size": _size, b"Slice": _slice, b"Split": _split, b"Squeeze": _squeeze,
     b"Transpose": _transpose, b"Unsqueeze": _unsqueeze,

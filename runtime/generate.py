@@ -65,7 +65,7 @@ def generate(
                     piece = answer.add(token, steps.noted)
                     if piece is not None:
                         yield piece
-                    if ended := _ended(token, answer, context, sampler):
+                    if ended := _finish_reason(token, answer, context, sampler):
                         break
             if tail := answer.rest():
                 yield tail
@@ -79,7 +79,9 @@ def generate(
     finish(True)
 
 
-def _ended(token: int, answer: Answer, context: Context, sampler: Sampler) -> FinishReason | None:
+def _finish_reason(
+    token: int, answer: Answer, context: Context, sampler: Sampler
+) -> FinishReason | None:
     """Return why the answer ends after this token, or None if it continues."""
     mask, capacity = sampler.mask, context.capacity
     if token in answer.tokenizer.eos or answer.stops.stopped:
@@ -118,8 +120,8 @@ class Stepper:
         self.special = special
         self.vocab_size = vocab_size
         window = sampler.params.remembered
-        said = context.tokens[-window:] if window else ()
-        self.recent = [token for token in said if token not in self.special]
+        history = context.tokens[-window:] if window else ()
+        self.recent = [token for token in history if token not in self.special]
         self._unassigned = list(unassigned)
         self._greedy = sampler.params.plainly_greedy and not self._unassigned
         self.noted: deque[TokenLogprob] = deque()
@@ -169,7 +171,7 @@ class Stepper:
         """Record the chosen token's log probability under logits [V], if requested."""
         count = self.sampler.params.logprobs
         if count is not None:
-            self.noted.append(logprob_of(self._possible(logits), token, count))
+            self.noted.append(logprob_of(self._mask_unassigned(logits), token, count))
 
     def allowed(self, logits: Logits, path: Sequence[int] = ()) -> Logits:
         """Return logits [vocab_size] after `path`, drafted tokens that follow the answer so far.
@@ -177,9 +179,9 @@ class Stepper:
         Padding rows are cut off; unassigned ids and tokens that the answer's grammar excludes are
         -inf. The result may be a view of the engine's memory: penalties and biases copy first.
         """
-        return self.sampler.allowed(self._possible(logits), path)
+        return self.sampler.allowed(self._mask_unassigned(logits), path)
 
-    def _possible(self, logits: Logits) -> Logits:
+    def _mask_unassigned(self, logits: Logits) -> Logits:
         logits = logits[: self.vocab_size]
         if self._unassigned:
             logits = logits.copy()
@@ -228,11 +230,11 @@ class Answer:
         self.prompt_s = 0.0
         self.speculation: Speculation | None = None
         self.result: GenerationResult | None = None
-        self._began = time.monotonic()
+        self._started = time.monotonic()
 
     def seconds(self) -> float:
         """Return the seconds since the request."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self._started
 
     def halted(self) -> FinishReason | None:
         """Return why the answer must end before the next run, or None."""
@@ -257,13 +259,13 @@ class Answer:
         text = self._decoder.feed(token)
         self._decoded += len(text)
         decided = self.stops.feed(text)
-        return self._give(decided) if decided else None
+        return self._emit(decided) if decided else None
 
     def rest(self) -> str:
         """Return the text that was held back and is to be shown, after the last token."""
-        return self._give(self.stops.feed(self._decoder.finish()) + self.stops.finish(), last=True)
+        return self._emit(self.stops.feed(self._decoder.finish()) + self.stops.finish(), last=True)
 
-    def _give(self, text: str, *, last: bool = False) -> str:
+    def _emit(self, text: str, *, last: bool = False) -> str:
         """Return the part of decided text to show, without tool calls."""
         self.given += len(text)
         if self.reader is not None:
@@ -276,7 +278,7 @@ class Answer:
     def end(self, reason: FinishReason) -> None:
         """Record the result."""
         self.kept = len(self.tokens)
-        while self.stops.stopped and self.kept and self._length(self.kept) > self.given:
+        while self.stops.stopped and self.kept and self._text_length(self.kept) > self.given:
             self.kept -= 1
         self.result = GenerationResult(
             text="".join(self.text),
@@ -290,7 +292,7 @@ class Answer:
             tool_calls=() if self.reader is None else tuple(self.reader.calls),
         )
 
-    def _length(self, count: int) -> int:
+    def _text_length(self, count: int) -> int:
         """Return the number of characters of the first `count` tokens."""
         return len(self.tokenizer.decode(self.tokens[:count], continued=self.continued))
 
@@ -323,8 +325,10 @@ class Generation(Iterator[str]):
         next(pieces)
 
     def __repr__(self) -> str:
-        how = "it has ended: see text and result" if self.ended else "iterate it, or call finish()"
-        return f"<Generation: {how}>"
+        status = (
+            "it has ended: see text and result" if self.ended else "iterate it, or call finish()"
+        )
+        return f"<Generation: {status}>"
 
     def __iter__(self) -> Generation:
         return self
@@ -402,15 +406,15 @@ class Generation(Iterator[str]):
     def logprobs(self, start: int = 0) -> tuple[TokenLogprob, ...]:
         """Return log probabilities, from `start` on, of tokens whose text has begun to appear."""
         answer = self._answer
-        return tuple(takewhile(lambda one: one.at < answer.given, answer.logprobs[start:]))
+        return tuple(takewhile(lambda entry: entry.at < answer.given, answer.logprobs[start:]))
 
     def call_deltas(self) -> tuple[CallDelta, ...]:
         """Return the additions to tool calls since the previous call of this method."""
         reader = self._answer.reader
         if reader is None:
             return ()
-        found, reader.deltas = tuple(reader.deltas), []
-        return found
+        deltas, reader.deltas = tuple(reader.deltas), []
+        return deltas
 
     @property
     def result(self) -> GenerationResult:

@@ -103,7 +103,7 @@ OPS = {
         b"SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
     ),
 }
-_OWN = (DOMAIN.encode(), DEVICE_DOMAIN.encode())
+_OWN_DOMAINS = (DOMAIN.encode(), DEVICE_DOMAIN.encode())
 
 
 def check(
@@ -122,16 +122,16 @@ def check(
     try:
         if len(model) > MAX_GRAPH:
             raise ValueError(f"it has {len(model)} bytes, at most {MAX_GRAPH} are allowed")
-        read = _read("Model", model)
-        _Check(read, weights, plugins).all()
-        return read
+        parsed = _read("Model", model)
+        _Checker(parsed, weights, plugins).all()
+        return parsed
     except ValueError as problem:
         raise BundleError(
             f"is not a graph that can be run: {problem}", file=file, remedy=REMEDY
         ) from None
 
 
-class _Check:
+class _Checker:
     def __init__(self, model: Message, weights: Mapping[str, int], plugins: bool) -> None:
         if "graph" not in model or not model.get("opset_import"):
             raise ValueError("it has no graph, or names no version of its ops")
@@ -139,38 +139,38 @@ class _Check:
         self._functions: dict[tuple[bytes, bytes], Message] = {}
         for function in model.get("functions", ()):
             key = function.get("domain", b""), function.get("name", b"")
-            if key[0] not in _OWN or key in self._functions:
-                raise ValueError(f"function {_said(*key)} appears twice or is not this project's")
+            if key[0] not in _OWN_DOMAINS or key in self._functions:
+                raise ValueError(f"function {_quote(*key)} appears twice or is not this project's")
             self._functions[key] = function
         self._sizes: dict[tuple[bytes, bytes], int] = {}
 
     def all(self) -> None:
-        self._sized_functions()
+        self._size_functions()
         if self._graph_size(self._graph) > MAX_NODES:
             raise ValueError(f"it has more than {MAX_NODES} nodes with its calls inlined")
 
-    def _sized_functions(self) -> None:
+    def _size_functions(self) -> None:
         """Compute the node count of every function with all calls inlined.
 
         Callees come first, on an explicit stack.
         """
-        inside: list[tuple[bytes, bytes]] = []
+        stack: list[tuple[bytes, bytes]] = []
         for key in self._functions:
-            inside.append(key)
-            while inside:
-                key = inside[-1]
+            stack.append(key)
+            while stack:
+                key = stack[-1]
                 calls = (op_of(node) for node, _ in _nodes(self._functions[key]))
-                waiting = next(
+                callee = next(
                     (c for c in calls if c in self._functions and c not in self._sizes), None
                 )
-                if waiting is None:
-                    inside.pop()
+                if callee is None:
+                    stack.pop()
                     if key not in self._sizes:
                         self._sizes[key] = self._graph_size(self._functions[key])
-                elif waiting in inside:
-                    raise ValueError(f"function {_said(*waiting)} calls itself")
+                elif callee in stack:
+                    raise ValueError(f"function {_quote(*callee)} calls itself")
                 else:
-                    inside.append(waiting)
+                    stack.append(callee)
 
     def _graph_size(self, graph: Message) -> int:
         """Check the nodes of a graph or function and return their number with calls inlined."""
@@ -182,11 +182,13 @@ class _Check:
             if (domain, op) in self._functions:
                 size += self._sizes[domain, op]
             elif op not in OPS.get(domain.decode("latin-1"), ()) and not (
-                self._plugins and domain == _OWN[1]
+                self._plugins and domain == _OWN_DOMAINS[1]
             ):
-                raise ValueError(f"op {_said(domain, op)} is not one that the exporter writes")
+                raise ValueError(f"op {_quote(domain, op)} is not one that the exporter writes")
             if not node.get("output") or depth > MAX_DEPTH:
-                raise ValueError(f"node {_said(domain, op)} has no output, or is nested too deeply")
+                raise ValueError(
+                    f"node {_quote(domain, op)} has no output, or is nested too deeply"
+                )
             if (domain, op) == (b"", b"Loop") and (node.get("input") or [b""])[0] not in counts:
                 raise ValueError("a Loop does not run once for each row of a tensor")
             size += 1
@@ -195,80 +197,86 @@ class _Check:
                 if "g" in attribute:
                     _check_names(attribute["g"], [*map(name_of, attribute["g"].get("input", ()))])
                 if "t" in attribute:
-                    self._tensor(attribute["t"])
+                    self._check_tensor(attribute["t"])
                 for tensor in attribute.get("g", {}).get("initializer", ()):
-                    self._tensor(tensor)
+                    self._check_tensor(tensor)
         for tensor in graph.get("initializer", ()):
-            self._tensor(tensor)
-        self._filled(graph)
+            self._check_tensor(tensor)
+        self._check_fills(graph)
         return min(size, MAX_NODES + 1)
 
-    def _tensor(self, tensor: Message) -> None:
+    def _check_tensor(self, tensor: Message) -> None:
         name = tensor.get("name", b"")
         dims, bits = integers(tensor.get("dims", ())), _BITS.get(tensor.get("data_type", 0))
         if bits is None or len(dims) > 16 or any(not 0 <= dim < 1 << 40 for dim in dims):
-            raise ValueError(f"tensor {_said(name)} has an unknown type or an invalid shape")
+            raise ValueError(f"tensor {_quote(name)} has an unknown type or an invalid shape")
         if 0 in dims and max(dims) > MAX_VALUES:
-            raise ValueError(f"tensor {_said(name)} is empty but has an axis of {max(dims)}")
+            raise ValueError(f"tensor {_quote(name)} is empty but has an axis of {max(dims)}")
         size = -(-math.prod(dims) * bits // 8)
         if tensor.get("data_location", 0) == _EXTERNAL:
-            self._external(tensor, name, size)
+            self._check_external(tensor, name, size)
             return
         if tensor.get("data_location", 0) != 0 or tensor.get("external_data"):
-            raise ValueError(f"tensor {_said(name)} is stored both in the graph and outside it")
+            raise ValueError(f"tensor {_quote(name)} is stored both in the graph and outside it")
         raw = tensor.get("raw_data")
-        own = "raw_data" if raw is not None else _TYPED_OF.get(tensor["data_type"], "int32_data")
-        if any(kind in tensor and kind != own for kind in _TYPED):
-            raise ValueError(f"tensor {_said(name)} holds values not of its type")
+        expected = (
+            "raw_data" if raw is not None else _TYPED_OF.get(tensor["data_type"], "int32_data")
+        )
+        if any(kind in tensor and kind != expected for kind in _TYPED):
+            raise ValueError(f"tensor {_quote(name)} holds values not of its type")
         if raw is not None:
-            whole = len(raw) == size
+            complete = len(raw) == size
         else:  # values one by one, each at least one byte long
-            held = (part for kind in _TYPED for part in tensor.get(kind, ()))
-            bytes_held = sum(len(part) if isinstance(part, bytes) else 1 for part in held)
-            whole = bytes_held * (2 if bits < 8 else 1) >= math.prod(dims)
-        if not whole:
-            raise ValueError(f"tensor {_said(name)} does not hold as many values as its shape says")
+            chunks = (part for kind in _TYPED for part in tensor.get(kind, ()))
+            bytes_held = sum(len(part) if isinstance(part, bytes) else 1 for part in chunks)
+            complete = bytes_held * (2 if bits < 8 else 1) >= math.prod(dims)
+        if not complete:
+            raise ValueError(
+                f"tensor {_quote(name)} does not hold as many values as its shape says"
+            )
 
-    def _external(self, tensor: Message, name: bytes, size: int) -> None:
+    def _check_external(self, tensor: Message, name: bytes, size: int) -> None:
         entries = [
             (entry.get("key", b""), entry.get("value", b""))
             for entry in tensor.get("external_data", ())
         ]
-        found = dict(entries)
-        if len(found) != len(entries) or set(found) != {b"location", b"offset", b"length"}:
-            raise ValueError(f"tensor {_said(name)} must have a location, an offset and a length")
-        location = found[b"location"].decode("latin-1")
+        external = dict(entries)
+        if len(external) != len(entries) or set(external) != {b"location", b"offset", b"length"}:
+            raise ValueError(f"tensor {_quote(name)} must have a location, an offset and a length")
+        location = external[b"location"].decode("latin-1")
         if location not in self._weights:
             raise ValueError(
-                f"tensor {_said(name)} lies in {location!r:.80}, which is not a file of weights"
+                f"tensor {_quote(name)} lies in {location!r:.80}, which is not a file of weights"
             )
-        numbers = [_NUMBER.fullmatch(found[key]) for key in (b"offset", b"length")]
+        numbers = [_NUMBER.fullmatch(external[key]) for key in (b"offset", b"length")]
         if None in numbers:
-            raise ValueError(f"tensor {_said(name)} has an offset or a length that is not a number")
-        offset, length = (int(found[key]) for key in (b"offset", b"length"))
+            raise ValueError(
+                f"tensor {_quote(name)} has an offset or a length that is not a number"
+            )
+        offset, length = (int(external[key]) for key in (b"offset", b"length"))
         if length != size or offset + length > self._weights[location]:
             raise ValueError(
-                f"tensor {_said(name)} takes {size} bytes, not {length} at {offset} of {location}, "
-                f"which has {self._weights[location]}"
+                f"tensor {_quote(name)} takes {size} bytes, not {length} at {offset} of {location}"
+                f", which has {self._weights[location]}"
             )
 
-    def _filled(self, graph: Message) -> None:
+    def _check_fills(self, graph: Message) -> None:
         """Refuse nodes that fill a tensor of a constant shape with more than MAX_VALUES values."""
-        stated = {tensor.get("name", b""): tensor for tensor in graph.get("initializer", ())}
+        constants = {tensor.get("name", b""): tensor for tensor in graph.get("initializer", ())}
         for node, _ in _nodes(graph):
             if op_of(node) == (b"", b"Constant"):
                 for attribute in node.get("attribute", ()):
-                    stated[node["output"][0]] = attribute.get(
+                    constants[node["output"][0]] = attribute.get(
                         "t", {"int64_data": attribute.get("ints", ())}
                     )
         for node, _ in _nodes(graph):
             first = _SIZES.get(op_of(node)[1])
             for name in () if first is None else node.get("input", ())[first:]:
-                if name in stated:
-                    values = tensor_values(stated[name])
+                if name in constants:
+                    values = tensor_values(constants[name])
                     if math.prod(values) > MAX_VALUES or max(values, default=0) > MAX_VALUES:
                         raise ValueError(
-                            f"{_said(*op_of(node))} fills more than {MAX_VALUES} values"
+                            f"{_quote(*op_of(node))} fills more than {MAX_VALUES} values"
                         )
 
 
@@ -278,48 +286,50 @@ def _check_attributes(node: Message) -> None:
     Libraries disagree about these.
     """
     attributes = node.get("attribute", ())
-    names = {each.get("name", b"") for each in attributes}
-    for each in attributes:
-        held = [_VALUES[kind] for kind in _VALUES if kind in each]
+    names = {attribute.get("name", b"") for attribute in attributes}
+    for attribute in attributes:
+        value_kinds = [_VALUES[kind] for kind in _VALUES if kind in attribute]
         if (
-            len(held) > 1
-            or (held and each.get("type") != held[0])
-            or (held and "ref_attr_name" in each)
+            len(value_kinds) > 1
+            or (value_kinds and attribute.get("type") != value_kinds[0])
+            or (value_kinds and "ref_attr_name" in attribute)
         ):
-            raise ValueError(f"{_said(*op_of(node))} has an attribute of two values or types")
+            raise ValueError(f"{_quote(*op_of(node))} has an attribute of two values or types")
     constant = op_of(node) == (b"", b"Constant")
     if len(names) < len(attributes) or (constant and len(attributes) != 1):
-        raise ValueError(f"{_said(*op_of(node))} has an attribute twice")
+        raise ValueError(f"{_quote(*op_of(node))} has an attribute twice")
 
 
 def _check_names(graph: Message, inputs: Iterable[bytes]) -> None:
     """Raise ValueError if two values of a graph or function have the same name."""
-    made = [*inputs]
-    made += [tensor.get("name", b"") for tensor in graph.get("initializer", ())]
-    made += [name for node in graph.get("node", ()) for name in node.get("output", ()) if name]
-    if len(set(made)) < len(made):
-        twice, _ = Counter(made).most_common(1)[0]
-        raise ValueError(f"two values are called {_said(twice)}")
+    names = [*inputs]
+    names += [tensor.get("name", b"") for tensor in graph.get("initializer", ())]
+    names += [name for node in graph.get("node", ()) for name in node.get("output", ()) if name]
+    if len(set(names)) < len(names):
+        duplicate, _ = Counter(names).most_common(1)[0]
+        raise ValueError(f"two values are called {_quote(duplicate)}")
 
 
 def _nodes(graph: Message) -> Iterator[tuple[Message, int]]:
     """Yield the nodes of a graph or function and of nested graphs, with their depth."""
-    waiting = [(graph, 1)]
-    while waiting:
-        one, depth = waiting.pop()
-        for node in one.get("node", ()):
+    stack = [(graph, 1)]
+    while stack:
+        current, depth = stack.pop()
+        for node in current.get("node", ()):
             yield node, depth
-            waiting += [(a["g"], depth + 1) for a in node.get("attribute", ()) if "g" in a]
+            stack += [(a["g"], depth + 1) for a in node.get("attribute", ()) if "g" in a]
 
 
 def _counts(graph: Message) -> set[bytes]:
     """Return values that count rows of a tensor: results of Shape or Size, possibly squeezed."""
-    found: set[bytes] = set()
+    counts: set[bytes] = set()
     for node, _ in _nodes(graph):
-        op, read = op_of(node), (node.get("input") or [b""])[0]
-        if op in ((b"", b"Shape"), (b"", b"Size")) or (op == (b"", b"Squeeze") and read in found):
-            found.update(node.get("output", ()))
-    return found
+        op, first_input = op_of(node), (node.get("input") or [b""])[0]
+        if op in ((b"", b"Shape"), (b"", b"Size")) or (
+            op == (b"", b"Squeeze") and first_input in counts
+        ):
+            counts.update(node.get("output", ()))
+    return counts
 
 
 def op_of(node: Message) -> tuple[bytes, bytes]:
@@ -333,16 +343,16 @@ def name_of(value: bytes) -> bytes:
     return next((message(name) for number, _, name in fields(value) if number == 1), b"")
 
 
-def _said(*names: bytes) -> str:
+def _quote(*names: bytes) -> str:
     return repr("::".join(name.decode("utf-8", "replace") for name in names if name))[:100]
 
 
 def integers(values: Any) -> list[int]:
     """Return the values of a repeated int64 field, packed or not."""
-    found: list[int] = []
+    numbers: list[int] = []
     for value in values:
-        found += _unpacked(value) if isinstance(value, bytes) else [value]
-    return [value - (1 << 64) if value >> 63 else value for value in found]
+        numbers += _unpacked(value) if isinstance(value, bytes) else [value]
+    return [value - (1 << 64) if value >> 63 else value for value in numbers]
 
 
 def _unpacked(data: bytes) -> list[int]:
@@ -376,21 +386,21 @@ def _read(kind: str, data: bytes, depth: int = 0) -> Message:
     """Parse a message into a dict. Raises ValueError for a field that `_KINDS` does not allow."""
     if depth > 3 * MAX_DEPTH:
         raise ValueError("it is nested too deeply")
-    known, found = _FIELDS[kind], Message()
+    known, parsed = _FIELDS[kind], Message()
     for number, wire, value in fields(data):
         if number not in known:
             raise ValueError(f"a {kind} has the field {number}")
-        name, repeats, form, below = known[number]
+        name, repeats, form, child_kind = known[number]
         if form == "#":
             if wire != VARINT:
                 raise ValueError(f"{name} of a {kind} is not an integer")
         elif form != "~" and not isinstance(value, bytes):
             raise ValueError(f"{name} of a {kind} is a number")
-        read = _read(below, message(value), depth + 1) if below else value
+        item = _read(child_kind, message(value), depth + 1) if child_kind else value
         if repeats:
-            found.setdefault(name, []).append(read)
-        elif name in found:
+            parsed.setdefault(name, []).append(item)
+        elif name in parsed:
             raise ValueError(f"a {kind} has {name} twice")
         else:
-            found[name] = read
-    return found
+            parsed[name] = item
+    return parsed

@@ -26,7 +26,7 @@ CHUNK = 64  # maximum prefill tokens that other threads' steps wait for
 T = TypeVar("T")
 
 
-class _Asked:
+class _PendingStep:
     """A step that a thread waits for, and its result."""
 
     def __init__(self, step: JointStep) -> None:
@@ -51,14 +51,14 @@ class JoinedEngine(WrappedEngine):
         super().__init__(engine)
         self.chunk = min(engine.chunk, CHUNK)
         self.size = 0
-        self._most = engine.most_joined
+        self._max_joined = engine.most_joined
         self._changed = threading.Condition()
-        self._steps: deque[_Asked] = deque()
-        self._alone: deque[object] = deque()  # threads waiting for an exclusive run, in order
+        self._steps: deque[_PendingStep] = deque()
+        self._exclusive_queue: deque[object] = deque()  # threads waiting to run alone, in order
         self._turn: object = None  # holder of the run in progress
         self._stepped = True  # whether a step ran since the last exclusive run
         self._due: set[int] = set()  # states of the last step that have made no new request
-        self._until = 0.0  # time at which waiting for them ends
+        self._wait_until = 0.0  # time at which waiting for them ends
 
     def run(
         self,
@@ -70,18 +70,18 @@ class JoinedEngine(WrappedEngine):
         commit: bool = False,
     ) -> NDArray[np.float32]:
         single = np.shape(tokens) == (1, 1) and parents is None and not commit
-        if self._most > 1 and single and isinstance(rows, str):
-            found = self._step(JointStep(int(np.asarray(tokens)[0, 0]), state))
-            assert isinstance(found, np.ndarray)
-            return found[None, None]
+        if self._max_joined > 1 and single and isinstance(rows, str):
+            logits = self._step(JointStep(int(np.asarray(tokens)[0, 0]), state))
+            assert isinstance(logits, np.ndarray)
+            return logits[None, None]
         return self.in_turn(
             state, lambda: self.engine.run(tokens, state, parents=parents, rows=rows, commit=commit)
         )
 
     def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
-        if self._most > 1 and np.shape(tokens) == (1, 1):
-            found = self._step(JointStep(int(np.asarray(tokens)[0, 0]), state, greedy=True))
-            return np.asarray([found], np.int64)
+        if self._max_joined > 1 and np.shape(tokens) == (1, 1):
+            token = self._step(JointStep(int(np.asarray(tokens)[0, 0]), state, greedy=True))
+            return np.asarray([token], np.int64)
         return self.in_turn(state, lambda: self.engine.run_greedy(tokens, state))
 
     def leave(self, state: State) -> None:
@@ -96,109 +96,121 @@ class JoinedEngine(WrappedEngine):
 
         Waiting steps run before the next exclusive run.
         """
-        mine = object()
+        ticket = object()
         try:
             with self._changed:
                 self._due.discard(id(state))
-                self._alone.append(mine)
-                while not self._may_run_alone(mine):
+                self._exclusive_queue.append(ticket)
+                while not self._may_run_alone(ticket):
                     self._changed.wait()
-                self._turn, self._stepped = mine, False
+                self._turn, self._stepped = ticket, False
             return work()
         finally:
-            self._leave_queue(self._alone, mine)
+            self._leave_queue(self._exclusive_queue, ticket)
 
-    def _may_run_alone(self, mine: object) -> bool:
-        first = self._alone[0] is mine and self._turn is None
+    def _may_run_alone(self, ticket: object) -> bool:
+        first = self._exclusive_queue[0] is ticket and self._turn is None
         return first and (self._stepped or not self._steps)
 
     def _may_step(self) -> bool:
-        if self._turn is not None or (self._alone and self._stepped):
+        if self._turn is not None or (self._exclusive_queue and self._stepped):
             return False
-        return not self._due or len(self._steps) >= self._most or time.monotonic() >= self._until
+        return (
+            not self._due
+            or len(self._steps) >= self._max_joined
+            or time.monotonic() >= self._wait_until
+        )
 
-    def _leave_queue(self, queue: deque[Any], mine: object) -> None:
+    def _leave_queue(self, queue: deque[Any], ticket: object) -> None:
         """Leave the queue and end the turn, also after an interrupt before or during the turn."""
         with self._changed:
-            if mine in queue:
-                queue.remove(mine)
-            if self._turn is mine:
+            if ticket in queue:
+                queue.remove(ticket)
+            if self._turn is ticket:
                 self._turn = None
             self._changed.notify_all()
 
     def _step(self, step: JointStep) -> Stepped:
-        mine = _Asked(step)
+        pending = _PendingStep(step)
         try:
             with self._changed:
                 self._due.discard(id(step.state))
-                self._steps.append(mine)
-            while mine.found is None:
-                self._wait_or_lead(mine)
+                self._steps.append(pending)
+            while pending.found is None:
+                self._wait_or_lead(pending)
         finally:
-            if mine.found is None:
-                self._give_up(mine)
-        if isinstance(mine.found, EdgeError):
-            raise mine.found
-        return mine.found
+            if pending.found is None:
+                self._withdraw(pending)
+        if isinstance(pending.found, EdgeError):
+            raise pending.found
+        return pending.found
 
-    def _give_up(self, mine: _Asked) -> None:
+    def _withdraw(self, pending: _PendingStep) -> None:
         """Withdraw a step after an interrupt.
 
         While another thread runs the step, the state belongs to that thread, so wait for it.
         """
         with self._changed:
-            while mine.found is None and mine not in self._steps and self._turn not in (None, mine):
+            while (
+                pending.found is None
+                and pending not in self._steps
+                and self._turn not in (None, pending)
+            ):
                 self._changed.wait()
-        self._leave_queue(self._steps, mine)
+        self._leave_queue(self._steps, pending)
 
-    def _wait_or_lead(self, mine: _Asked) -> None:
-        members: list[_Asked] = []
-        found: Sequence[Stepped] = ()
-        began = 0.0
+    def _wait_or_lead(self, pending: _PendingStep) -> None:
+        members: list[_PendingStep] = []
+        results: Sequence[Stepped] = ()
+        started = 0.0
         try:
             with self._changed:
-                while mine.found is None and not self._may_step():
-                    left = self._until - time.monotonic()
-                    self._changed.wait(left if self._due and left > 0 else None)
-                if mine.found is not None:
+                while pending.found is None and not self._may_step():
+                    remaining = self._wait_until - time.monotonic()
+                    self._changed.wait(remaining if self._due and remaining > 0 else None)
+                if pending.found is not None:
                     return
-                self._turn = mine
-                members += islice(self._steps, self._most)
+                self._turn = pending
+                members += islice(self._steps, self._max_joined)
                 for _ in members:
                     self._steps.popleft()
-            began = time.monotonic()
-            found = self._made([asked.step for asked in members])
+            started = time.monotonic()
+            results = self._run_steps([member.step for member in members])
         except EdgeError as problem:
-            found = [problem] * len(members)
+            results = [problem] * len(members)
         finally:
             if members:
-                self._tell(members, found or self._interrupted(mine, members), began)
+                self._deliver(members, results or self._rewind_members(pending, members), started)
 
-    def _interrupted(self, mine: _Asked, members: Sequence[_Asked]) -> list[Stepped | None]:
+    def _rewind_members(
+        self, pending: _PendingStep, members: Sequence[_PendingStep]
+    ) -> list[Stepped | None]:
         """Rewind all members; the others' steps run again, because the interrupt was not theirs."""
-        found: list[Stepped | None] = []
-        for asked in members:
-            found.append(EngineError("the step was interrupted") if asked is mine else None)
+        results: list[Stepped | None] = []
+        for member in members:
+            results.append(EngineError("the step was interrupted") if member is pending else None)
             try:
-                asked.step.state.rewind(asked.step.state.position - asked.position)
+                member.step.state.rewind(member.step.state.position - member.position)
             except EdgeError as problem:
-                found[-1] = problem
-        return found
+                results[-1] = problem
+        return results
 
-    def _tell(
-        self, members: Sequence[_Asked], found: Sequence[Stepped | None], began: float
+    def _deliver(
+        self, members: Sequence[_PendingStep], results: Sequence[Stepped | None], started: float
     ) -> None:
         with self._changed:
-            again = [asked for asked, one in zip(members, found, strict=True) if one is None]
-            self._steps = deque([*again, *(a for a in self._steps if a not in members)])
-            for asked, one in zip(members, found, strict=True):
-                asked.found = one
+            retried = [
+                member for member, result in zip(members, results, strict=True) if result is None
+            ]
+            self._steps = deque([*retried, *(m for m in self._steps if m not in members)])
+            for member, result in zip(members, results, strict=True):
+                member.found = result
             self.size, self._stepped, self._turn = len(members), True, None
-            self._due = {id(a.step.state) for a in members} - {id(a.step.state) for a in again}
-            self._until = 2 * time.monotonic() - began
+            self._due = {id(m.step.state) for m in members} - {id(m.step.state) for m in retried}
+            self._wait_until = 2 * time.monotonic() - started
             self._changed.notify_all()
 
-    def _made(self, steps: Sequence[JointStep]) -> Sequence[Stepped]:
+    def _run_steps(self, steps: Sequence[JointStep]) -> Sequence[Stepped]:
         if len(steps) > 1:
             return self.engine.step_jointly(steps)
         # engines record and replay runs of one state

@@ -53,7 +53,7 @@ class Identity:
         """Return the identity of a bundle's states, the same for every engine."""
         manifest = bundle.manifest
         graphs = {manifest.graphs.get("ort") or min(manifest.graphs.values(), default="")}
-        depends = {
+        content = {
             # the manifest's own serializer: pydantic would have to build one for the part alone
             "config": manifest.model_dump(mode="json", include={"model"})["model"],
             "states": dict(manifest.state_dtypes),
@@ -63,7 +63,7 @@ class Identity:
                 if entry.path in graphs or entry.path.endswith(".bin")
             },
         }
-        data = json.dumps(depends, sort_keys=True).encode()
+        data = json.dumps(content, sort_keys=True).encode()
         return Identity(
             model=hashlib.sha256(data).hexdigest(),
             bundle=bundle.fingerprint,
@@ -198,11 +198,11 @@ class StateLayout:
         The number is the first axis of each shape.
         """
         based = self.based
-        out: dict[str, ArrayType] = {
+        arrays: dict[str, ArrayType] = {
             name: ((bases if name in based else slots, *shape), self.dtype(name))
             for name, shape in self.recurrent.items()
         }
-        return out | {name: self.rows(name, rows) for name in self.logs}
+        return arrays | {name: self.rows(name, rows) for name in self.logs}
 
     @property
     def slot_bytes(self) -> int:

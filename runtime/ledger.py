@@ -241,17 +241,17 @@ class ReplayLedger(NamedTuple):
         return Slots(slots, slots, self.rows)
 
     def with_room(self, count: int) -> ReplayLedger:
-        found = self
-        while len(found.rows) + count > log_slots(self.window) and len(found.anchors) > 1:
-            found = found._without_first()
-        return found._with_spare()
+        ledger = self
+        while len(ledger.rows) + count > log_slots(self.window) and len(ledger.anchors) > 1:
+            ledger = ledger._without_oldest()
+        return ledger._with_spare()
 
     def _with_spare(self) -> ReplayLedger:
         if len(self.anchors) < self.slots:
             return self
         return self._replace(anchors=(*self.anchors[:-2], self.anchors[-1]))
 
-    def _without_first(self) -> ReplayLedger:
+    def _without_oldest(self) -> ReplayLedger:
         first, second = self.anchors[:2]
         return self._replace(
             anchors=self.anchors[1:], rows=self.rows[second.position - first.position :]
@@ -270,7 +270,7 @@ class ReplayLedger(NamedTuple):
             whole=tree is None,
         )
         store, advance, target = KEEP, 0, self.spare
-        stored = self._stored(kept, chain=tree is None)
+        stored = self._store_position(kept, chain=tree is None)
         if stored > self.anchors[-1].position:
             store, advance = ADVANCED, stored - self.anchors[-1].position
             if stored > self.position:
@@ -283,7 +283,7 @@ class ReplayLedger(NamedTuple):
             self.pending, advance, self.source, target, store, self.position, slots, parents, after
         )
 
-    def _stored(self, kept: int, *, chain: bool) -> int:
+    def _store_position(self, kept: int, *, chain: bool) -> int:
         """Return the position at which a run stores the state, unless it is already stored."""
         if self.slots == 2:
             return self.position + kept - self.window
@@ -295,10 +295,10 @@ class ReplayLedger(NamedTuple):
 
     def _thinned(self, end: int) -> ReplayLedger:
         """Drop anchors that only serve rewinds of more than a window from `end`."""
-        found = self
-        while len(found.anchors) > 1 and end >= found.anchors[1].position + self.window:
-            found = found._without_first()
-        return found
+        ledger = self
+        while len(ledger.anchors) > 1 and end >= ledger.anchors[1].position + self.window:
+            ledger = ledger._without_oldest()
+        return ledger
 
     def _free_rows(self, count: int) -> tuple[int, ...]:
         used = set(self.rows)

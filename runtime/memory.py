@@ -20,7 +20,7 @@ from edge.tensors import parameters, tensor_shapes
 CHECK_VARIABLE = "EDGE_MEMORY_CHECK"
 _MEMINFO = "/proc/meminfo"
 GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_FLOAT = 4
+_FLOAT_BYTES = 4
 
 # Measured as growth of anonymous and file-backed resident memory, ONNX Runtime 1.31.1 and 1.23.2,
 # x86-64: 24 Mamba layers of 768 (129 M parameters) in fp32, fp16, w8, w4, w8a8; demonstrations.
@@ -29,27 +29,27 @@ _FLOAT = 4
 # A process that has imported the runtime and loaded nothing holds 68 MB.
 PROGRAM = 68_000_000
 # ONNX Runtime's own code, paged in by loading (8 MB) and by the first runs (4 to 8 MB).
-_LIBRARY = 14_000_000
+_LIBRARY_BYTES = 14_000_000
 # Minimum that any engine takes besides weights and states.
 LEAST = 12_000_000
 # Bytes per layer for a session's nodes, without weights: 21 to 24 MB for 24 Mamba layers.
-_MAMBA_NODES, _OTHER_NODES = 900_000, 300_000
+_MAMBA_NODE_BYTES, _OTHER_NODE_BYTES = 900_000, 300_000
 # Quantized weights with unpacked scales, relative to the files: 1.02 (w8), 1.08 (w8a8), 1.17 (w4).
-_ROUNDED = 1.1
+_QUANTIZED_FACTOR = 1.1
 # Peak while loading. fp16 is widened to fp32 before it is packed: 2.0 to 2.2 times the fp32 size;
 # fp32: 1.45; quantized: 1.3 to 1.7 times the files.
-_LOADING = {32: 1.5, 16: 2.1}
-_LOADING_ROUNDED = 1.7
+_LOADING_PEAK = {32: 1.5, 16: 2.1}
+_QUANTIZED_PEAK = 1.7
 # A limited address space also counts what is mapped and never touched: libraries, thread stacks.
 # Native code aborts if it runs short of that: measured up to 30 MB with two threads.
-_MAPPED, _STACK = 32_000_000, 8_000_000
+_MAPPED_BYTES, _STACK_BYTES = 32_000_000, 8_000_000
 # Heap, bindings and the minimum of an arena.
-_RUN = 4_000_000
+_RUN_BYTES = 4_000_000
 # Copies of one layer's keys and values, in units of the fp16 cache: the valid rows in fp16 and in
 # fp32, and in fp32 with the new tokens.
-_WIDENED = 2 * (1 + 2 + 2)
+_WIDENED_COPIES = 2 * (1 + 2 + 2)
 # Limit on ONNX Runtime's memory: room for parallel runs, wide batches and transposed weights.
-_SPARE, _SPARE_RUNS = 1 << 28, 16
+_SPARE_BYTES, _SPARE_RUNS = 1 << 28, 16
 
 
 def plan(
@@ -76,18 +76,18 @@ def plan(
         "weights": weights,
         "state_ring": ring_bytes(layout, window),
         "kv_cache": cache,
-        "logits": _FLOAT * (window + 1) * layout.batch * config.vocab_size,
+        "logits": _FLOAT_BYTES * (window + 1) * layout.batch * config.vocab_size,
         "workspace": workspace_bytes(config, tokens, layout.batch, layout.capacity),
     }
     if widens:
-        out["workspace"] += _WIDENED * _half_cache(layout)
+        out["workspace"] += _WIDENED_COPIES * _largest_half_cache(layout)
     out["total"] = sum(out.values())
     out["state"] = state
     out["snapshot"] = state + cache
     return out
 
 
-def _half_cache(layout: StateLayout) -> int:
+def _largest_half_cache(layout: StateLayout) -> int:
     """Return the bytes of the largest fp16 KV cache."""
     halves = (n for n in layout.caches if layout.dtype(n).itemsize == 2)
     return max((layout.bytes_of(name, layout.caches[name]) for name in halves), default=0)
@@ -116,9 +116,9 @@ def plan_bundle(
         dtypes=manifest.state_dtypes,
         logs=manifest.scan_logs,
     )
-    kept, moment = _weights(manifest)
-    out = plan(manifest.model, layout, window=window, chunk=manifest.limits.chunk, weights=kept)
-    return with_loading(out, program + _LIBRARY, moment, snapshots)
+    resident, peak = _weight_bytes(manifest)
+    out = plan(manifest.model, layout, window=window, chunk=manifest.limits.chunk, weights=resident)
+    return with_loading(out, program + _LIBRARY_BYTES, peak, snapshots)
 
 
 def with_loading(
@@ -138,20 +138,20 @@ def ring_bytes(layout: StateLayout, window: int) -> int:
     return sum(dtype.itemsize * math.prod(shape) for shape, dtype in arrays.values())
 
 
-def _weights(manifest: Manifest) -> tuple[int, int]:
+def _weight_bytes(manifest: Manifest) -> tuple[int, int]:
     """Return the bytes of the weights once loaded, and the peak while loading them."""
     config, bits = manifest.model, manifest.quantization.bits
     files = sum(entry.size for entry in manifest.files if entry.path.endswith((".bin", ".onnx")))
     mamba = sum(layer.recurrent for layer in config.layers)
-    nodes = mamba * _MAMBA_NODES + (len(config.layers) - mamba) * _OTHER_NODES
+    nodes = mamba * _MAMBA_NODE_BYTES + (len(config.layers) - mamba) * _OTHER_NODE_BYTES
     # the embedding table is mapped from the file, in at least one byte per value
     table = config.vocab_size * config.d_model * max(1, bits // 8)
-    if bits in _LOADING:
+    if bits in _LOADING_PEAK:
         # experts' matrices are not packed, as it is unknown which will be read
         stacked = sum(math.prod(shape) for shape in tensor_shapes(config).values() if shape[2:])
-        size = _FLOAT * (parameters(config) - stacked) + bits // 8 * stacked
-        return size + nodes + table, int(_LOADING[bits] * size) + nodes
-    return int(_ROUNDED * files) + nodes + table, int(_LOADING_ROUNDED * files) + nodes
+        size = _FLOAT_BYTES * (parameters(config) - stacked) + bits // 8 * stacked
+        return size + nodes + table, int(_LOADING_PEAK[bits] * size) + nodes
+    return int(_QUANTIZED_FACTOR * files) + nodes + table, int(_QUANTIZED_PEAK * files) + nodes
 
 
 def workspace_bytes(config: ModelConfig, tokens: int, batch: int, capacity: int) -> int:
@@ -162,18 +162,18 @@ def workspace_bytes(config: ModelConfig, tokens: int, batch: int, capacity: int)
     tokens of a 130M-shaped model 30 to 44 MB measured, 45 estimated). Mamba-2 holds a few rows per
     token and a matrix of tokens × tokens per head (44 MB measured, 52 estimated, 24 heads).
     """
-    most = attention = 0
+    largest = attention = 0
     for layer in config.layers:
         values = layer.workspace(tokens, capacity)
         if layer.attends:
             attention = max(attention, values)
         else:
-            most = max(most, values)
+            largest = max(largest, values)
     windows = {layer.looks_back for layer in config.layers if layer.looks_back is not None}
     # one mask per window, and the distances between tokens in int64
     if windows:
         attention += (len(windows) + 2) * max(tokens, capacity)
-    return _FLOAT * batch * tokens * (most + attention + 4 * config.d_model) + _RUN
+    return _FLOAT_BYTES * batch * tokens * (largest + attention + 4 * config.d_model) + _RUN_BYTES
 
 
 def most_of_runs(config: ModelConfig, chunk: int) -> int:
@@ -183,7 +183,7 @@ def most_of_runs(config: ModelConfig, chunk: int) -> int:
     """
     layout = StateLayout.of(config)
     runs = _SPARE_RUNS * workspace_bytes(config, chunk, 1, layout.capacity)
-    return _SPARE + 3 * _FLOAT * parameters(config) + runs
+    return _SPARE_BYTES + 3 * _FLOAT_BYTES * parameters(config) + runs
 
 
 def available_bytes() -> int | None:
@@ -192,12 +192,16 @@ def available_bytes() -> int | None:
     This is the smallest of what the kernel reports, what the control group has left and what the
     limits of this process (ulimit -v, -d) leave.
     """
-    found = [
-        left
-        for left in (_fields(_MEMINFO).get("MemAvailable"), _group(), _limits())
-        if left is not None
+    limits = [
+        limit
+        for limit in (
+            _fields(_MEMINFO).get("MemAvailable"),
+            _cgroup_available(),
+            _rlimit_available(),
+        )
+        if limit is not None
     ]
-    return min(found) if found else None
+    return min(limits) if limits else None
 
 
 def check_fits(
@@ -226,7 +230,7 @@ def check_fits(
 def check_weights(manifest: Manifest, path: Path) -> None:
     """Raise EngineError if a bundle's weights alone do not fit into memory."""
     weights = sum(entry.size for entry in manifest.files if entry.path.endswith(".bin"))
-    check_load({"total": weights + LEAST + _mapped()}, path)
+    check_load({"total": weights + LEAST + _address_space_overhead()}, path)
 
 
 def check_address_space(path: Path) -> None:
@@ -234,15 +238,15 @@ def check_address_space(path: Path) -> None:
 
     The native code that reads it would abort.
     """
-    if mapped := _mapped():
-        check_load({"total": LEAST + mapped}, path)
+    if overhead := _address_space_overhead():
+        check_load({"total": LEAST + overhead}, path)
 
 
-def _mapped() -> int:
+def _address_space_overhead() -> int:
     """Return the bytes that a limited address space needs besides memory; 0 without a limit."""
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
         return 0
-    return _MAPPED + _STACK * (os.cpu_count() or 1)
+    return _MAPPED_BYTES + _STACK_BYTES * (os.cpu_count() or 1)
 
 
 def check_load(least: Mapping[str, int], path: Path) -> None:
@@ -270,16 +274,16 @@ def private_bytes() -> int:
     return fields.get("RssAnon", 0) + fields.get("VmSwap", 0)
 
 
-def _limits() -> int | None:
-    fields, found = _fields("/proc/self/status"), []
+def _rlimit_available() -> int | None:
+    fields, remaining = _fields("/proc/self/status"), []
     for limit, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
-        most = resource.getrlimit(limit)[0]
-        if most != resource.RLIM_INFINITY and used in fields:
-            found.append(max(0, most - fields[used]))
-    return min(found, default=None)
+        maximum = resource.getrlimit(limit)[0]
+        if maximum != resource.RLIM_INFINITY and used in fields:
+            remaining.append(max(0, maximum - fields[used]))
+    return min(remaining, default=None)
 
 
-def _group() -> int | None:
+def _cgroup_available() -> int | None:
     """Return what the control groups (v2) of this process have left; page cache counts as free.
 
     Any ancestor group may have a limit, and a container may show its own group as the root.
@@ -288,19 +292,19 @@ def _group() -> int | None:
         lines = OWN_GROUP.read_text().splitlines()
     except OSError:
         lines = []
-    own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
-    places = [GROUPS, *(GROUPS / part for part in _stems(own))]
-    found = [left for left in map(_left, places) if left is not None]
-    return min(found) if found else None
+    own_path = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+    groups = [GROUPS, *(GROUPS / part for part in _with_ancestors(own_path))]
+    limits = [free for free in map(_cgroup_left, groups) if free is not None]
+    return min(limits) if limits else None
 
 
-def _stems(path: str) -> list[str]:
+def _with_ancestors(path: str) -> list[str]:
     """Return the path and its ancestors: `a` and `a/b` for `a/b`, none for `../a`."""
     parts = path.split("/") if path else []
     return [] if ".." in parts else ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
 
-def _left(group: Path) -> int | None:
+def _cgroup_left(group: Path) -> int | None:
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":

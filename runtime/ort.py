@@ -33,9 +33,9 @@ DEFAULT_CHUNK = 256
 # Bytes of weights up to which one thread is faster: waking a second one for every product costs
 # more than it saves. With two threads on two cores, `demo` (4.7 MB) takes a third longer per step,
 # and the same time for a prompt of 128 tokens.
-_SMALL = 8_000_000
+_SINGLE_THREAD_BYTES = 8_000_000
 # bindings cached per state; one takes 50 bytes per value
-_KEPT = 1024
+_MAX_BINDINGS = 1024
 
 
 class OrtEngine(Engine):
@@ -95,7 +95,7 @@ class OrtEngine(Engine):
         self.threads = cpu.usable_cores() if threads is None else threads
         if self.threads < 1 or self.chunk < 1:
             raise InputError(f"threads {self.threads} and chunk {self.chunk} must be positive")
-        before = memory.private_bytes()
+        bytes_before = memory.private_bytes()
         options = ort_session.session_options(self.threads, spin=spin)
         if profile is not None:
             ort_session.record_profile(options, profile)
@@ -105,7 +105,7 @@ class OrtEngine(Engine):
         )
         # loading transposes and packs weights: a 130M model in int8 leaves 50 MB of freed copies
         memory.trim()
-        self._resident = max(0, memory.private_bytes() - before)
+        self._resident = max(0, memory.private_bytes() - bytes_before)
         self.identity = identity or Identity.of_graph(config, data)
         self._pid = os.getpid()
         self.inputs = frozenset(meta.name for meta in self._session.get_inputs())
@@ -135,7 +135,7 @@ class OrtEngine(Engine):
         """
         manifest = bundle.manifest
         weights = sum(entry.size for entry in manifest.files if entry.path.endswith(".bin"))
-        if threads is None and weights <= _SMALL:
+        if threads is None and weights <= _SINGLE_THREAD_BYTES:
             threads = 1
         graph = manifest.graphs.get("ort")
         if graph is None:
@@ -221,17 +221,17 @@ class OrtEngine(Engine):
         """Run a chain token by token; the state advances when all runs have succeeded."""
         workspace: OrtWorkspace = state.workspace
         logits = workspace.logits(len(request.row_indices) + 1)
-        ahead = state.ledger
+        ledger = state.ledger
         for index in range(request.count):
-            one = Request(request.tokens[index : index + 1], None, "last", request.commit)
-            step = ahead.run(1, commit=request.commit, origin=state.ledger)
+            single = Request(request.tokens[index : index + 1], None, "last", request.commit)
+            step = ledger.run(1, commit=request.commit, origin=state.ledger)
             state.ledger = step.during
-            bound = workspace.perform(one, step.run, ahead.position)
-            for row, wanted in enumerate(request.row_indices):
-                if wanted == index:
+            bound = workspace.perform(single, step.run, ledger.position)
+            for row, row_index in enumerate(request.row_indices):
+                if row_index == index:
                     logits[row + 1] = bound.logits[0]
-            ahead = step.after
-        state.ledger = ahead
+            ledger = step.after
+        state.ledger = ledger
         return logits[1:].transpose(1, 0, 2)
 
     def execute(self, bound: BoundValues) -> None:
@@ -284,7 +284,7 @@ class OrtWorkspace:
         if bound is None:
             self.logits(key.row_count)
             bound = self._bound[key] = self._inputs.bind(key)
-            if len(self._bound) > _KEPT:
+            if len(self._bound) > _MAX_BINDINGS:
                 self._bound.popitem(last=False)
         else:
             self._bound.move_to_end(key)
@@ -325,8 +325,8 @@ class OrtWorkspace:
         rows = [cache[:, :, at].copy() for cache in caches]
         step = state.ledger.applied()
         state.ledger = step.during
-        one = Request(np.zeros((1, state.batch), np.int64), None, "last", True)
-        self._stage(one, at, step.run.pending)
+        request = Request(np.zeros((1, state.batch), np.int64), None, "last", True)
+        self._stage(request, at, step.run.pending)
         try:
             self.engine.execute(
                 self._inputs.bind(BindingKey(step.run, "last", 1), self._inputs.aside())

@@ -7,8 +7,8 @@ from edge.protobuf import BYTES, VARINT, fields, message, put
 from edge.runtime.engine import HIDDEN, HIDDEN_SCALE, ROUNDED_HIDDEN
 
 _GRAPH = 7  # field of ModelProto; numbers here are from onnx.proto
-_NODE, _TENSOR, _OUTPUT = 1, 5, 12  # fields of GraphProto
-_READS, _MAKES, _OP = 1, 2, 4  # fields of NodeProto
+_NODE, _INITIALIZER, _OUTPUT = 1, 5, 12  # fields of GraphProto
+_NODE_INPUT, _NODE_OUTPUT, _OP_TYPE = 1, 2, 4  # fields of NodeProto
 _NAME = 1  # field of ValueInfoProto
 # a TensorProto: u8, its name, 128. The graph stores int8 values plus 128 (plugins/quantize)
 _ZERO = "final.zero"
@@ -21,34 +21,39 @@ def before_head(model: bytes) -> bytes:
     Raises EngineError if the graph has no such value.
     """
     parts = [
-        put(number, wire, _shorter(message(value)) if number == _GRAPH else value)
+        put(number, wire, _cut_graph(message(value)) if number == _GRAPH else value)
         for number, wire, value in fields(model)
     ]
     return b"".join(parts)
 
 
-def _shorter(graph: bytes) -> bytes:
+def _cut_graph(graph: bytes) -> bytes:
     parts = list(fields(graph))
-    made = {name for number, _, node in parts if number == _NODE for name in _names(node, _MAKES)}
-    if HIDDEN.encode() in made:
-        end, read = "Identity", [HIDDEN]
-    elif ROUNDED_HIDDEN.encode() in made:
-        end, read = "DequantizeLinear", [ROUNDED_HIDDEN, HIDDEN_SCALE, _ZERO]
+    produced = {
+        name for number, _, node in parts if number == _NODE for name in _names(node, _NODE_OUTPUT)
+    }
+    if HIDDEN.encode() in produced:
+        op, inputs = "Identity", [HIDDEN]
+    elif ROUNDED_HIDDEN.encode() in produced:
+        op, inputs = "DequantizeLinear", [ROUNDED_HIDDEN, HIDDEN_SCALE, _ZERO]
     else:
         raise EngineError(
             "the graph does not name its last hidden states",
             remedy="export the model again with this version",
         )
-    left, found = {read[0].encode()}, put(_TENSOR, BYTES, _ZERO_TENSOR)
+    removed, data = {inputs[0].encode()}, put(_INITIALIZER, BYTES, _ZERO_TENSOR)
     for number, wire, value in parts:
-        if number == _NODE and left & set(_names(value, _READS)):
-            left.update(_names(value, _MAKES))
-        elif number != _OUTPUT or not left & set(_names(value, _NAME)):
-            found += put(number, wire, value)
-    node = [*(put(_READS, BYTES, name.encode()) for name in read), put(_MAKES, BYTES, b"logits")]
-    found += put(_NODE, BYTES, b"".join(node) + put(_OP, BYTES, end.encode()))
-    return found + put(_OUTPUT, BYTES, put(_NAME, BYTES, b"logits"))
+        if number == _NODE and removed & set(_names(value, _NODE_INPUT)):
+            removed.update(_names(value, _NODE_OUTPUT))
+        elif number != _OUTPUT or not removed & set(_names(value, _NAME)):
+            data += put(number, wire, value)
+    node = [
+        *(put(_NODE_INPUT, BYTES, name.encode()) for name in inputs),
+        put(_NODE_OUTPUT, BYTES, b"logits"),
+    ]
+    data += put(_NODE, BYTES, b"".join(node) + put(_OP_TYPE, BYTES, op.encode()))
+    return data + put(_OUTPUT, BYTES, put(_NAME, BYTES, b"logits"))
 
 
 def _names(value: int | bytes, number: int) -> list[bytes]:
-    return [message(each) for at, _, each in fields(message(value)) if at == number]
+    return [message(name) for field, _, name in fields(message(value)) if field == number]

@@ -55,17 +55,17 @@ def choose(provider: str | None = None) -> Choice:
     Raises EngineError for an unknown name.
     """
     if provider is not None:
-        return Choice((_known(provider, "provider"),), "provider")
+        return Choice((_checked_name(provider, "provider"),), "provider")
     return Choice(listed() or (CPU,), VARIABLE)
 
 
 def listed() -> tuple[str, ...]:
     """Return the names in EDGE_ORT_PROVIDERS. Raises EngineError for an unknown name."""
     names = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
-    return tuple(dict.fromkeys(_known(name, VARIABLE) for name in names if name))
+    return tuple(dict.fromkeys(_checked_name(name, VARIABLE) for name in names if name))
 
 
-def _known(name: str, field: str) -> str:
+def _checked_name(name: str, field: str) -> str:
     if name not in PROVIDERS:
         raise EngineError(f"unknown provider {name!r:.60}", field=field, remedy=_NAMES)
     return name
@@ -98,7 +98,7 @@ def start(choice: Choice, make: Make) -> tuple[onnxruntime.InferenceSession, str
     problems = []
     for name in choice.names:
         try:
-            return _started(name, make), name
+            return _start_provider(name, make), name
         except EngineError as problem:
             problems.append(problem)
     if len(problems) == 1:
@@ -110,34 +110,36 @@ def start(choice: Choice, make: Make) -> tuple[onnxruntime.InferenceSession, str
     )
 
 
-def _started(name: str, make: Make) -> onnxruntime.InferenceSession:
+def _start_provider(name: str, make: Make) -> onnxruntime.InferenceSession:
     if name == CPU:
         return make([(PROVIDERS[CPU], {})])
     _load_libraries()
-    built = available()
-    if PROVIDERS[name] not in built:
+    included = available()
+    if PROVIDERS[name] not in included:
         raise EngineError(
             f"the installed ONNX Runtime is built without {PROVIDERS[name]}: it has "
-            + ", ".join(built),
+            + ", ".join(included),
             field=f"provider {name}",
-            remedy=_remedy_without(),
+            remedy=_install_remedy(),
         )
     # CUDA may run nodes that TensorRT does not support
-    behind = [each for each in ("tensorrt", "cuda") if PROVIDERS[each] in built]
-    names = [*behind[behind.index(name) :], CPU]
+    accelerated = [provider for provider in ("tensorrt", "cuda") if PROVIDERS[provider] in included]
+    names = [*accelerated[accelerated.index(name) :], CPU]
     try:
-        session = make([(PROVIDERS[each], dict(_OPTIONS.get(each, {}))) for each in names])
+        session = make(
+            [(PROVIDERS[provider], dict(_OPTIONS.get(provider, {}))) for provider in names]
+        )
     except Exception as problem:
-        raise _not_started(name, f": {str(problem).strip()}") from problem
+        raise _start_error(name, f": {str(problem).strip()}") from problem
     if PROVIDERS[name] not in session.get_providers():
-        raise _not_started(name, ", and would run on " + ", ".join(session.get_providers()))
+        raise _start_error(name, ", and would run on " + ", ".join(session.get_providers()))
     return session
 
 
-def _not_started(name: str, why: str) -> EngineError:
+def _start_error(name: str, reason: str) -> EngineError:
     needed = "CUDA and cuDNN" if name == "cuda" else "CUDA, cuDNN and TensorRT"
     return EngineError(
-        f"ONNX Runtime cannot start {PROVIDERS[name]}{why}",
+        f"ONNX Runtime cannot start {PROVIDERS[name]}{reason}",
         field=f"provider {name}",
         remedy=f"install an NVIDIA driver and the {needed} that this build needs, on the library "
         "path; ONNX Runtime's messages on standard error name what is missing; "
@@ -145,7 +147,7 @@ def _not_started(name: str, why: str) -> EngineError:
     )
 
 
-def _remedy_without() -> str:
+def _install_remedy() -> str:
     """Return what to install. A CPU build must be removed first, or it shadows the GPU build."""
     remove = f"pip uninstall -y {' '.join(packages()) or 'onnxruntime'}, then "
     return (

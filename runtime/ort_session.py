@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-_WITHOUT = "optimization.disable_specified_optimizers"
+_DISABLED_OPTIMIZERS = "optimization.disable_specified_optimizers"
 _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_"
 OPTIMIZED_GRAPH = "optimized.onnx"
 _RUN_INPUTS = (
@@ -124,7 +124,7 @@ def load_on(
     if folder is None:
         folder = path.parent.parent.absolute()
     if not is_bounded(check(graph, weight_files(folder), path)):
-        options.add_session_config_entry(_WITHOUT, "ConstantFolding")
+        options.add_session_config_entry(_DISABLED_OPTIMIZERS, "ConstantFolding")
     # the graph refers to "weights.bin", which lies beside the folder of graphs
     options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
 
@@ -133,49 +133,51 @@ def load_on(
         return onnxruntime.InferenceSession(graph, options, providers=providers, enable_fallback=0)
 
     try:
-        with _STARTING:
+        with _START_LOCK:
             if most is not None:
-                _limit(options, most)
+                _limit_memory(options, most)
             session, provider = ort_providers.start(choice, make)
     except EngineError:
         raise
     except Exception as problem:
         raise EngineError(f"ONNX Runtime cannot load it: {problem}", file=path) from problem
-    _LIVE.add(session)
+    _LIVE_SESSIONS.add(session)
     return session, provider
 
 
-_STARTING = threading.Lock()  # the registered allocator is global until a session takes it
+_START_LOCK = threading.Lock()  # the registered allocator is global until a session takes it
 
 
-def _limit(options: onnxruntime.SessionOptions, most: int) -> None:
-    """Give the session that is created next an arena of its own with at most `most` bytes.
+def _limit_memory(options: onnxruntime.SessionOptions, maximum: int) -> None:
+    """Give the session that is created next an arena of its own with at most `maximum` bytes.
 
     Session options have no limit; only registered arenas do. A session keeps its arena when the
     next one is registered (tried with ONNX Runtime 1.23.2 and 1.31.1).
     """
-    kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
-    where = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
+    allocator = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    memory_info = onnxruntime.OrtMemoryInfo("Cpu", allocator, 0, onnxruntime.OrtMemType.DEFAULT)
     # -1 is ONNX Runtime's own choice
-    onnxruntime.create_and_register_allocator(where, onnxruntime.OrtArenaCfg(most, -1, -1, -1))
+    onnxruntime.create_and_register_allocator(
+        memory_info, onnxruntime.OrtArenaCfg(maximum, -1, -1, -1)
+    )
     options.add_session_config_entry("session.use_env_allocators", "1")
 
 
 def weight_files(folder: Path) -> dict[str, int]:
     """Return name → size of the regular files in a bundle's folder that may hold weights."""
     try:
-        with os.scandir(folder) as found:
-            files = [one for one in found if one.name.endswith(".bin")]
+        with os.scandir(folder) as entries:
+            files = [entry for entry in entries if entry.name.endswith(".bin")]
             return {
-                one.name: one.stat(follow_symlinks=False).st_size
-                for one in files
-                if one.is_file(follow_symlinks=False)
+                entry.name: entry.stat(follow_symlinks=False).st_size
+                for entry in files
+                if entry.is_file(follow_symlinks=False)
             }
     except OSError as problem:
         raise EngineError(f"cannot be read: {problem.strerror}", file=folder) from problem
 
 
-_LIVE: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
+_LIVE_SESSIONS: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
 
 
 def _end_quietly_in_child() -> None:
@@ -183,11 +185,11 @@ def _end_quietly_in_child() -> None:
 
     ONNX Runtime's threads do not exist there, so destruction would wait for them forever or abort.
     """
-    for session in _LIVE:
+    for session in _LIVE_SESSIONS:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session._sess))
-    c = ctypes.CDLL(None)
-    if hasattr(c, "on_exit"):  # glibc: runs handlers in reverse order and passes the exit code
-        c.on_exit(c._exit, None)
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # glibc: runs handlers in reverse order and passes the exit code
+        libc.on_exit(libc._exit, None)
 
 
 os.register_at_fork(after_in_child=_end_quietly_in_child)
@@ -204,18 +206,18 @@ def unchanged(bundle: Bundle) -> Iterator[None]:
     """
     bundle.verify()
     files = [entry.path for entry in bundle.manifest.files]
-    before = {file: _identity(os.fstat(bundle.fd(file))) for file in files}
+    before = {file: _file_identity(os.fstat(bundle.fd(file))) for file in files}
     yield
     for file in files:
         try:
-            now = _identity(os.stat(bundle.folder / file, follow_symlinks=False))
+            current = _file_identity(os.stat(bundle.folder / file, follow_symlinks=False))
         except OSError as problem:
             raise BundleError(f"{problem.strerror}", file=bundle.path / file) from None
-        if now != before[file]:
+        if current != before[file]:
             raise BundleError("changed while it was loaded", file=bundle.path / file)
 
 
-def _identity(info: os.stat_result) -> tuple[int, ...]:
+def _file_identity(info: os.stat_result) -> tuple[int, ...]:
     return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
@@ -231,10 +233,10 @@ def logs_of(session: onnxruntime.InferenceSession, path: Path) -> dict[str, Log]
     for meta in session.get_inputs():
         if not meta.name.endswith("_log"):
             continue
-        of = outputs.get(meta.name.removesuffix("_log"))
+        output = outputs.get(meta.name.removesuffix("_log"))
         width = meta.shape[-1] if len(meta.shape) == 3 else None
-        same = of is not None and (of.type, of.shape[-1:]) == (meta.type, [width])
-        if same and meta.type in _LOG_TYPES and isinstance(width, int):
+        matches = output is not None and (output.type, output.shape[-1:]) == (meta.type, [width])
+        if matches and meta.type in _LOG_TYPES and isinstance(width, int):
             logs[meta.name] = Log(dtype=_LOG_TYPES[meta.type], width=width)
         else:
             faults.add(meta.name, "does not match the output that it logs")
@@ -248,21 +250,21 @@ def check_signature(session: onnxruntime.InferenceSession, layout: StateLayout, 
     Raises BundleError for names and shapes, EngineError for dtypes. Each lists all faults of its
     kind.
     """
-    wanted = layout.recurrent | layout.caches
-    found = {meta.name: meta.shape for meta in session.get_inputs()}
+    expected = layout.recurrent | layout.caches
+    shapes = {meta.name: meta.shape for meta in session.get_inputs()}
     faults = Faults()
-    for name, shape in wanted.items():
-        have = found.get(name)
+    for name, shape in expected.items():
+        actual = shapes.get(name)
         free = (0, 2) if name in layout.caches else (batch_axis(name),)
-        if have is None:
+        if actual is None:
             faults.add(name, "the graph lacks this input")
-        elif len(have) != len(shape) or any(
+        elif len(actual) != len(shape) or any(
             axis not in free and isinstance(size, int) and size != shape[axis]
-            for axis, size in enumerate(have)
+            for axis, size in enumerate(actual)
         ):
-            faults.add(name, f"the graph has shape {have}, the model {list(shape)}")
+            faults.add(name, f"the graph has shape {actual}, the model {list(shape)}")
     faults.refuse(BundleError, file=path)
-    names = found.keys() - wanted.keys() - layout.logs.keys() - set(_RUN_INPUTS)
+    names = shapes.keys() - expected.keys() - layout.logs.keys() - set(_RUN_INPUTS)
     if unknown := sorted(name for name in names if not _TAPS.fullmatch(name)):
         raise BundleError(
             f"the graph has unknown inputs: {', '.join(unknown)}",
@@ -283,10 +285,10 @@ def _check_types(session: onnxruntime.InferenceSession, layout: StateLayout, pat
     names = {name: (name, f"{name}s") for name in layout.recurrent}
     names |= {name: (name, f"{name}_out") for name in layout.caches}
     faults = Faults()
-    for name, ends in names.items():
-        for end in ends:
-            wanted = _ONNX_TYPES[layout.dtype(name).name]
-            if types.get(end) != wanted:
-                have = types.get(end, "no such tensor")
-                faults.add(end, f"the graph has {have}, the manifest {wanted}")
+    for name, tensors in names.items():
+        for tensor in tensors:
+            expected = _ONNX_TYPES[layout.dtype(name).name]
+            if types.get(tensor) != expected:
+                actual = types.get(tensor, "no such tensor")
+                faults.add(tensor, f"the graph has {actual}, the manifest {expected}")
     faults.refuse(EngineError, file=path)

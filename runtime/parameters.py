@@ -16,7 +16,7 @@ from edge.runtime.constrain.statement import KINDS, Constraint, constraint_of
 from edge.text.stream import check_stops
 
 
-def _within(
+def _ranged(
     default: float | None, low: float, high: float, *, whole: bool = False, above: bool = False
 ) -> Any:
     """Return a field from `low` (exclusive if `above`) to `high`; None is valid if the default."""
@@ -51,20 +51,20 @@ class SamplingParams:
         choices: texts from which the answer is chosen.
     """
 
-    temperature: float = _within(0.7, 0, 100)
-    top_k: int = _within(0, 0, 1 << 31, whole=True)
-    top_p: float = _within(1.0, 0, 1, above=True)
-    min_p: float = _within(0.0, 0, 1)
-    repetition_penalty: float = _within(1.0, 0, 100, above=True)
-    presence_penalty: float = _within(0.0, -2, 2)
-    frequency_penalty: float = _within(0.0, -2, 2)
-    repetition_window: int = _within(64, 0, 1 << 20, whole=True)
+    temperature: float = _ranged(0.7, 0, 100)
+    top_k: int = _ranged(0, 0, 1 << 31, whole=True)
+    top_p: float = _ranged(1.0, 0, 1, above=True)
+    min_p: float = _ranged(0.0, 0, 1)
+    repetition_penalty: float = _ranged(1.0, 0, 100, above=True)
+    presence_penalty: float = _ranged(0.0, -2, 2)
+    frequency_penalty: float = _ranged(0.0, -2, 2)
+    repetition_window: int = _ranged(64, 0, 1 << 20, whole=True)
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = _within(None, 0, (1 << 64) - 1, whole=True)
-    max_tokens: int = _within(256, 1, 1 << 31, whole=True)
+    seed: int | None = _ranged(None, 0, (1 << 64) - 1, whole=True)
+    max_tokens: int = _ranged(256, 1, 1 << 31, whole=True)
     stop: tuple[str, ...] = ()
-    deadline_s: float | None = _within(None, 0, 1e9, above=True)
-    logprobs: int | None = _within(None, 0, 1000, whole=True)
+    deadline_s: float | None = _ranged(None, 0, 1e9, above=True)
+    logprobs: int | None = _ranged(None, 0, 1000, whole=True)
     json_schema: Any = None
     regex: str | None = None
     grammar: str | None = None
@@ -92,8 +92,8 @@ class SamplingParams:
     @property
     def constraint(self) -> Constraint | None:
         """The constraint on the answer, from the one of the last four parameters that was given."""
-        found: Constraint | None = self.__dict__["_constraint"]
-        return found
+        constraint: Constraint | None = self.__dict__["_constraint"]
+        return constraint
 
     @property
     def remembered(self) -> int:
@@ -164,8 +164,12 @@ def unknown_names(given: Iterable[str], known: Collection[str]) -> list[InputErr
     """Return a fault for each unknown name."""
     faults = []
     for name in sorted(set(given) - set(known)):
-        alike = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {alike[0]!r}?" if alike else f"choose from {', '.join(sorted(known))}"
+        similar = difflib.get_close_matches(name, known, 1)
+        hint = (
+            f"did you mean {similar[0]!r}?"
+            if similar
+            else f"choose from {', '.join(sorted(known))}"
+        )
         faults.append(InputError(f"unknown parameter {name!r:.60}", remedy=hint))
     return faults
 
@@ -176,8 +180,8 @@ def refuse(faults: Sequence[InputError]) -> None:
         raise faults[0]
     if faults:
         first, *others = faults
-        said = [InputError(first.message, remedy=first.remedy), *others]
-        raise InputError("; ".join(map(str, said)), field=first.field)
+        messages = [InputError(first.message, remedy=first.remedy), *others]
+        raise InputError("; ".join(map(str, messages)), field=first.field)
 
 
 def check_number(
@@ -193,14 +197,15 @@ def check_number(
         raise InputError(f"must be {kind}, not {value!r:.40}", field=name)
     # NaN fails every comparison
     if not (low <= value <= high) or (above and value <= low):
-        bounds = f"{'above' if above else 'from'} {_plain(low)} to {_plain(high)}"
-        raise InputError(f"must be {bounds}, not {value}", field=name)
+        bounds = f"{'above' if above else 'from'} {plain_number(low)} to {plain_number(high)}"
+        raise InputError(f"must be {bounds}, not {plain_number(value)}", field=name)
     return int(value) if whole else float(value)
 
 
-def _plain(number: float) -> str:
-    """Return a bound in readable form, such as 2,147,483,648."""
-    return f"{int(number):,}" if number == int(number) else f"{number:g}"
+def plain_number(number: Any) -> str:
+    """Return a number as people write it, such as 2,147,483,648, -1 or 0.5."""
+    whole = -1e20 < number < 1e20 and number == int(number)
+    return f"{int(number):,}" if whole else f"{number:g}"
 
 
 def _check_bias(bias: Any) -> dict[int, float]:

@@ -61,22 +61,22 @@ class Turn:
         context.forget(*self.cut)
         answer.reused_tokens = context.align(self.tokens) if chat else len(context.tokens)
         feed = self.tokens[answer.reused_tokens :] if chat else self.tokens
-        held, answer.prompt_length = len(context.tokens), len(feed)
+        consumed, answer.prompt_length = len(context.tokens), len(feed)
 
-        def tell() -> None:
-            answer.prompt_tokens = len(context.tokens) - held  # fewer if halted
+        def report() -> None:
+            answer.prompt_tokens = len(context.tokens) - consumed  # fewer if halted
             if on_progress is not None:
                 on_progress("prefill", answer.prompt_tokens, answer.prompt_length)
 
         def halted() -> FinishReason | None:
-            tell()
+            report()
             return answer.halted()
 
-        read = context.feed(feed, halted)
-        tell()
-        if read is not None:
-            self.read = context.mark(), read.copy()
-        return read
+        last_logits = context.feed(feed, halted)
+        report()
+        if last_logits is not None:
+            self.read = context.mark(), last_logits.copy()
+        return last_logits
 
 
 class PromptReader:
@@ -133,7 +133,7 @@ class PromptReader:
             raise InputError(
                 f"has at least {count} tokens, at most {self.max_tokens} allowed",
                 field="prompt",
-                remedy="send less, or raise max_prompt_tokens",
+                remedy="send less; in Python, max_prompt_tokens can be raised",
             )
 
     def turn(
@@ -144,14 +144,14 @@ class PromptReader:
         `anew`: whether the context has read a different transcript. Raises InputError if too many
         tokens are new.
         """
-        turn = self._shown(
-            Turn(self._encoded(conversation, tools), conversation, anew, tools=tools), context
+        turn = self._shortened(
+            Turn(self._encode(conversation, tools), conversation, anew, tools=tools), context
         )
         start, count = turn.cut
-        held = [] if anew else context.tokens
+        current = [] if anew else context.tokens
         if count:
-            held = held[:start] + held[start + count :]
-        self.check_length(len(turn.tokens) - common_prefix(held, turn.tokens))
+            current = current[:start] + current[start + count :]
+        self.check_length(len(turn.tokens) - common_prefix(current, turn.tokens))
         return turn
 
     def last_said(self, conversation: Conversation) -> Turn | None:
@@ -162,9 +162,9 @@ class PromptReader:
         if not conversation.messages or conversation.messages[-1].role != "assistant":
             return None
         before = Conversation(conversation.messages[:-1], conversation.skipped)
-        return Turn(self._encoded(before), before)
+        return Turn(self._encode(before), before)
 
-    def _shown(self, turn: Turn, context: Context) -> Turn:
+    def _shortened(self, turn: Turn, context: Context) -> Turn:
         """Return the turn, with the older half of its messages left out if it has many tokens.
 
         The state has read the older messages and is kept, if the later ones render the same without
@@ -172,21 +172,21 @@ class PromptReader:
         too long, and the rest is read again.
         """
         conversation, long = turn.conversation, turn.tokens
-        few = context.capacity is not None or len(long) <= 2 * SHOWN
-        if few or conversation is None or (less := conversation.halved()) is None:
+        is_short = context.capacity is not None or len(long) <= 2 * SHOWN
+        if is_short or conversation is None or (halved := conversation.halved()) is None:
             return turn
-        short = self._encoded(less, turn.tools)
-        same = common_prefix(long, short)
-        after = same + len(long) - len(short)
-        alike = after >= same and long[after:] == short[same:]
-        if alike and not turn.anew and context.tokens[:after] == long[:after]:
-            return Turn(short, less, cut=(same, after - same), tools=turn.tools)
+        short = self._encode(halved, turn.tools)
+        prefix = common_prefix(long, short)
+        after = prefix + len(long) - len(short)
+        same_rest = after >= prefix and long[after:] == short[prefix:]
+        if same_rest and not turn.anew and context.tokens[:after] == long[:after]:
+            return Turn(short, halved, cut=(prefix, after - prefix), tools=turn.tools)
         if turn.anew or len(long) <= self.max_tokens:
             return turn
-        return Turn(short, less, tools=turn.tools)
+        return Turn(short, halved, tools=turn.tools)
 
-    def _encoded(self, conversation: Conversation, use: ToolUse | None = None) -> list[int]:
+    def _encode(self, conversation: Conversation, tools: ToolUse | None = None) -> list[int]:
         """Return the prompt's tokens for the shown messages; empty for a base model."""
         if self._template is None:
             return []
-        return self._template.encode(conversation.shown, tools=use.declared if use else ())
+        return self._template.encode(conversation.shown, tools=tools.declared if tools else ())

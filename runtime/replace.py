@@ -40,7 +40,7 @@ def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
             stream.flush()
             os.fsync(stream.fileno())
             if keep:
-                _keep(file)
+                _keep_previous(file)
             with leftovers.publishing:
                 os.replace(temporary, file)
     except BaseException:
@@ -79,29 +79,29 @@ def _create(folder: Path, prefix: str) -> tuple[Path, int]:
         os.close(fd)
 
 
-def _keep(file: Path) -> None:
+def _keep_previous(file: Path) -> None:
     """Link the old file as NAME~ atomically, so that a previous version exists at all times.
 
     Without hard links none is kept, and the save continues.
     """
-    kept = file.with_name(f"{file.name}~")
+    previous = file.with_name(f"{file.name}~")
     with suppress(OSError):
-        while not _renamed(file, kept):
+        while not _link_as(file, previous):
             pass
 
 
-def _renamed(file: Path, kept: Path) -> bool:
-    """Give `file` a second name, `kept`. Returns False if a sweep removed the temporary name."""
-    passing = file.with_name(f"{_prefix(file)}{secrets.token_hex(8)}")
-    os.link(file, passing, follow_symlinks=False)
+def _link_as(file: Path, previous: Path) -> bool:
+    """Give `file` a second name, `previous`. False if a sweep removed the temporary name."""
+    temporary = file.with_name(f"{_prefix(file)}{secrets.token_hex(8)}")
+    os.link(file, temporary, follow_symlinks=False)
     try:
-        os.replace(passing, kept)
+        os.replace(temporary, previous)
     except FileNotFoundError:
         return False
     finally:
         # renaming one of two names of a file to the other leaves both
         with suppress(OSError):
-            os.unlink(passing)
+            os.unlink(temporary)
     return True
 
 

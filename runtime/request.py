@@ -73,12 +73,12 @@ class Hold:
         self._queue.append(ticket)
         while (first := self._queue[0]) is not ticket:
             if first.left():
-                self._leave(first)
+                self._remove(first)
             elif not self._waits:
-                self._leave(ticket)
+                self._remove(ticket)
                 raise EngineError(self._refusal, remedy=self._remedy)
             elif first.thread == ticket.thread:
-                self._leave(ticket)
+                self._remove(ticket)
                 first.depth += 1
                 return
             elif first.gate.acquire(timeout=_PATIENCE_S):
@@ -89,15 +89,15 @@ class Hold:
         if first.depth:
             first.depth -= 1
         else:
-            self._leave(first)
+            self._remove(first)
 
     def tidy(self) -> None:
         """Release a hold whose function an interrupt ended, and clear that function's frame."""
         for ticket in self._queue[:1]:
             if ticket.left():
-                self._leave(ticket)
+                self._remove(ticket)
 
-    def _leave(self, ticket: _Ticket) -> None:
+    def _remove(self, ticket: _Ticket) -> None:
         try:
             self._queue.remove(ticket)
         except ValueError:  # another thread has already removed the same ticket
@@ -152,14 +152,14 @@ def check_run(
             remedy="select a node first; select(-1) drops the tree",
         )
     layout, position = state.layout, state.ledger.position
-    array = _tokens(tokens, layout.batch, engine.config.vocab_size)
+    array = _check_tokens(tokens, layout.batch, engine.config.vocab_size)
     count = array.shape[0]
     if commit:
         if parents is not None:
             raise InputError("a tree cannot be committed", field="parents")
-        _at_most(count, engine.chunk, "chunk", "split the prompt into chunks")
+        _check_count(count, engine.chunk, "chunk", "split the prompt into chunks")
     else:
-        _at_most(count, state.window, "window", "commit the run, or make the window larger")
+        _check_count(count, state.window, "window", "commit the run, or make the window larger")
     if layout.caches and position + count > layout.capacity:
         raise ContextFullError(
             f"{count} more tokens do not fit: {position} of {layout.capacity} in use",
@@ -167,18 +167,18 @@ def check_run(
             remedy="start a new session, or make capacity larger",
         )
     if parents is not None:
-        parents = _parents(parents, count)
-    return Request(array, parents, _rows(rows, count), commit)
+        parents = _check_parents(parents, count)
+    return Request(array, parents, _check_rows(rows, count), commit)
 
 
-def _at_most(count: int, limit: int, name: str, remedy: str) -> None:
+def _check_count(count: int, limit: int, name: str, remedy: str) -> None:
     if count > limit:
         raise InputError(
             f"{count} tokens exceed the {name} of {limit}", field="tokens", remedy=remedy
         )
 
 
-def _tokens(tokens: Any, batch: int, vocab_size: int) -> Tokens:
+def _check_tokens(tokens: Any, batch: int, vocab_size: int) -> Tokens:
     try:
         array = np.asarray(tokens)
     except (ValueError, OverflowError) as problem:
@@ -193,8 +193,8 @@ def _tokens(tokens: Any, batch: int, vocab_size: int) -> Tokens:
     if array.shape[1] == 0:
         raise InputError("no tokens to run", field="tokens")
     # seen as unsigned, negative ids are enormous: one comparison checks both ends
-    one = array.size == 1
-    if not 0 <= int(array[0, 0] if one else array.astype(np.uint64).max()) < vocab_size:
+    single = array.size == 1
+    if not 0 <= int(array[0, 0] if single else array.astype(np.uint64).max()) < vocab_size:
         raise InputError(
             f"token ids must be 0 … {vocab_size - 1}, got {array.min()} … {array.max()}",
             field="tokens",
@@ -202,31 +202,31 @@ def _tokens(tokens: Any, batch: int, vocab_size: int) -> Tokens:
     return array.astype(np.int64, copy=False).T
 
 
-def _parents(parents: Sequence[int], count: int) -> tuple[int, ...]:
-    out = tuple(_index(parent, "parents") for parent in parents)
-    if len(out) != count:
-        raise InputError(f"{len(out)} parents for {count} tokens", field="parents")
-    for token, parent in enumerate(out):
+def _check_parents(parents: Sequence[int], count: int) -> tuple[int, ...]:
+    checked = tuple(_check_index(parent, "parents") for parent in parents)
+    if len(checked) != count:
+        raise InputError(f"{len(checked)} parents for {count} tokens", field="parents")
+    for token, parent in enumerate(checked):
         if not -1 <= parent < token:
             raise InputError(
                 f"token {token} has parent {parent}: a parent comes before its child, or is -1",
                 field=f"parents[{token}]",
             )
-    return out
+    return checked
 
 
-def _rows(rows: Rows, count: int) -> Literal["last", "all"] | tuple[int, ...]:
+def _check_rows(rows: Rows, count: int) -> Literal["last", "all"] | tuple[int, ...]:
     if isinstance(rows, str):
         if rows not in ("last", "all"):
             raise InputError(f'{rows!r} is not "last", "all" or indices', field="rows")
         return rows
-    out = tuple(_index(row, "rows") for row in rows)
-    if not 0 < len(out) <= count or not all(0 <= row < count for row in out):
-        raise InputError(f"need 1 … {count} indices below {count}, got {out}", field="rows")
-    return out
+    checked = tuple(_check_index(row, "rows") for row in rows)
+    if not 0 < len(checked) <= count or not all(0 <= row < count for row in checked):
+        raise InputError(f"need 1 … {count} indices below {count}, got {checked}", field="rows")
+    return checked
 
 
-def _index(value: Any, field: str) -> int:
+def _check_index(value: Any, field: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InputError(f"{value!r} is not an index", field=field)
     return int(value)

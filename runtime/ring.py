@@ -170,37 +170,37 @@ class RingLedger(NamedTuple):
         start = self if origin is None else origin
         pending = self.position - self.bases[-1].position if self.bases else 0
         # if part of the run may be rewound, store a base before its first token
-        first = pending > 0 and not commit and (parents is not None or count > 1)
+        store_first = pending > 0 and not commit and (parents is not None or count > 1)
         written = 1 if commit else count
         target = self.next_slots(written)
         bases = [base.slot for base in self.bases] if self.bases else []
         if origin is not None:
             if commit:
                 used = {self.live, *self.pending, origin.live, *origin.pending}
-                behind = range(origin.live + 1, origin.live + self.slots)
-                target = next(i % self.slots for i in behind if i % self.slots not in used)
+                following = range(origin.live + 1, origin.live + self.slots)
+                target = next(i % self.slots for i in following if i % self.slots not in used)
             others = [*bases, *(base.slot for base in origin.bases)]
             # without a free slot, overwrite a base other than the origin's last
-            full = _free(others) >= ring_bases(self.window)
-            bases = [*bases, origin.base] if full else others
-        base = _free(bases) if bases else 0
+            bases_full = _first_free(others) >= ring_bases(self.window)
+            bases = [*bases, origin.base] if bases_full else others
+        base = _first_free(bases) if bases else 0
         during = start.without(target, written)
         if origin is not None:
             during = during.without_base(base)
         run = RingRun(
-            self.live, target, self.base, base, pending, pending - 1 + (0 if first else count),
-            count, commit, parents is not None,
+            self.live, target, self.base, base, pending,
+            pending - 1 + (0 if store_first else count), count, commit, parents is not None,
         )  # fmt: skip
         if commit:
             return RingStep(run, during, self.anchored(target, self.position + count, base))
         after = during if origin is None else self.without(target, written)
-        if first:
+        if store_first:
             after = after.with_base(base)
         if parents is not None:
             tree = Tree(parents, range(target, target + count))
             return RingStep(run, during, after._replace(tree=tree))
         after = after.advanced(target, count)
-        return RingStep(run, during, after if first or not bases else after.with_base(base))
+        return RingStep(run, during, after if store_first or not bases else after.with_base(base))
 
     def next_slots(self, count: int) -> int:
         """Return the first of `count` ≤ window adjacent slots to write next, not the live one."""
@@ -212,7 +212,11 @@ class RingLedger(NamedTuple):
 
         The state stays where it is; what the run writes for its own token is garbage.
         """
-        target, base, rows = self.next_slots(1), _free([b.slot for b in self.bases]), self.pending
+        target, base, rows = (
+            self.next_slots(1),
+            _first_free([b.slot for b in self.bases]),
+            self.pending,
+        )
         run = RingRun(
             self.live, target, self.base, base, len(rows), len(rows) - 1, 1, True, False
         )  # fmt: skip
@@ -254,9 +258,9 @@ class RingLedger(NamedTuple):
         if not bases or position <= bases[-1].position:
             return self
         if len(bases) > 1:
-            back = position - bases[-2].position
-            near = back <= self.window and back < len(self.history)
-            if near and self.history[-1] - self.history[-1 - back] == back:
+            distance = position - bases[-2].position
+            reachable = distance <= self.window and distance < len(self.history)
+            if reachable and self.history[-1] - self.history[-1 - distance] == distance:
                 bases = bases[:-1]
         return self._replace(bases=(*bases, Base(position, slot)))
 
@@ -303,7 +307,7 @@ class RingLedger(NamedTuple):
         used = {self.live, *self.pending}
         while not used.isdisjoint(range(start, start + count)):
             start += 1
-        bases = (Base(position - pending, _free([self.base])),) if self.bases else ()
+        bases = (Base(position - pending, _first_free([self.base])),) if self.bases else ()
         history = tuple(range(start, start + count))
         return RingLedger(self.window, self.slots, position, history, bases, floor=position)
 
@@ -317,7 +321,7 @@ class RingLedger(NamedTuple):
         return RingLedger(self.window, self.slots, position, history, bases, first=self.first)
 
 
-def _free(used: Iterable[int]) -> int:
+def _first_free(used: Iterable[int]) -> int:
     taken, slot = set(used), 0
     while slot in taken:
         slot += 1

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 Logits = NDArray[np.float32]
 _BLOCK = 512  # weights summed at once
-_FEW = 256  # up to this many tokens, sorting is as fast as filtering first
-_PASSES = 8  # up to this many argmax passes over all logits are as fast as a partial sort
-_NEAR = 8.0  # the forty likeliest logits are usually within this distance of the best
+_SORTED_TOKENS = 256  # up to this many tokens, sorting is as fast as filtering first
+_ARGMAX_PASSES = 8  # up to this many argmax passes over all logits are as fast as a partial sort
+_NEAR_LOGITS = 8.0  # the forty likeliest logits are usually within this distance of the best
 
 
 class Distribution:
@@ -57,15 +57,15 @@ class Distribution:
     def draw(self, uniform: float) -> int:
         """Return the token at quantile `uniform` in [0, 1); never one of weight 0."""
         weights, sums, start = self.weights, self._sums, 0
-        wanted = uniform * self.total
+        target = uniform * self.total
         if len(sums) < len(weights):
-            block = min(int(sums.searchsorted(wanted, side="right")), len(sums) - 1)
-            wanted -= float(sums[block - 1]) if block else 0.0
+            block = min(int(sums.searchsorted(target, side="right")), len(sums) - 1)
+            target -= float(sums[block - 1]) if block else 0.0
             start = block * _BLOCK
             sums = weights[start : start + _BLOCK].cumsum(dtype=np.float64)
-        index = start + int(sums.searchsorted(wanted, side="right"))
+        index = start + int(sums.searchsorted(target, side="right"))
         if index == start + len(sums):
-            # rounding left `wanted` beyond the last weight
+            # rounding left `target` beyond the last weight
             index = int(weights[:index].nonzero()[0][-1])
         return index if self.ids is None else int(self.ids[index])
 
@@ -88,13 +88,13 @@ class Distribution:
 
     def minus(self, other: Distribution) -> Distribution:
         """Return max(p - q, 0), where q are the probabilities of `other`."""
-        ids, rest, taken = self.ids, self.probabilities(), other.probabilities()
+        ids, rest, subtracted = self.ids, self.probabilities(), other.probabilities()
         if other.ids is not None:
             size = len(rest) if ids is None else 1 + max(int(ids.max()), int(other.ids.max()))
-            everywhere = np.zeros(size)
-            everywhere[other.ids] = taken
-            taken = everywhere
-        rest -= taken if ids is None else taken[ids]
+            dense = np.zeros(size)
+            dense[other.ids] = subtracted
+            subtracted = dense
+        rest -= subtracted if ids is None else subtracted[ids]
         return Distribution(ids, np.maximum(rest, 0, out=rest))
 
 
@@ -169,7 +169,7 @@ class Sampler:
     def _best(self, logits: Logits, history: Sequence[int]) -> tuple[Logits, int]:
         """Return logits with bias and penalties, and the likeliest token. Raises EngineError."""
         if self._adjusts:
-            logits = self._adjusted(logits, history)
+            logits = self._adjust(logits, history)
         best = int(logits.argmax())  # index of a NaN, if there is one
         if not math.isfinite(logits[best]):
             raise EngineError(
@@ -178,7 +178,7 @@ class Sampler:
             )
         return logits, best
 
-    def _adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
+    def _adjust(self, logits: Logits, history: Sequence[int]) -> Logits:
         """Return logits with bias and penalties: a copy, or the argument itself if none apply."""
         params = self.params
         if params.logit_bias:
@@ -197,8 +197,8 @@ class Sampler:
             # a repeated token is assigned the same value twice
             logits[recent] = np.where(seen > 0, seen / penalty, seen * penalty)
             if params.presence_penalty or params.frequency_penalty:
-                said, count = np.unique(recent, return_counts=True)
-                logits[said] -= params.presence_penalty + params.frequency_penalty * count
+                tokens, count = np.unique(recent, return_counts=True)
+                logits[tokens] -= params.presence_penalty + params.frequency_penalty * count
         return logits
 
     def _candidates(self, logits: Logits, best: int) -> Distribution:
@@ -233,50 +233,50 @@ def logprob_of(logits: Logits, token: int, count: int) -> TokenLogprob:
     best = int(logits.argmax())
     highest = float(logits[best])
     # exp in fp32 is accurate to 1e-7 and ten times as fast
-    whole = highest + math.log(np.exp(logits - highest).sum(dtype=np.float64))
+    log_total = highest + math.log(np.exp(logits - highest).sum(dtype=np.float64))
     top = _ranked(logits, best, count) if count else []
     return TokenLogprob(
         token,
-        float(logits[token]) - whole,
-        tuple((other, float(logits[other]) - whole) for other in top),
+        float(logits[token]) - log_total,
+        tuple((other, float(logits[other]) - log_total) for other in top),
     )
 
 
 def _ranked(logits: Logits, best: int, count: int) -> list[int]:
     """Return the `count` likeliest tokens, `best` first: see `Sampler.likeliest`."""
-    if count <= _PASSES:
-        return _one_by_one(logits, best, count)
-    found = _top(logits, best, min(count, len(logits)))
-    found = found[np.isfinite(logits[found])]
-    ordered: list[int] = found[(-logits[found]).argsort(kind="stable")][:count].tolist()
+    if count <= _ARGMAX_PASSES:
+        return _argmax_passes(logits, best, count)
+    ids = _top(logits, best, min(count, len(logits)))
+    ids = ids[np.isfinite(logits[ids])]
+    ordered: list[int] = ids[(-logits[ids]).argsort(kind="stable")][:count].tolist()
     return ordered
 
 
-def _one_by_one(logits: Logits, best: int, count: int) -> list[int]:
-    found = [best]
+def _argmax_passes(logits: Logits, best: int, count: int) -> list[int]:
+    tokens = [best]
     if count > 1:
         logits = logits.copy()
-    while len(found) < count:
+    while len(tokens) < count:
         logits[best] = -np.inf
         best = int(logits.argmax())
         if logits[best] == -np.inf:
             break
-        found.append(best)
-    return found
+        tokens.append(best)
+    return tokens
 
 
 def _top(logits: Logits, best: int, count: int) -> NDArray[np.intp]:
     """Return the ids of the `count` likeliest tokens and ties with the last, in id order."""
     # partition only the few logits near the best, which is faster
-    near = (logits > float(logits[best]) - _NEAR).nonzero()[0]
+    near = (logits > float(logits[best]) - _NEAR_LOGITS).nonzero()[0]
     values = logits[near]
     if len(near) < count:
         near, values = np.arange(len(logits)), logits
     ranked = values.copy()
     last = len(ranked) - count
     ranked.partition(last)
-    found: NDArray[np.intp] = near[values >= ranked[last]]
-    return found
+    ids: NDArray[np.intp] = near[values >= ranked[last]]
+    return ids
 
 
 def _nucleus(weights: Logits, top_p: float) -> tuple[NDArray[np.intp], Logits, NDArray[np.float64]]:
@@ -284,18 +284,18 @@ def _nucleus(weights: Logits, top_p: float) -> tuple[NDArray[np.intp], Logits, N
 
     The result is (indices, weights, running sums of the weights).
     """
-    found, heavy, whole = None, weights, None
-    if len(weights) > _FEW:
-        whole = weights.sum(dtype=np.float64)
+    indices, heavy, total = None, weights, None
+    if len(weights) > _SORTED_TOKENS:
+        total = weights.sum(dtype=np.float64)
         # the largest weight is 1; tokens above this floor usually suffice for real models
-        found, heavy = _heaviest(weights, top_p * float(whole), (1 - top_p) ** 2 / 6)
+        indices, heavy = _heaviest(weights, top_p * float(total), (1 - top_p) ** 2 / 6)
     order = (-heavy).argsort(kind="stable")
     heavy = heavy[order]
     sums = heavy.astype(np.float64).cumsum()
-    needed = top_p * float(sums[-1] if whole is None else whole)
+    needed = top_p * float(sums[-1] if total is None else total)
     count = int(sums.searchsorted(needed)) + 1
     order = order[:count]
-    return order if found is None else found[order], heavy[:count], sums[:count]
+    return order if indices is None else indices[order], heavy[:count], sums[:count]
 
 
 def _heaviest(weights: Logits, needed: float, floor: float) -> tuple[NDArray[np.intp], Logits]:
@@ -304,10 +304,10 @@ def _heaviest(weights: Logits, needed: float, floor: float) -> tuple[NDArray[np.
     The threshold is `floor` or lower.
     """
     while True:
-        found = (weights >= floor).nonzero()[0]
-        heavy = weights[found]
-        if len(found) == len(weights) or heavy.sum(dtype=np.float64) >= needed:
-            return found, heavy
+        indices = (weights >= floor).nonzero()[0]
+        heavy = weights[indices]
+        if len(indices) == len(weights) or heavy.sum(dtype=np.float64) >= needed:
+            return indices, heavy
         floor = floor / 8 if floor > 1e-30 else 0.0
 
 

@@ -51,23 +51,23 @@ class Session:
         Raises InputError listing every unknown option and every value out of range; EngineError or
         StateError if memory runs out.
         """
-        asked = check_options(model, options)
+        checked = check_options(model, options)
         self.model = model
-        self.drafting = asked.drafting
-        self._reader = PromptReader(model.tokenizer, asked.max_prompt_tokens, model.template)
-        self._opening = Conversation(
-            () if asked.system is None else (Message("system", asked.system),)
+        self.drafting = checked.drafting
+        self._reader = PromptReader(model.tokenizer, checked.max_prompt_tokens, model.template)
+        self._initial = Conversation(
+            () if checked.system is None else (Message("system", checked.system),)
         )
-        self._settled = Settled(self._opening, rng_state(asked.rng))
-        self._open: Context | None = Context(
-            model.engine, model.engine.new_state(window=asked.window, capacity=asked.capacity)
+        self._settled = Settled(self._initial, rng_state(checked.rng))
+        self._open_context: Context | None = Context(
+            model.engine, model.engine.new_state(window=checked.window, capacity=checked.capacity)
         )
-        self._levels = max(1, asked.undo_levels)
+        self._max_undo = max(1, checked.undo_levels)
         self._hold = Hold(
             "the session is in use by another thread, or by the answer in progress",
             "use one session per thread",
         )
-        self._making: Callable[[], Generation | None] = lambda: None
+        self._current_answer: Callable[[], Generation | None] = lambda: None
 
     def __enter__(self) -> Session:
         return self
@@ -82,15 +82,15 @@ class Session:
         """
         self.cancel()
         with self._hold:
-            now = self._settled
-            self._open, self._making = None, lambda: None
-            self._settled = Settled(now.conversation, now.rng)
+            settled = self._settled
+            self._open_context, self._current_answer = None, lambda: None
+            self._settled = Settled(settled.conversation, settled.rng)
 
     @property
     def _context(self) -> Context:
-        if self._open is None:
+        if self._open_context is None:
             raise _closed()
-        return self._open
+        return self._open_context
 
     def __repr__(self) -> str:
         return f"<Session of {self.model.path.name}: {len(self.messages)} messages>"
@@ -107,17 +107,17 @@ class Session:
         A long conversation drops those after the system message, a long running text the first
         ones.
         """
-        return tuple(self._calm().tokens)
+        return tuple(self._settled_context().tokens)
 
     @property
     def position(self) -> int:
         """Number of tokens that the state has consumed."""
-        return self._calm().position
+        return self._settled_context().position
 
     @property
     def pending(self) -> int | None:
         """The last sampled token, if the state has not consumed it yet."""
-        return self._calm().pending
+        return self._settled_context().pending
 
     @property
     def state_bytes(self) -> int:
@@ -151,7 +151,7 @@ class Session:
     def busy(self) -> bool:
         """Whether an answer is in progress."""
         self._hold.tidy()  # end the answer of an interrupted call, which has no other owner
-        generation = self._making()
+        generation = self._current_answer()
         return generation is not None and not generation.ended
 
     @property
@@ -180,16 +180,16 @@ class Session:
         ContextFullError.
         """
         with self._hold:
-            if self._at_rest().conversation.messages:
+            if self._require_idle().conversation.messages:
                 raise InputError(
                     "this session is a chat", remedy="use chat(), or a session without messages"
                 )
-            given = self._reader.encode(prompt)
+            tokens = self._reader.encode(prompt)
             context = self._context
             pending = [] if context.pending is None else [context.pending]
             if not context.tokens and not pending:
-                given = self._reader.with_bos(given, isinstance(prompt, str) or prompt is None)
-            feed = [*pending, *given]
+                tokens = self._reader.with_bos(tokens, isinstance(prompt, str) or prompt is None)
+            feed = [*pending, *tokens]
             if not feed:
                 raise InputError(
                     "empty, and there is nothing to continue from",
@@ -228,27 +228,27 @@ class Session:
         Raises as `generate` does, and TokenizerError for a base model, which has no chat template.
         """
         with self._hold:
-            now, template = self._at_rest(), self.model.template
+            settled, template = self._require_idle(), self.model.template
             if template is None:
                 raise TokenizerError(
                     "this model has no chat template: it was not trained for conversations",
                     file=self.model.path,
                     remedy="use generate() to continue text",
                 )
-            if self._context.tokens and now.conversation.unanswered:
+            if self._context.tokens and settled.conversation.unanswered:
                 raise InputError(
                     "this session is a running text", remedy="use generate(), or another session"
                 )
-            conversation = now.conversation.asked(text)
-            anew = not conversation.continues(now.conversation)
+            conversation = settled.conversation.asked(text)
+            anew = not conversation.continues(settled.conversation)
             self._reader.check_messages(conversation.shown if anew else conversation.messages[-1:])
-            use = None
+            tools_used = None
             if tools or tool_choice != "auto":
                 from edge.runtime.constrain.tools import tool_use
 
                 tokenizer = self.model.tokenizer
-                use = tool_use(tools, tool_choice, parallel_tool_calls, template, tokenizer)
-            turn = self._reader.turn(conversation, self._context, anew=anew, tools=use)
+                tools_used = tool_use(tools, tool_choice, parallel_tool_calls, template, tokenizer)
+            turn = self._reader.turn(conversation, self._context, anew=anew, tools=tools_used)
             self._context.check_room(len(turn.tokens))
             if not turn.tokens:
                 raise InputError("the conversation has no tokens", field="messages")
@@ -261,14 +261,14 @@ class Session:
         or `load` the prompt of a chat is read again. Raises StateError if there is no last turn.
         """
         with self._hold:
-            last = self._at_rest().last or self._reader.last_said(self._settled.conversation)
+            last = self._require_idle().last or self._reader.last_said(self._settled.conversation)
             if last is None:
                 raise StateError("there is no answer to regenerate", remedy="ask something first")
             return self._begin(last, sampling, again=True)
 
     def cancel(self) -> None:
         """End the answer in progress within one step or chunk. May be called from any thread."""
-        generation = self._making()
+        generation = self._current_answer()
         if generation is not None:
             generation.cancel()
 
@@ -282,12 +282,12 @@ class Session:
     ) -> Generation:
         """Start the answer to a turn. `again`: it replaces the turn's previous answer."""
         tokenizer = self.model.tokenizer
-        use = turn.tools
-        given = use.sampling(sampling, self.model.defaults) if use else sampling
-        params = make_params(self.model.defaults, given)
+        tools = turn.tools
+        options = tools.sampling(sampling, self.model.defaults) if tools else sampling
+        params = make_params(self.model.defaults, options)
         for token in params.logit_bias:
-            tokenizer.check_id(token)
-        now = self._settled
+            tokenizer.check_id(token, "logit_bias")
+        settled = self._settled
         continued = turn.conversation is None
         mask: Mask | None = None
         if params.constraint is not None:
@@ -296,29 +296,30 @@ class Session:
 
             mask = open_mask(tokenizer, params.constraint, continued=continued)
         # copy the generator, so that an answer that is discarded consumes no random numbers
-        sampler = Sampler(params, restore_rng(now.rng), mask)
+        sampler = Sampler(params, restore_rng(settled.rng), mask)
         drafting = self.drafting
         if drafting is None and mask is not None:
             # imported late: only answers with drafts need it
             from edge.runtime.speculate.grammar import GRAMMAR_ALONE as drafting
-        answer = Answer(params, tokenizer, continued=continued, tools=use)
+        answer = Answer(params, tokenizer, continued=continued, tools=tools)
         before: SessionSnapshot | None = None
 
         def prefill() -> Logits | None:
             nonlocal before
             before = self._snapshot()
-            self._settled = replace(now, mark=before.context)
+            self._settled = replace(settled, mark=before.context)
             return turn.read_into(self._context, answer, on_progress)
 
         def finish(succeeded: bool) -> None:
-            _log(answer)
-            if before is None or self._open is None:  # never started, or the session is closed
+            _log_answer(answer)
+            # never started, or the session is closed
+            if before is None or self._open_context is None:
                 return
             if not succeeded or not answer.tokens:
                 self._settle()
                 return
-            conversation = self._joined(turn, answer)
-            undo = now.undo if again else self._undoable(before)
+            conversation = self._with_answer(turn, answer)
+            undo = settled.undo if again else self._undo_history(before)
             self._settled = Settled(conversation, rng_state(sampler.rng), undo, turn)
 
         pieces = generate(
@@ -326,10 +327,10 @@ class Session:
         )  # fmt: skip
         generation = Generation(answer, pieces, self._hold)
         # a weak reference, because dropping an answer ends it
-        self._making = weakref.ref(generation)
+        self._current_answer = weakref.ref(generation)
         return generation
 
-    def _joined(self, turn: Turn, answer: Answer) -> Conversation:
+    def _with_answer(self, turn: Turn, answer: Answer) -> Conversation:
         """Return the transcript with the answer, after rewinding tokens that are not part of it."""
         kept = self._context.drop(len(answer.tokens), answer.kept)
         if turn.conversation is None:
@@ -337,10 +338,10 @@ class Session:
             if context.capacity is None and len(context.tokens) > 2 * prompts.SHOWN:
                 context.forget(0, len(context.tokens) - prompts.SHOWN)
             return self._settled.conversation
-        ends = self.model.tokenizer.eos
-        said = tuple(token for token in answer.tokens[:kept] if token not in ends)
+        eos = self.model.tokenizer.eos
+        tokens = tuple(token for token in answer.tokens[:kept] if token not in eos)
         calls = answer.result.tool_calls if answer.result else ()
-        return turn.conversation.answered(Message("assistant", "".join(answer.text), said, calls))
+        return turn.conversation.answered(Message("assistant", "".join(answer.text), tokens, calls))
 
     def reset(self, system: str | None = None) -> None:
         """Forget everything except the system message; `undo` restores it.
@@ -349,12 +350,12 @@ class Session:
         """
         if system is not None:
             check_text(system)
-            self._opening = Conversation((Message("system", system),) if system else ())
+            self._initial = Conversation((Message("system", system),) if system else ())
         with self._hold:
-            now, before = self._at_rest(), self._snapshot()
-            self._settled = replace(now, mark=before.context)
+            settled, before = self._require_idle(), self._snapshot()
+            self._settled = replace(settled, mark=before.context)
             self._context.clear()
-            self._settled = Settled(self._opening, now.rng, self._undoable(before))
+            self._settled = Settled(self._initial, settled.rng, self._undo_history(before))
 
     def undo(self) -> None:
         """Take back the last turn by restoring the state before it; no token is run again.
@@ -362,15 +363,15 @@ class Session:
         Raises StateError if no turn can be taken back.
         """
         with self._hold:
-            undo = self._at_rest().undo
+            undo = self._require_idle().undo
             if not undo:
-                raise StateError("nothing to undo", remedy=f"{self._levels} turns are kept")
-            self._go(undo[-1], undo[:-1])
+                raise StateError("nothing to undo", remedy=f"turns kept: {self._max_undo}")
+            self._adopt(undo[-1], undo[:-1])
 
     def snapshot(self) -> SessionSnapshot:
         """Return a snapshot of the whole session, for `restore`."""
         with self._hold:
-            self._at_rest()
+            self._require_idle()
             return self._snapshot()
 
     def restore(self, snapshot: SessionSnapshot, *, undoable: bool = False) -> None:
@@ -384,22 +385,24 @@ class Session:
                 remedy="give what snapshot() returned; load() reads a file",
             )  # fmt: skip
         with self._hold:
-            now = self._at_rest()
+            settled = self._require_idle()
             self._context.state.check(snapshot.context.state)
-            self._go(snapshot, self._undoable(self._snapshot()) if undoable else now.undo)
+            self._adopt(
+                snapshot, self._undo_history(self._snapshot()) if undoable else settled.undo
+            )
 
-    def _go(self, to: SessionSnapshot, undo: tuple[SessionSnapshot, ...]) -> None:
+    def _adopt(self, snapshot: SessionSnapshot, undo: tuple[SessionSnapshot, ...]) -> None:
         """Adopt a snapshot of this model."""
-        self._settled = Settled(to.conversation, to.rng, undo, mark=to.context)
+        self._settled = Settled(snapshot.conversation, snapshot.rng, undo, mark=snapshot.context)
         self._settle()
 
     def _snapshot(self) -> SessionSnapshot:
-        now = self._settled
-        return SessionSnapshot(self._context.mark(), now.conversation, now.rng)
+        settled = self._settled
+        return SessionSnapshot(self._context.mark(), settled.conversation, settled.rng)
 
-    def _undoable(self, before: SessionSnapshot) -> tuple[SessionSnapshot, ...]:
+    def _undo_history(self, before: SessionSnapshot) -> tuple[SessionSnapshot, ...]:
         """Return the undo history after an action that started from `before`."""
-        return (*self._settled.undo, before)[-self._levels :]
+        return (*self._settled.undo, before)[-self._max_undo :]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write state, transcript and random numbers to a file atomically.
@@ -407,8 +410,8 @@ class Session:
         Raises StateError if it cannot be written.
         """
         with self._hold:
-            now, context = self._at_rest(), self._context
-            saved = SavedSession(now.conversation, context.consumed, now.rng)
+            settled, context = self._require_idle(), self._context
+            saved = SavedSession(settled.conversation, context.consumed, settled.rng)
             context.state.save(path, transcript.to_json(saved, self.model.path.name))
 
     def load(self, path: str | os.PathLike[str], *, replay: bool = False) -> int:
@@ -422,8 +425,8 @@ class Session:
         unchanged.
         """
         with self._hold:
-            now, before = self._at_rest(), self._snapshot()
-            self._settled = replace(now, mark=before.context)
+            settled, before = self._require_idle(), self._snapshot()
+            self._settled = replace(settled, mark=before.context)
             try:
                 saved = transcript.load_into(self._context, path, self.model.tokenizer)
             except StateError as problem:
@@ -434,19 +437,19 @@ class Session:
                     raise
                 log.info("edge.session", "%s: read again, %s", path, problem.message)
                 self._context.clear()
-                saved = SavedSession(conversation, Consumed(), now.rng)
-            self._settled = Settled(saved.conversation, saved.rng, self._undoable(before))
+                saved = SavedSession(conversation, Consumed(), settled.rng)
+            self._settled = Settled(saved.conversation, saved.rng, self._undo_history(before))
             log.info("edge.session", "resumed %s: %d tokens", path, self._context.position)
             return self._context.position
 
-    def _at_rest(self) -> Settled:
+    def _require_idle(self) -> Settled:
         """Return the settled session, ending an answer that was cancelled but not iterated since.
 
         Raises InputError while another answer is in progress, and if the session is closed.
         """
-        if self._open is None:
+        if self._open_context is None:
             raise _closed()
-        generation = self._making()
+        generation = self._current_answer()
         if generation is not None and not generation.stopped():
             raise InputError(
                 "an answer is in progress", remedy="finish it, close() it, or cancel() first"
@@ -455,13 +458,13 @@ class Session:
 
     def _settle(self) -> Settled:
         """Return the settled session, after rolling back an interrupted action."""
-        now = self._settled
-        if now.mark is not None:
-            self._context.restore(now.mark)
-            now = self._settled = replace(now, mark=None)
-        return now
+        settled = self._settled
+        if settled.mark is not None:
+            self._context.restore(settled.mark)
+            settled = self._settled = replace(settled, mark=None)
+        return settled
 
-    def _calm(self) -> Context:
+    def _settled_context(self) -> Context:
         """Return the context, settled unless an action is in progress."""
         if self._settled.mark is not None and not self.busy:
             with suppress(EngineError), self._hold:
@@ -469,14 +472,14 @@ class Session:
         return self._context
 
 
-def _log(answer: Answer) -> None:
-    if (made := answer.result) is None:
+def _log_answer(answer: Answer) -> None:
+    if (result := answer.result) is None:
         log.info("edge.answer", "failed after %d tokens", len(answer.tokens))
         return
     log.info(
         "edge.answer", "%s: %d tokens fed, %d reused, %d made in %.3f s",
-        made.finish_reason, made.prompt_tokens, made.reused_tokens, len(made.tokens),
-        made.timings.total_s,
+        result.finish_reason, result.prompt_tokens, result.reused_tokens, len(result.tokens),
+        result.timings.total_s,
     )  # fmt: skip
 
 

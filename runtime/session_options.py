@@ -28,7 +28,7 @@ MAX_PROMPT_TOKENS = 1 << 17
 UNDO_LEVELS = 4
 # copies of a state besides those of `undo`: before the answer in progress, after its prompt, and
 # after the previous prompt
-_HELD = 3
+_EXTRA_COPIES = 3
 
 
 class SessionOptions(TypedDict, total=False):
@@ -89,8 +89,8 @@ def check_options(model: Model, options: Mapping[str, Any]) -> CheckedOptions:
     window, accept = options.get("window", DEFAULT_WINDOW), options.get("accept", "exact")
     draft, tree = options.get("draft"), options.get("draft_tree")
     draft_tokens = options.get("draft_tokens")
-    longest = options.get("max_prompt_tokens", MAX_PROMPT_TOKENS)
-    levels = options.get("undo_levels", UNDO_LEVELS)
+    max_prompt_tokens = options.get("max_prompt_tokens", MAX_PROMPT_TOKENS)
+    undo_levels = options.get("undo_levels", UNDO_LEVELS)
     drafter: Drafting | None = None
 
     faults = unknown_names(options, SessionOptions.__annotations__)
@@ -99,9 +99,9 @@ def check_options(model: Model, options: Mapping[str, Any]) -> CheckedOptions:
     with collecting(faults):
         rng = new_rng(SamplingParams(seed=options.get("seed")).seed)
     with collecting(faults):
-        check_number("max_prompt_tokens", longest, 1, 1 << 31, whole=True)
+        check_number("max_prompt_tokens", max_prompt_tokens, 1, 1 << 31, whole=True)
     with collecting(faults):
-        check_number("undo_levels", levels, 0, 1 << 16, whole=True)
+        check_number("undo_levels", undo_levels, 0, 1 << 16, whole=True)
     plan: Mapping[str, int] = {}
     with collecting(faults):
         plan = model.engine.memory_plan(window=window, capacity=capacity)  # refuses both sizes
@@ -115,18 +115,18 @@ def check_options(model: Model, options: Mapping[str, Any]) -> CheckedOptions:
     if drafter is not None and window < drafter.window:
         window = drafter.window
         plan = model.engine.memory_plan(window=window, capacity=capacity)
-    if (most := options.get("max_bytes")) is not None:
-        _check_bytes(plan, max(1, levels) + _HELD, most)
-    return CheckedOptions(system, window, capacity, longest, levels, rng, drafter)
+    if (max_bytes := options.get("max_bytes")) is not None:
+        _check_bytes(plan, max(1, undo_levels) + _EXTRA_COPIES, max_bytes)
+    return CheckedOptions(system, window, capacity, max_prompt_tokens, undo_levels, rng, drafter)
 
 
-def _check_bytes(plan: Mapping[str, int], copies: int, most: int) -> None:
-    """Raise StateError if a state of this plan and its copies take more than `most` bytes."""
+def _check_bytes(plan: Mapping[str, int], copies: int, max_bytes: int) -> None:
+    """Raise StateError if a state of this plan and its copies take more than `max_bytes` bytes."""
     state = plan["state_ring"] + plan["kv_cache"] + plan["logits"]
     needed = state + copies * plan["snapshot"]
-    if needed > most:
+    if needed > max_bytes:
         raise StateError(
-            f"{most} is less than the {needed} needed: {state} for the state and "
+            f"{max_bytes} is less than the {needed} needed: {state} for the state and "
             f"{plan['snapshot']} for each of {copies} copies that undo and regenerate keep",
             field="max_bytes",
             remedy="make capacity, window or undo_levels smaller",

@@ -104,8 +104,8 @@ class State(StateMemory):
         `select`.
         """
         with self.hold:
-            self._needs_choice("snapshot")
-            return self._copied(self._applied() if applied else self.ledger.here)
+            self._check_no_tree("snapshot")
+            return self._copy(self._applied() if applied else self.ledger.here)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Set the live state to `snapshot`, which cannot be rewound.
@@ -139,7 +139,7 @@ class State(StateMemory):
         `reach`; the state is then unchanged.
         """
         with self.hold:
-            self._needs_choice("rewind")
+            self._check_no_tree("rewind")
             if count < 0:
                 raise StateError(f"cannot rewind by {count} tokens")
             if count > self.ledger.reach:
@@ -175,7 +175,7 @@ class State(StateMemory):
         several sequences is to get a different batch size.
         """
         with self.hold:
-            self._needs_choice("fork")
+            self._check_no_tree("fork")
             batch = self.batch if batch is None else batch
             if batch < 1 or (batch != self.batch and self.batch != 1):
                 raise StateError(f"cannot fork {self.batch} sequences into {batch}")
@@ -198,7 +198,7 @@ class State(StateMemory):
         not a multiple, or too little room in its KV caches, and while a tree waits for `select`.
         """
         with self.hold, other.hold:
-            self._needs_choice("spread")
+            self._check_no_tree("spread")
             if other.identity != self.identity:
                 raise StateError("the states belong to different models")
             if other.batch % self.batch:
@@ -207,11 +207,11 @@ class State(StateMemory):
             if not self._same_memory(other):
                 raise StateError("the states belong to different engines")
             fits = len(self.ledger.pending) <= other.window
-            here = self.ledger.here if fits else self._applied()
-            other.ledger = other.ledger.with_room(len(here.rows))
-            after = other.ledger.elsewhere(self.position, len(here.rows))
+            slots = self.ledger.here if fits else self._applied()
+            other.ledger = other.ledger.with_room(len(slots.rows))
+            after = other.ledger.elsewhere(self.position, len(slots.rows))
             first = other._first_needed(self.position)
-            other._take(self, self._pairs(here, after.here), self.position, first)
+            other._take(self, self._pairs(slots, after.here), self.position, first)
             other.ledger = after.sliding_from(first)
 
     def save(self, path: str | os.PathLike[str], extra: dict[str, Any] | None = None) -> None:
@@ -252,7 +252,7 @@ class State(StateMemory):
     ) -> None:
         """Copy a whole state in. The caller holds the state and has checked the copy's identity."""
         self._check_room(position)
-        pending = max((len(each) for each in rows.values()), default=0)
+        pending = max((len(array) for array in rows.values()), default=0)
         self.ledger = self.ledger.with_room(pending)
         after = self.ledger.elsewhere(position, pending)
         first = self._first_needed(position)
@@ -291,7 +291,7 @@ class State(StateMemory):
                 f"holds {position} tokens, the KV caches have room for {self.layout.capacity}"
             )
 
-    def _needs_choice(self, verb: str) -> None:
+    def _check_no_tree(self, verb: str) -> None:
         if self.ledger.tree is not None:
             raise StateError(
                 f"cannot {verb}: a tree was run and no node of it selected",
@@ -300,20 +300,20 @@ class State(StateMemory):
 
     def _applied(self) -> Slots:
         """Return the slots of the live state after applying pending tokens; the reach remains."""
-        here: Slots = self.ledger.here
-        return self.workspace.apply(self) if here.rows else here
+        slots: Slots = self.ledger.here
+        return self.workspace.apply(self) if slots.rows else slots
 
-    def _copied(self, here: Slots) -> Snapshot:
+    def _copy(self, slots: Slots) -> Snapshot:
         layout = self.layout
         recurrent = {
             name: np.empty(shape, layout.dtype(name)) for name, shape in layout.recurrent.items()
         }
-        rows = {name: np.empty(*layout.rows(name, len(here.rows))) for name in layout.logs}
+        rows = {name: np.empty(*layout.rows(name, len(slots.rows))) for name in layout.logs}
         caches = {
             name: np.empty(shape, layout.dtype(name))
             for name, shape in layout.cache_shapes(self.position).items()
         }
-        self._read(self._pieces(here, recurrent, rows), caches, self.position)
+        self._read(self._pieces(slots, recurrent, rows), caches, self.position)
         return Snapshot(self.identity, self.batch, self.position, recurrent, caches, rows)
 
     @abstractmethod

@@ -108,16 +108,16 @@ class StateMemory(ABC):
             return 0
         return self.ledger.first if first is None else first
 
-    def _slot(self, name: str, here: Slots) -> int:
-        return (here.based if name in self._based else here.kept)[0]
+    def _slot(self, name: str, slots: Slots) -> int:
+        return (slots.based if name in self._based else slots.kept)[0]
 
     def _pieces(
-        self, here: Slots, recurrent: Mapping[str, Array], rows: Mapping[str, Array]
+        self, slots: Slots, recurrent: Mapping[str, Array], rows: Mapping[str, Array]
     ) -> Iterator[Piece]:
         for name in self.layout.recurrent:
-            yield name, self._slot(name, here), recurrent[name]
+            yield name, self._slot(name, slots), recurrent[name]
         for name, array in rows.items():
-            for slot, row in zip(here.rows, array, strict=True):
+            for slot, row in zip(slots.rows, array, strict=True):
                 yield name, slot, row
 
     def _pairs(self, start: Slots, to: Slots) -> Iterator[tuple[str, int, int]]:

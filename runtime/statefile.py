@@ -46,7 +46,7 @@ MAX_EXTRA = 64 << 20
 # room for safetensors' own header besides the tensors' bytes
 _PAYLOAD_SLACK = 8 << 20
 MAX_UNUSED = 16 << 30  # bytes of a payload that is only hashed, in pieces
-_PIECE = 1 << 20
+_READ_SIZE = 1 << 20
 
 _PREFIX = struct.Struct("<8sIIQQ")
 _DIGEST = 32
@@ -155,8 +155,8 @@ def read_extra(path: str | os.PathLike[str]) -> dict[str, Any]:
     return _parse_extra(file, _read(file, MAX_UNUSED, keep=False)[2])
 
 
-def _read(file: Path, most: int, *, keep: bool = True) -> tuple[bytes, bytes, bytes]:
-    """Read header, payload of at most `most` bytes, and extra, and check the digest.
+def _read(file: Path, max_payload: int, *, keep: bool = True) -> tuple[bytes, bytes, bytes]:
+    """Read header, payload of at most `max_payload` bytes, and extra, and check the digest.
 
     Without `keep`, the payload is only hashed and returned as b"".
     """
@@ -168,31 +168,31 @@ def _read(file: Path, most: int, *, keep: bool = True) -> tuple[bytes, bytes, by
             if not stat.S_ISREG(info.st_mode):
                 raise StateError("is not a file", file=file)
             prefix = stream.read(_PREFIX.size)
-            lengths = _lengths(file, prefix, info.st_size, most)
-            told, found = stream.read(_DIGEST), hashlib.sha256(prefix)
+            lengths = _lengths(file, prefix, info.st_size, max_payload)
+            stored_digest, hasher = stream.read(_DIGEST), hashlib.sha256(prefix)
 
-            def taken(length: int) -> bytes:
+            def read_exactly(length: int) -> bytes:
                 part = stream.read(length)
                 if len(part) != length:
                     raise StateError("was cut short while it was read", file=file, remedy=_DAMAGED)
-                found.update(part)
+                hasher.update(part)
                 return part
 
-            header, payload = taken(lengths[0]), b""
+            header, payload = read_exactly(lengths[0]), b""
             if keep:
-                payload = taken(lengths[1])
+                payload = read_exactly(lengths[1])
             else:
-                for at in range(0, lengths[1], _PIECE):
-                    taken(min(_PIECE, lengths[1] - at))
-            extra = taken(lengths[2])
+                for at in range(0, lengths[1], _READ_SIZE):
+                    read_exactly(min(_READ_SIZE, lengths[1] - at))
+            extra = read_exactly(lengths[2])
     except OSError as problem:
         raise StateError(f"cannot be read: {problem.strerror or problem}", file=file) from problem
-    if found.digest() != told:
+    if hasher.digest() != stored_digest:
         raise StateError("does not match its SHA-256", file=file, remedy=_DAMAGED)
     return header, payload, extra
 
 
-def _lengths(file: Path, prefix: bytes, size: int, most: int) -> tuple[int, int, int]:
+def _lengths(file: Path, prefix: bytes, size: int, max_payload: int) -> tuple[int, int, int]:
     """Return the lengths of header, payload and extra, after checking them against the file's."""
     if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
         raise StateError("is not a saved state", file=file)
@@ -206,14 +206,15 @@ def _lengths(file: Path, prefix: bytes, size: int, most: int) -> tuple[int, int,
         )
     # check the limits before reading anything of that length
     for name, length, limit in (
-        ("header", header, MAX_HEADER), ("payload", payload, most), ("extra", extra, MAX_EXTRA),
+        ("header", header, MAX_HEADER), ("payload", payload, max_payload),
+        ("extra", extra, MAX_EXTRA),
     ):  # fmt: skip
         if length > limit:
             raise StateError(f"{length} bytes, at most {limit} expected", file=file, field=name)
     expected = _PREFIX.size + _DIGEST + header + payload + extra
     if size != expected:
-        what = "is cut short" if size < expected else "has bytes after its end"
-        raise StateError(f"{what}: {size} bytes, {expected} expected", file=file, remedy=_DAMAGED)
+        fault = "is cut short" if size < expected else "has bytes after its end"
+        raise StateError(f"{fault}: {size} bytes, {expected} expected", file=file, remedy=_DAMAGED)
     return header, payload, extra
 
 
@@ -236,12 +237,12 @@ def _check_header(
     for field, ours in told(identity).items():
         theirs = header["identity"].get(field)
         if theirs != ours:
-            faults.add(field, f"was saved with another {field}: {_short(theirs)}, "
-                              f"this is {_short(ours)}")  # fmt: skip
+            faults.add(field, f"was saved with another {field}: {_abbreviate(theirs)}, "
+                              f"this is {_abbreviate(ours)}")  # fmt: skip
     if faults:
         name = _parse_extra(file, extra).get("model")
-        known = isinstance(name, str) and name
-        remedy = f"it was saved with {name:.80}: open it with that" if known else OPEN_IT
+        is_named = isinstance(name, str) and name
+        remedy = f"it was saved with {name:.80}: open it with that" if is_named else OPEN_IT
         faults.refuse(StateError, file=file, remedy=remedy)
     batch, position = header.get("batch"), header.get("position")
     if batch != layout.batch:
@@ -263,7 +264,7 @@ def _check_header(
     raise StateError("does not describe this model's state", file=file, field="layout")
 
 
-def _short(value: object) -> str:
+def _abbreviate(value: object) -> str:
     """Return the first digits of a fingerprint, enough to tell two apart."""
     text = str(value)
     return f"{text[:12]}…" if len(text) > 24 else repr(text)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge.runtime.prompts import Turn
 
 VERSION = 1
-_OF_TOOLS = {"tool_calls", "tool_call_id"}
+_TOOL_KEYS = {"tool_calls", "tool_call_id"}
 KEPT = 1 << 20  # characters of a transcript above which messages left out of prompts are dropped
 
 
@@ -78,19 +78,19 @@ class Conversation:
                 f"must be a text or a list of messages, not {type(text).__name__}",
                 field="messages", remedy='"Hello", or [{"role": "user", "content": "Hello"}]',
             )  # fmt: skip
-        out: list[Message] = []
+        messages: list[Message] = []
         known = 0  # messages that repeat the transcript
         for index, item in enumerate(text):
-            message = item if isinstance(item, Message) else _message(index, item)
+            message = item if isinstance(item, Message) else _parse_message(index, item)
             if known == index < len(self.messages):
-                own = self.messages[index]
-                if replace(own, tokens=None) == replace(message, tokens=None):
-                    message, known = own, known + 1
-            out.append(message)
-        if not out or out[-1].role == "assistant":
+                existing = self.messages[index]
+                if replace(existing, tokens=None) == replace(message, tokens=None):
+                    message, known = existing, known + 1
+            messages.append(message)
+        if not messages or messages[-1].role == "assistant":
             raise InputError("must end with a message to answer", field="messages")
-        check_messages(out)
-        return Conversation(tuple(out), self.skipped if known == len(self.messages) else 0)
+        check_messages(messages)
+        return Conversation(tuple(messages), self.skipped if known == len(self.messages) else 0)
 
     def answered(self, answer: Message) -> Conversation:
         """Return the conversation with an answer added, without the oldest messages if too long."""
@@ -125,11 +125,11 @@ class SavedSession:
     rng: Mapping[str, Any]
 
 
-def _message(index: int, item: Mapping[str, Any]) -> Message:
+def _parse_message(index: int, item: Mapping[str, Any]) -> Message:
     keys = {"role", "content"}
-    if not isinstance(item, Mapping) or not keys <= set(item) <= keys | _OF_TOOLS:
+    if not isinstance(item, Mapping) or not keys <= set(item) <= keys | _TOOL_KEYS:
         raise InputError(
-            f"must have role and content, and may have {' and '.join(sorted(_OF_TOOLS))}, no more",
+            f"must have role and content, and may have {' and '.join(sorted(_TOOL_KEYS))}, no more",
             field=f"messages.{index}",
         )
     if not isinstance(item["role"], str) or not isinstance(item["content"], str):
@@ -147,10 +147,10 @@ def _with_calls(message: Message, item: Mapping[str, Any], field: str) -> Messag
             "JSON object",
             field=f"{field}.tool_calls",
         ) from None
-    named = item.get("tool_call_id")
-    if named is not None and not isinstance(named, str):
+    call_id = item.get("tool_call_id")
+    if call_id is not None and not isinstance(call_id, str):
         raise InputError("must be a string", field=f"{field}.tool_call_id")
-    return replace(message, tool_calls=calls, tool_call_id=named)
+    return replace(message, tool_calls=calls, tool_call_id=call_id)
 
 
 def read_call(item: Mapping[str, Any]) -> ToolCall:
@@ -185,7 +185,7 @@ def to_json(saved: SavedSession, model: str) -> dict[str, Any]:
                     if (calls := message.tool_calls)
                     else {}
                 ),
-                **({"tool_call_id": named} if (named := message.tool_call_id) else {}),
+                **({"tool_call_id": call_id} if (call_id := message.tool_call_id) else {}),
             }
             for message in saved.conversation.messages
         ],
@@ -214,13 +214,17 @@ def conversation_from_json(
     with _malformed(path):
         messages: list[Message] = []
         for item in extra["messages"]:
-            said = item["tokens"]
-            tokens = None if said is None or tokenizer is None else _ids(said, tokenizer)
+            saved_tokens = item["tokens"]
+            tokens = (
+                None
+                if saved_tokens is None or tokenizer is None
+                else _check_ids(saved_tokens, tokenizer)
+            )
             message = Message(item["role"], item["content"], tokens)
             messages.append(_with_calls(message, item, "extra"))
         check_messages(messages)
         # earlier versions kept everything
-        return Conversation(tuple(messages), _count(extra.get("skipped", 0), len(messages)))
+        return Conversation(tuple(messages), _check_count(extra.get("skipped", 0), len(messages)))
 
 
 def from_json(
@@ -229,14 +233,14 @@ def from_json(
     """Read and check what `to_json` wrote. Raises StateError if it is malformed."""
     conversation = conversation_from_json(extra, tokenizer, path)
     with _malformed(path):
-        pending, tokens = extra["pending"], _ids(extra["tokens"], tokenizer)
+        pending, tokens = extra["pending"], _check_ids(extra["tokens"], tokenizer)
         return SavedSession(
             conversation,
             Consumed(
                 tokens,
-                pending=None if pending is None else _ids([pending], tokenizer)[0],
-                forgotten=_count(extra.get("forgotten", 0), 1 << 62),
-                gap=_count(extra.get("gap", 0), len(tokens)),
+                pending=None if pending is None else _check_ids([pending], tokenizer)[0],
+                forgotten=_check_count(extra.get("forgotten", 0), 1 << 62),
+                gap=_check_count(extra.get("gap", 0), len(tokens)),
             ),
             dict(extra["rng"]),
         )
@@ -255,10 +259,10 @@ def load_into(context: Context, path: str | os.PathLike[str], tokenizer: Tokeniz
 def read_conversation(path: str | os.PathLike[str]) -> Conversation | None:
     """Return the chat in a file, even if its state cannot be used; None if there is none."""
     try:
-        found = conversation_from_json(statefile.read_extra(path), None, path)
+        conversation = conversation_from_json(statefile.read_extra(path), None, path)
     except StateError:
         return None
-    return found if found.messages else None
+    return conversation if conversation.messages else None
 
 
 @contextmanager
@@ -269,13 +273,13 @@ def _malformed(path: str | os.PathLike[str]) -> Iterator[None]:
         raise StateError(f"has a malformed transcript: {problem}", file=path) from None
 
 
-def _count(value: Any, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{value!r:.40} is not a number from 0 to {most}")
+def _check_count(value: Any, maximum: int) -> int:
+    if type(value) is not int or not 0 <= value <= maximum:
+        raise ValueError(f"{value!r:.40} is not a number from 0 to {maximum}")
     return value
 
 
-def _ids(values: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _check_ids(values: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
     if not all(type(value) is int for value in values):
         raise TypeError("a token id is not a whole number")
     return tuple(tokenizer.check_id(value) for value in values)

@@ -1,4 +1,4 @@
-"""Headless Chromium over its debugging pipe, for tests of a page; skipped where there is none."""
+"""Headless Chromium over its debugging pipe, for page tests; skipped if Chromium is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, "")}
 
 
 class Browser:
-    """One tab."""
+    """One browser tab."""
 
     def __init__(self) -> None:
         found = shutil.which("chromium") or shutil.which("google-chrome")
@@ -30,7 +30,7 @@ class Browser:
         self._from, answers = os.pipe()
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                    f"--user-data-dir={self._home.name}", "--remote-debugging-pipe"]  # fmt: skip
-        # it reads commands from descriptor 3 and answers on 4
+        # Chromium reads commands from descriptor 3 and answers on 4
         line = f'exec 3<&{commands} 4>&{answers}; exec "$@"'
         self._process = subprocess.Popen(
             ["bash", "-c", line, "bash", found, *options, "about:blank"],
@@ -39,7 +39,7 @@ class Browser:
         os.close(commands)
         os.close(answers)
         self._held, self._count, self._session = b"", 0, ""
-        self.said: list[str] = []  # errors, and what the policy refused
+        self.said: list[str] = []  # errors, and what the content policy blocked
         pages = self.send("Target.getTargets")["targetInfos"]
         target = next(one["targetId"] for one in pages if one["type"] == "page")
         attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
@@ -57,10 +57,10 @@ class Browser:
         os.close(self._from)
         time.sleep(0.1)
         self._home._finalizer.detach()  # type: ignore[attr-defined]
-        shutil.rmtree(self._home.name, ignore_errors=True)  # its children may still write there
+        shutil.rmtree(self._home.name, ignore_errors=True)  # child processes may still write there
 
     def send(self, method: str, **params: Any) -> Any:
-        """A command's result."""
+        """Send a command and return its result."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": params}
         if self._session:
@@ -82,7 +82,7 @@ class Browser:
         return found
 
     def open(self, url: str, *, width: int, height: int, dark: bool = False) -> None:
-        """Go there, in a window of this size; below 600 pixels it is a phone."""
+        """Open a URL in a window of this size; below 600 pixels it emulates a phone."""
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height,
                   deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -91,7 +91,7 @@ class Browser:
         self.until("document.readyState === 'complete'")
 
     def value(self, script: str) -> Any:
-        """What an expression is."""
+        """Evaluate an expression."""
         found = self.send("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
@@ -104,7 +104,7 @@ class Browser:
             time.sleep(0.03)
 
     def type(self, text: str) -> None:
-        """Into what has the focus."""
+        """Type into the focused element."""
         self.send("Input.insertText", text=text)
 
     def press(self, key: str) -> None:
@@ -114,5 +114,5 @@ class Browser:
         self.send("Input.dispatchKeyEvent", type="keyUp", **more)
 
     def screenshot(self, path: Path) -> None:
-        """A PNG of what is seen."""
+        """Return a PNG of the visible page."""
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot")["data"]))

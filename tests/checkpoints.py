@@ -1,9 +1,9 @@
-"""What tiny random checkpoints are made of, for tests to read: tensors, a tokenizer, small files.
+"""Parts of tiny random checkpoints for tests: tensors, a tokenizer, small files.
 
-`tests/transformers_checkpoints.py` and `tests/state_spaces_checkpoints.py` write them, as the real
-ones are laid out. Every tensor is random, norms and biases too, so that no constant can hide a
-mistake. A directory has a working tokenizer where its family has one: byte-level BPE, 272 tokens
-with padding.
+`tests/transformers_checkpoints.py` and `tests/state_spaces_checkpoints.py` write them in the layout
+of the real ones. Every tensor is random, norms and biases too, so that no constant can hide a
+mistake. A directory has a working tokenizer if its family has one: byte-level BPE, 272 tokens with
+padding.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
 
-TOKENS = 270  # what the tokenizer has
-VOCABULARY = 272  # what the models have: padded to a multiple of 8
+TOKENS = 270  # of the tokenizer
+VOCABULARY = 272  # of the models: padded to a multiple of 8
 END = "<|endoftext|>"
 CORPUS = ["the state of the model is the whole of the past", "a robot walks and then it stops"]
 
 
 def save_tokenizer(path: Path, chat_template: str | None = None) -> Path:
-    """tokenizer.json with at most TOKENS tokens, END being 0, and the small files beside it."""
+    """Write tokenizer.json with at most TOKENS tokens (END is 0), and the small files beside it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -51,19 +51,21 @@ def save_tokenizer(path: Path, chat_template: str | None = None) -> Path:
 
 
 def write_json(path: Path, value: object) -> None:
-    """`value` as JSON, with bare Infinity where it holds one, as upstream writes it."""
+    """Write `value` as JSON, with bare Infinity where it occurs, as upstream does."""
     path.write_text(json.dumps(value, indent=2))
 
 
 def edit_config(path: Path, **changes: object) -> None:
-    """Set fields of config.json; a value of ... removes the field."""
+    """Set fields of config.json; the value ... removes a field."""
     file = path / "config.json"
     values = json.loads(file.read_text()) | changes
     write_json(file, {k: v for k, v in values.items() if v is not ...})
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """fp32 values in a range that such a tensor has, so that states neither vanish nor explode."""
+    """Return fp32 values in a range typical of the tensor, so that states neither vanish nor
+    explode.
+    """
 
     def uniform(low: float, high: float) -> Tensor:
         return torch.rand(shape, generator=generator) * (high - low) + low
@@ -85,7 +87,7 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator)
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
-    """Replace every parameter by `random_tensor`'s."""
+    """Replace every parameter with one from `random_tensor`."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         routed = [(n, b) for n, b in model.named_buffers() if n.endswith("_bias")]
@@ -94,7 +96,9 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 
 def refusal(path: Path, *, read: bool = False) -> CheckpointError:
-    """The CheckpointError that opening (and reading) it raises, which has a place and a remedy."""
+    """Return the CheckpointError of opening and reading a checkpoint; it must have a place and a
+    remedy.
+    """
     with pytest.raises(CheckpointError) as caught:
         checkpoint = open_checkpoint(path)
         if read:

@@ -1,4 +1,4 @@
-"""Command lines of pytest that are written for another machine, as far as they go on this one."""
+"""Pytest command lines written for another machine, run as far as possible on this one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def assert_collected(arguments: list[str], files: list[str]) -> None:
-    """On a machine with a GPU these tests would be run: their files are imported as there."""
+    """Check that a machine with a GPU would run these tests: their files are imported as they would
+    be there.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(

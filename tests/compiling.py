@@ -1,4 +1,4 @@
-"""C and C++ of the tests, compiled once a run, whichever of its processes asks first."""
+"""C and C++ of the tests, compiled once per run and shared by its processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = "EDGE_TEST_COMPILED"  # where this run keeps it; the tests' conftest makes and removes it
+FOLDER = "EDGE_TEST_COMPILED"  # cache of this run; the tests' conftest creates and removes it
 
 
 @cache
 def compiled(name: str, compiler: str, *arguments: str, source: str | None = None) -> Path:
-    """What the compiler makes of `arguments`, and of `source` as its standard input, as a file
-    `name` in a folder of its own. Skips the test where there is no such compiler.
+    """Compile `arguments`, with `source` as standard input, into a file `name` in its own folder.
+    Skips the test when the compiler is missing.
     """
     found = shutil.which(compiler)
     if found is None or not sys.platform.startswith("linux"):

@@ -1,4 +1,4 @@
-"""What every test starts from."""
+"""Setup shared by all tests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import time
 import uuid
 from collections.abc import Generator
 
-# before Triton's first import: kernels are then interpreted, on the CPU
+# before Triton's first import: kernels are then interpreted on the CPU
 if os.environ.get("EDGE_TEST_DEVICE", "cpu") == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 
-# tiny tensors: a second thread only makes them wait, tenfold when other programs run; read by torch
-# when it is imported, here and in what the tests start
+# Tensors are tiny: a second thread only adds waiting, tenfold when other programs run. torch reads
+# this when it is imported, here and in the tests' child processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
@@ -36,19 +36,19 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 torch.set_num_threads(1)
 
-# A shell starts background jobs with SIGINT ignored, and children inherit it: those that a test
-# interrupts would wait for ever.
+# A shell starts background jobs with SIGINT ignored, and children inherit that: processes that a
+# test interrupts would wait forever.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A run judges a change, so it tries what the run before tried, however busy the machine is. What
-# chance finds, a person looks for: make test ARGS="--hypothesis-profile random"
+# A run judges a change, so it tries the same examples as the run before, whatever the load of the
+# machine. For random examples: make test ARGS="--hypothesis-profile random"
 _BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("fixed", derandomize=True, **_BUSY)
 settings.register_profile("random", **_BUSY)
 settings.load_profile("fixed")
 
-# in the environment of everything that the tests start
+# in the environment of every process that the tests start
 _MARK = "EDGE_TEST_RUN"
 _PATIENCE_S = 60.0
 
@@ -57,13 +57,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[_MARK] = uuid.uuid4().hex
         os.environ[compiling.FOLDER] = tempfile.mkdtemp(prefix="edge-compiled-")
-        # what was typed into chats is not the user's own history
+        # keep test chats out of the user's history
         os.environ["XDG_STATE_HOME"] = os.path.join(os.environ[compiling.FOLDER], "state")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector from ten thousand tests that stay: a fifth of collecting them."""
+    """Freeze the ten thousand test objects for the garbage collector, which saves a fifth of
+    collection.
+    """
     gc.disable()
     try:
         return (yield)
@@ -73,20 +75,20 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # or extension modules count at the end what they call leaks
+    gc.unfreeze()  # or extension modules report them as leaks at exit
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Start each test from the same random numbers, whichever ran before it in its process."""
+    """Seed the random numbers of each test, so that they do not depend on the tests before it."""
     random.seed(0)
     np.random.seed(0)
-    torch.default_generator.manual_seed(0)  # torch.manual_seed looks for a GPU each time
+    torch.default_generator.manual_seed(0)  # torch.manual_seed would look for a GPU each time
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail where a process that a test started is still there, and end it."""
+    """End processes that a test left running, and fail if there are any."""
     if hasattr(session.config, "workerinput"):
         return
     shutil.rmtree(os.environ[compiling.FOLDER])
@@ -102,7 +104,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _left_behind() -> list[psutil.Process]:
-    """Processes of this run, whoever their parent is by now."""
+    """Return processes of this run, whatever their current parent."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -110,12 +112,12 @@ def _left_behind() -> list[psutil.Process]:
             if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
-            continue  # another user's, or it has just ended
+            continue  # of another user, or it has just ended
     return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On a GPU leave out what would run there as it runs without one."""
+    """On a GPU, skip the tests that do not depend on the device."""
     if os.environ.get("EDGE_TEST_DEVICE", "cpu") == "cpu":
         return
     why = "runs in the interpreter, or on a driver of the tests: EDGE_TEST_DEVICE changes nothing"

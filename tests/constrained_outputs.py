@@ -1,6 +1,6 @@
-"""Schemas by hypothesis, and answers of random models to each, which all have to be valid.
+"""Random schemas from hypothesis, and answers of random models to each, all of which must be valid.
 
-python -m tests.constrained_outputs 10000      some minutes; the tests make a few of them
+python -m tests.constrained_outputs 10000      takes minutes; the test suite makes a few of them
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.session_models import model
 
 KINDS = ("chat", "base", "bytes")
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=6)
-_MOST = 3000  # tokens: more than any of these schemas takes
+_MOST = 3000  # tokens: more than any of these schemas needs
 
 
 def _numbers(kind: str) -> st.SearchStrategy[dict[str, Any]]:
@@ -67,7 +67,7 @@ SCHEMAS = _objects(st.recursive(LEAVES, _nested, max_leaves=6))
 
 
 def check(kind: str, schema: dict[str, Any], seeds: range, temperature: float = 2.0) -> int:
-    """Make an answer per seed and have jsonschema judge it; how many tokens that took."""
+    """Generate one answer per seed and validate it with jsonschema; return the number of tokens."""
     judge = jsonschema.Draft202012Validator(schema)
     count = 0
     for seed in seeds:
@@ -82,8 +82,8 @@ def check(kind: str, schema: dict[str, Any], seeds: range, temperature: float = 
 
 
 def run(examples: int, each: int) -> tuple[int, int]:
-    """Judge `each` answers to each of so many schemas, of every vocabulary in turn; how many
-    answers and tokens that were.
+    """Check `each` answers to each schema, cycling through the vocabularies; return answers and
+    tokens.
     """
     done = [0, 0]
 

@@ -1,8 +1,8 @@
-"""CPU time of engines on one thread, where other programs keep the machine too busy for a clock:
+"""CPU time of engines on one thread, for machines too busy to measure wall time:
 
     python -m tests.cpu_time ROUNDS BUNDLE:ENGINE...
 
-A step, a prompt of 256 tokens and a verified run of 4, in turn; medians of the rounds.
+Measures a step, a prompt of 256 tokens and a verified run of 4 in turn; reports medians.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PROMPT, STEPS, RUNS, DRAFT = 256, 8, 4, 4
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """CPU time of all threads."""
+    """Return the CPU time of all threads."""
     before = time.process_time()
     work()
     return time.process_time() - before
 
 
 def measured(engine: Any, state: Any, ids: np.ndarray, chunk: int) -> tuple[float, float, float]:
-    """Milliseconds of a step, of the prompt and of a run."""
+    """Return the milliseconds of a step, of the prompt and of a run."""
 
     def prompt() -> None:
         for start in range(0, PROMPT, chunk):
@@ -52,7 +52,7 @@ def measured(engine: Any, state: Any, ids: np.ndarray, chunk: int) -> tuple[floa
 
 
 def main(rounds: int, names: list[str]) -> None:
-    """Print a line a peer."""
+    """Print one line per engine."""
     peers = {}
     for name in names:
         bundle, _, engine = name.rpartition(":")

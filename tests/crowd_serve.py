@@ -1,10 +1,9 @@
 """Good clients of `edge serve` beside bad ones: `python -m tests.crowd_serve`.
 
-Each client has an address of its own on the loopback device. Good ones ask for eight tokens, wait,
-and ask again. Bad ones say nothing, send a head or a body a byte at a time, leave streams unread,
-send what is no HTTP, come without the key, begin a large body and end it never, or leave in the
-middle of a request. Prints the latencies of the good ones without the others and with them, in
-turn.
+Each client has its own address on the loopback device. Good clients ask for eight tokens, wait, and
+ask again. Bad clients say nothing, send a head or a body one byte at a time, leave streams unread,
+send something other than HTTP, omit the key, never finish a large body, or disconnect in the middle
+of a request. Prints the latencies of the good clients, alternately without and with the bad ones.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from tests.server_process import Server
 CHAT = "/v1/chat/completions"
 MODEL = "demo-draft"
 PATIENCE = 60.0
-PAUSE = 0.5  # seconds between bytes that trickle in
+PAUSE = 0.5  # seconds between trickled bytes
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass
 class Crowd:
-    """Clients of a server until `until`, on the monotonic clock, and what good ones saw."""
+    """Clients of a server until the monotonic time `until`, and the results of the good ones."""
 
     port: int
     key: str

@@ -1,4 +1,4 @@
-"""Fixtures of the demonstration models' training: a little data, and a tokenizer of it."""
+"""Fixtures for the training of the demo models: a little data, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WORDS = ["the", "cat", "dog", "bird", "sees", "hears", "a", "red", "green", "hou
 
 @pytest.fixture(autouse=True)
 def short_talks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few characters of what the network says at the end of its training will do."""
+    """Sample only a few characters from the network at the end of its training."""
     monkeypatch.setattr(training, "converse", partial(converse, limit=8))
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder laid out like the real one, with a few sentences in it."""
+    """Write a data folder laid out like the real one, with a few sentences in it."""
     folder = tmp_path_factory.mktemp("data")
     rng = random.Random(0)
 

@@ -1,4 +1,4 @@
-"""Device ops on their own: values for every one of them by its statement, and how one is run."""
+"""Single device ops: inputs for each one from its statement, and how to run it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOG_ROWS = 2 * WINDOW
 CAPACITY = 29
 _TYPES = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "i32": np.int32}
 _STATES = {32: np.float32, 16: np.float16, 8: np.int8}
-# Symbols of shapes: odd, and unlike each other. `choices` has those that a variant is about.
+# Symbols of shapes: odd and distinct. `choices` has those that a variant depends on.
 _SIZES = {
     "D": 48, "n": 48, "p": 12, "q": 4, "C": 19, "E": 23, "N": 9, "R": 7, "I": 21, "O": 33, "K": 4,
     "V": 31, "H": 6, "P": 8, "KV": 2, "dim/2": 3, "S": LOG_ROWS, "A": 1, "2": 2, "8": 8, "1": 1,
@@ -45,9 +45,9 @@ _CHOICES = [
     dict(zip(("bits", "state_bits", "groups"), choice, strict=True))
     for choice in itertools.product((4, 8), (32, 16, 8), (2, 1))
 ]
-# The largest of what int8 values of these names stand for; 3 of others.
+# The largest absolute value that int8 inputs of these names represent; 3 for others.
 _LARGEST = {"A_log": 2.8, "weight": 1.0, "state": 12.0, "dt": 4.0, "dt_bias": 4.0}
-# Rows that nothing may read, or change.
+# Values of rows that nothing may read or change.
 _POISON = {"f": np.nan, "i": 77}
 
 
@@ -55,9 +55,9 @@ class Case:
     """A device op with its constants.
 
     Attributes:
-        channels: scales are one a channel, where they may be.
-        half: weights that may be fp16 are.
-        tree: the longest tree that it is run over; 1 is none.
+        channels: whether scales are per channel, where they may be.
+        half: whether weights that may be fp16 are.
+        tree: maximum size of the trees to run; 1 for none.
     """
 
     def __init__(self, name: str, *, channels: bool = False, half: bool = False) -> None:
@@ -74,7 +74,7 @@ class Case:
             self.sizes |= {"K": _ATTRIBUTES["K"], "N": _ATTRIBUTES["N"]}
         if "Attention" in name:
             self.sizes |= {"C": CAPACITY}
-        # bounds and the like of ops that nothing here knows: numbers in order
+        # bounds and the like of ops unknown here: numbers in order
         others = (a.name for a in self.op.attributes if a.kind == "float")
         known = {name: (at + 1) / 2 for at, name in enumerate(others)} | _ATTRIBUTES | choice
         self.attributes: dict[str, float] = {n: known[n] for n in known if n in stated}
@@ -88,7 +88,7 @@ class Case:
         return "-".join([self.name, *["channels"] * self.channels, *["half"] * self.half])
 
     def _dim(self, dim: str) -> int:
-        """`G·N`, `K-1`, `K/block_size`, `block_size·bits/8`, `1|C`."""
+        """Evaluate `G·N`, `K-1`, `K/block_size`, `block_size·bits/8`, `1|C`."""
         if "|" in dim:
             return self._dim(dim.split("|")[int(self.channels)])
         if dim in self.sizes:
@@ -99,7 +99,7 @@ class Case:
         return math.prod(map(self._dim, over.split("·"))) // self._dim(under or "1")
 
     def shape(self, v: Value, **known: Any) -> list[Any]:
-        """Of `v`, with `known` for the symbols T, B, L and P of lists."""
+        """Return the shape of `v`; `known` has the symbols T, B, L and P of lists."""
         if v.name == "state_scale":
             of_heads = [self.sizes["H"], 1, self.sizes["N"]]
             many = of_heads if "Heads" in self.name else [self.sizes["N"], 1]
@@ -116,7 +116,7 @@ class Case:
         return np.dtype(_TYPES["f16" if self.half and "f16" in v.dtypes else v.dtypes[0]])
 
     def values(self, v: Value, **known: int) -> Array:
-        """Such as make sense for the input `v`."""
+        """Return plausible values for the input `v`."""
         shape, dtype = self.shape(v, **known), self.dtype(v)
         if v.name == "tokens":
             table = self.op.inputs[1]
@@ -135,7 +135,7 @@ class Case:
         return {v.name: self.values(v) for v in self.op.inputs if v.role == "weight"}
 
     def model(self) -> ModelProto:
-        """The one node, as a device graph has it."""
+        """Build a model of the one node, as a device graph has it."""
         inputs, outputs = self.op.inputs, self.op.outputs
         plugin = {"launches": b"bytes", "plugin_version": "1", "plugin_namespace": DEVICE_DOMAIN}
         node = helper.make_node(
@@ -171,7 +171,7 @@ class Case:
         )
 
     def whole(self, name: str) -> int:
-        """Columns of the tensor that `name` is columns of: all of it where they start at 0."""
+        """Return the tensor whose columns `name` is: the tensor itself if they start at 0."""
         start, width = (int(self.attributes[f"{name}_{part}"]) for part in ("start", "width"))
         return start + width + (3 if start else 0)
 
@@ -179,19 +179,19 @@ class Case:
     def session(self) -> ort.InferenceSession:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
-        # or a product with a dequantized weight may become one that rounds its x
+        # otherwise a product with a dequantized weight may become one that rounds its x
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         model = self.model().SerializeToString()
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def run(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs by name."""
+        """Run the model; return outputs by name."""
         used = {i.name for i in self.session.get_inputs()}
         found = self.session.run(None, {n: a for n, a in given.items() if n in used})
         return {v.name: y for v, y in zip(self.op.outputs, found, strict=True)}
 
     def given(self, steps: Steps, batch: int) -> dict[str, Array]:
-        """Everything that goes in, constants too; what may not be read or changed is poisoned."""
+        """Return all inputs, constants included; what may not be read or changed is poisoned."""
         tokens = len(steps.slots)
         replay = _replay(steps, self.rng)
         steering = {"run": _run(steps), "replay": replay, "slots": _ints(steps.slots)}
@@ -216,7 +216,7 @@ class Case:
         return found
 
     def _memory(self, v: Value, steps: Steps, known: dict[str, int]) -> Array:
-        """A state, log or cache: only what a run may read is not poison."""
+        """Return a state, log or cache in which everything is poison except what a run may read."""
         real = self.values(v, **known)
         memory = np.full_like(real, _POISON[real.dtype.kind])
         if v.name.endswith("cache"):
@@ -227,14 +227,14 @@ class Case:
         return memory
 
     def _chosen(self, shape: list[int]) -> Array:
-        """Distinct experts a row, of those that weights have."""
+        """Return distinct experts per row, among those that have weights."""
         stacks = [len(array) for array in self.constants.values()]
         experts = int(self.attributes.get("experts", stacks[0] if stacks else 0))
         rows = [self.rng.permutation(experts)[: shape[-1]] for _ in range(math.prod(shape[:-1]))]
         return _ints(rows).reshape(shape)
 
     def _columns(self, v: Value, array: Array) -> Array:
-        """`array` among poisoned columns."""
+        """Embed `array` among poisoned columns."""
         if v.name not in viewable(self.op):
             return array
         start = int(self.attributes[f"{v.name}_start"])
@@ -246,7 +246,7 @@ class Case:
 
 
 def cases(names: Iterable[str]) -> list[Case]:
-    """Each op; with scales a channel where it may have them, with fp16 weights likewise."""
+    """Return each op, also with scales per channel and with fp16 weights where it supports them."""
     found = []
     for name in names:
         found.append(Case(name))
@@ -258,7 +258,7 @@ def cases(names: Iterable[str]) -> list[Case]:
     return found
 
 
-# -- what steers a run -----------------------------------------------------------------------------
+# -- inputs of a run -------------------------------------------------------------------------------
 
 
 def _ints(values: Any) -> Array:
@@ -273,7 +273,7 @@ def _run(steps: Steps) -> Array:
 
 
 def _replay(steps: Steps, rng: np.random.Generator) -> Array:
-    """More rows than there are: those behind the pending ones mean nothing."""
+    """Return more rows than needed: those behind the pending ones mean nothing."""
     more = int(rng.integers(0, LOG_ROWS - len(steps.pending)))
     return _ints([*steps.pending, *[10**6] * max(more, int(not steps.pending))])
 
@@ -289,7 +289,7 @@ def _ancestors(steps: Steps) -> Array:
 
 
 def _taps(steps: Steps, width: int) -> dict[str, Array]:
-    """Rows of [state slot | log | new tokens] in the order of a chain."""
+    """Return rows of [state slot | log | new tokens] in the order of a chain."""
     state, first = list(range(width - 1)), width - 1 + LOG_ROWS
     new = [first + token for token in range(len(steps.slots))]
     order = [*state, *(width - 1 + row for row in steps.pending), *new]

@@ -1,6 +1,6 @@
-"""What the device ops mean, by the references and a plain model of slots, logs and replays.
+"""The meaning of the device ops, from the references and a plain model of slots, logs and replays.
 
-It is told which tokens a state has pending (`Steps`), and never looks at what tells the ops: `run`,
+It is given the pending tokens of a state (`Steps`), and never reads what steers the ops: `run`,
 `replay`, `taps`.
 """
 
@@ -30,10 +30,10 @@ class Steps:
     """One run over a state with pending tokens.
 
     Attributes:
-        pending: log rows of tokens that the state has yet to take, oldest first.
-        advance: how many of them the stored state has taken, where `store` is ADVANCED.
+        pending: log rows of the tokens that the state has yet to take, oldest first.
+        advance: number of them that the stored state has taken, if `store` is ADVANCED.
         slots: log row of each new token, -1 for none.
-        parents: of each new token for a tree, None for a chain.
+        parents: parents of the new tokens of a tree, None for a chain.
     """
 
     pending: tuple[int, ...]
@@ -50,7 +50,7 @@ class Steps:
 
 
 def expected(name: str, given: Given, attributes: Attributes, steps: Steps) -> dict[str, Array]:
-    """Outputs of the device op by name; its inputs by theirs."""
+    """Return the outputs of the device op by name, given its inputs by name."""
     own = {
         v: array[..., attributes[f"{v}_start"] :][..., : attributes[f"{v}_width"]]
         if v in viewable(DEVICE_OPS[name])
@@ -80,7 +80,7 @@ def expected(name: str, given: Given, attributes: Attributes, steps: Steps) -> d
 
 
 def functional(op: str, given: Given, attributes: Attributes) -> dict[str, Array]:
-    """The op of the domain `edge` by its reference."""
+    """Run the op of the domain `edge` by its reference."""
     statement = OPS[op]
     tensors = [_tensor(given[v.name], v.dtypes) for v in statement.inputs if v.name in given]
     outputs = by_name(op, attributes)(*tensors)
@@ -95,7 +95,7 @@ def _tensor(array: Array, dtypes: tuple[str, ...]) -> torch.Tensor:
 
 
 def _logged(log: Array, new: Array, steps: Steps) -> Array:
-    """The log with each new token in its row."""
+    """Return the log with each new token in its row."""
     after = log.copy()
     for token, row in enumerate(steps.slots):
         if row >= 0:
@@ -104,7 +104,7 @@ def _logged(log: Array, new: Array, steps: Steps) -> Array:
 
 
 def _stored(state: Array, saved: Array | None, last: Array, steps: Steps) -> Array:
-    """The slots after the run. `saved` is the state after `advance` pending tokens."""
+    """Return the slots after the run. `saved` is the state after `advance` pending tokens."""
     after = state.copy()
     if steps.store == LAST:
         after[steps.target] = last
@@ -136,7 +136,7 @@ def _conv(op: str, given: Given, attributes: Attributes, steps: Steps) -> dict[s
 
 def _scan(op: str, given: Given, attributes: Attributes, steps: Steps) -> dict[str, Array]:
     def run(values: Given, state: Array) -> tuple[Array, Array]:
-        """y, and the state after each token."""
+        """Return y, and the state after each token."""
         every = np.arange(len(values["x"]))
         steering = {"kept": every, "parents": every - 1, "tree": np.array(False)}
         steering |= {"last_only": np.array(False), "ancestors": np.tri(len(every), dtype="f4")}
@@ -148,7 +148,7 @@ def _scan(op: str, given: Given, attributes: Attributes, steps: Steps) -> dict[s
     if steps.pending:
         rows = list(steps.pending)
         replayed = {name: given[log][rows] for log, name in _LOGGED.items()}
-        # nobody reads what these tokens yield
+        # the outputs of these tokens are not read
         replayed["C"] = np.zeros((len(rows), *given["C"].shape[1:]), given["C"].dtype)
         if "z" in given:
             replayed["z"] = np.zeros((len(rows), *given["z"].shape[1:]), given["z"].dtype)
@@ -191,7 +191,7 @@ def _product_and_conv(
 
 
 def _attention(given: Given, attributes: Attributes, steps: Steps) -> dict[str, Array]:
-    """One query after the other, over the slots it sees."""
+    """Compute one query after another, over the slots that it sees."""
     heads, kv, p = (int(attributes[name]) for name in ("heads", "kv_heads", "head_dim"))
     caches = {name: given[name].copy() for name in ("key_cache", "value_cache")}
     q, k, v = (given[name] for name in ("q", "k", "v"))

@@ -1,6 +1,6 @@
-"""A conversation without end: `python -m tests.endless_talk 1000000 [BUNDLE] [ENGINE]`.
+"""An endless conversation: `python -m tests.endless_talk 1000000 [BUNDLE] [ENGINE]`.
 
-Prints, for every tenth of the tokens, the CPU time of a turn, the memory and what is kept of them.
+Prints, for every tenth of the tokens, the CPU time of a turn, the memory, and the stored bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEXT = "hello robot please count to seven and tell me why the state of a model n
 
 
 def turn(session: Session, rng: random.Random) -> float:
-    """A turn of 30 to 200 tokens; its CPU seconds a token."""
+    """Run a turn of 30 to 200 tokens; return its CPU seconds per token."""
     before, began = session.position, time.process_time()
     text = " ".join(rng.choices(TEXT.split(), k=rng.randint(5, 60)))
     session.chat(text, max_tokens=rng.randint(10, 60), temperature=1.0).finish()

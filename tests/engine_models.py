@@ -54,7 +54,7 @@ CONFIGS = {
 }  # fmt: skip
 KINDS = tuple(CONFIGS)
 
-# the same models with states that are not fp32: kind → kind of the model, state → type
+# the same models with states other than fp32: kind → kind of the model, state → type
 ROUNDED: dict[str, tuple[str, dict[str, str]]] = {
     "mamba1-float16": ("mamba1", {"layers.1.ssm_state": "float16"}),
     # a scan state with logs is never rounded
@@ -63,7 +63,7 @@ ROUNDED: dict[str, tuple[str, dict[str, str]]] = {
         "layers.0.conv_state": "int8", "layers.3.conv_state": "float16",
         "layers.3.ssm_state": "int8"}),
 }  # fmt: skip
-# int8 throughout: kind → types of the scans' states; `int8-mixed` keeps keys and values in fp16
+# int8 throughout: kind → types of the scan states; `int8-mixed` keeps keys and values in fp16
 INT8: dict[str, tuple[StateType, ...]] = {
     "int8": ("fp32", "fp32"),
     "int8-mixed": ("int8", "fp16"),
@@ -72,7 +72,7 @@ ALL_KINDS = (*KINDS, *ROUNDED, *INT8)
 
 
 def plain(kind: str) -> str:
-    """The kind of model it is, whatever its states are kept in."""
+    """Return the kind of the model, whatever the types of its states."""
     return ROUNDED[kind][0] if kind in ROUNDED else kind
 
 
@@ -82,7 +82,7 @@ def config_of(kind: str) -> ModelConfig:
 
 @functools.cache
 def network(kind: str) -> Network:
-    """The torch network with random weights, norms and biases too."""
+    """Return the torch network with random weights, including norms and biases."""
     torch.manual_seed(KINDS.index(kind))
     made = Network(CONFIGS[kind]).eval()
     for name, parameter in made.canonical_tensors().items():
@@ -95,7 +95,7 @@ def network(kind: str) -> Network:
 
 @functools.cache
 def folder(kind: str) -> Path:
-    """Where the model's graph and weights lie; removed when the process ends."""
+    """Return the folder of the model's graph and weights; it is removed at exit."""
     path = Path(_ROOT.name) / kind
     path.mkdir()
     tensors = {name: t.numpy() for name, t in network(kind).canonical_tensors().items()}
@@ -113,7 +113,7 @@ def engine(kind: str) -> OrtEngine:
 
 
 def _graph(kind: str) -> tuple[Path, Mapping[str, str]]:
-    """The graph, and its states that are not fp32."""
+    """Return the graph, and its states that are not fp32."""
     if kind in INT8:
         path = Path(_ROOT.name) / kind
         path.mkdir()

@@ -1,7 +1,7 @@
-"""A shim under the C library: calls on one folder are counted, refused, cut short or fatal.
+"""A shim under the C library: counts, refuses, shortens or makes fatal the calls on one folder.
 
-Preloaded into a child process, which steers it through `FaultyCalls`. Only calls that lead into
-the folder count, so that what Python reads of its own stays out of it.
+It is preloaded into a child process, which controls it through `FaultyCalls`. Only calls on the
+folder count, so Python's own file access does not.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ ssize_t write(int fd, const void *data, size_t size) {
 
 
 def built() -> Path:
-    """The shim; without gcc the test is skipped."""
+    """Build the shim; skips the test without gcc."""
     options = ("-O1", "-fPIC", "-shared", "-x", "c", "-", "-ldl")
     return compiled("faulty.so", "gcc", *options, source=SHIM)
 
@@ -158,8 +158,9 @@ class FaultyCalls:
         self, folder: Path, fail_at: int = -1, errno: int = 0, *, sticky: bool = False,
         short: int = 0, readonly: bool = False,
     ) -> None:  # fmt: skip
-        """Count calls into `folder` from 0 on; the one numbered `fail_at` fails, `sticky`: and all
-        after it. `short`: bytes that a write takes at most. `readonly`: as on a disk mounted so.
+        """Count calls on `folder` from 0; call number `fail_at` fails, and with `sticky` all later
+        ones. `short`: maximum number of bytes that a write takes. `readonly`: behave like a
+        read-only mount.
         """
         self._int("edge_calls").value = self._int("edge_logged").value = 0
         self._int("edge_fail_at").value, self._int("edge_errno").value = fail_at, errno
@@ -171,7 +172,7 @@ class FaultyCalls:
         )
 
     def rest(self) -> list[str]:
-        """Let all calls pass again; those that were counted, as `call:name of the file`."""
+        """Let all calls pass again; return the counted ones, as `call:name of the file`."""
         ctypes.c_char.in_dll(self._library, "edge_folder").value = b"\0"
         log = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(self._library, "edge_log")),
                                self._int("edge_logged").value)  # fmt: skip
@@ -182,8 +183,8 @@ def in_child(
     function: Callable[..., object], *arguments: object, shim: Path | None = None,
     environment: Mapping[str, str] | None = None, timeout: float = 300,
 ) -> str:  # fmt: skip
-    """Call a function of a test module, with text arguments, in a process of its own, with the shim
-    when it is given; what it wrote. Whatever it raises fails the test.
+    """Call a function of a test module with text arguments in a child process, with the shim if
+    given; return its output. Any exception fails the test.
     """
     module, name = function.__module__, function.__name__
     more = {} if shim is None else {"LD_PRELOAD": str(shim)}

@@ -1,9 +1,9 @@
-"""A fuzzer of each parser: `make fuzz MINUTES=60`, or one with `ARGS="--only gguf"`.
+"""Fuzzers for the parsers: `make fuzz MINUTES=60`, or one with `ARGS="--only gguf"`.
 
-Each parser reads, in a process of its own, inputs that are changed from good ones and from those
-before that were refused for a reason not met till then: they are kept in CORPUS/PARSER. It has to
-end in a typed error or a sound value, within seconds and within memory. Whatever else happens, a
-crash and a hang too, is printed with its seed, and the input is kept as CORPUS/PARSER/found-….
+Each parser reads, in its own process, mutations of good inputs and of earlier inputs that were
+refused for a new reason; the latter are kept in CORPUS/PARSER. It must end in a typed error or a
+sound value, within seconds and within memory. Anything else, including a crash or a hang, is
+printed with its seed, and the input is kept as CORPUS/PARSER/found-….
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _gguf(folder: Path) -> tuple[list[bytes], Parse]:
 
 
 def _config(folder: Path) -> tuple[list[bytes], Parse]:
-    """Fields of config.json, of experts and adapters too."""
+    """Return fields of config.json, including those of experts and adapters."""
     from edge.export.checkpoint import open_checkpoint
     from tests import transformers_checkpoints
 
@@ -192,7 +192,7 @@ PARSERS = ("manifest", "plan", "json", "wire", "state", "graph", "tokenizer", "s
 
 @contextmanager
 def opened(name: str) -> Iterator[tuple[list[bytes], Parse]]:
-    """Good inputs of a parser, and the parser."""
+    """Return good inputs of a parser, and the parser."""
     if name == "http":
         with _http() as made:
             yield made
@@ -206,7 +206,7 @@ def opened(name: str) -> Iterator[tuple[list[bytes], Parse]]:
 
 
 def work(name: str, corpus: Path, seed: int, seconds: float) -> None:
-    """Parse for so long: a line for each seed and each find."""
+    """Parse for a given time; print a line for each seed and each find."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     current = corpus / "current"
     with opened(name) as (good, parse):
@@ -218,7 +218,7 @@ def work(name: str, corpus: Path, seed: int, seconds: float) -> None:
             seed += 1
             rng = random.Random(seed)
             raw = mutated(inputs[rng.randrange(len(inputs))], rng)
-            if rng.random() < 0.1:  # two in one
+            if rng.random() < 0.1:  # mutate twice
                 other = inputs[rng.randrange(len(inputs))]
                 raw = raw[: rng.randrange(len(raw) + 1)] + other[-rng.randrange(1, 99) :]
             current.write_bytes(raw)
@@ -244,7 +244,7 @@ def _keep(corpus: Path, raw: bytes) -> None:
 
 
 def fuzz(name: str, corpus: Path, seed: int, left: float) -> tuple[int, int]:
-    """(inputs, finds) of one parser; a process that dies is a find, and another one goes on."""
+    """Return (inputs, finds) of one parser; a process that dies is a find and is replaced."""
     corpus.mkdir(parents=True, exist_ok=True)
     finds, first = 0, seed
     while left > 0:
@@ -267,7 +267,7 @@ def fuzz(name: str, corpus: Path, seed: int, left: float) -> tuple[int, int]:
             _keep(corpus, (corpus / "current").read_bytes())
             print(f"found {name}, seed {seed}: ended with {worker.returncode}", flush=True)
             if seed == first:
-                break  # it does not begin
+                break  # the process does not start
     return seed - first, finds
 
 

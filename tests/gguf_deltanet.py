@@ -1,4 +1,4 @@
-"""What llama.cpp's conversion does to Qwen3.5 and Qwen3-Next, from its description."""
+"""What llama.cpp's conversion does to Qwen3.5 and Qwen3-Next, after its description."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def metadata(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def converted(theirs: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
-    """Norms with what the model adds to them, and value heads of Qwen3.5 in another order."""
+    """Add the model's offsets to norms, and reorder Qwen3.5's value heads."""
     if theirs.endswith("norm.weight") and "linear_attn" not in theirs:
         return values + np.float32(1)
     if config["model_type"] == "qwen3_next":
@@ -38,7 +38,7 @@ def converted(theirs: str, values: NDArray[Any], config: dict[str, Any]) -> NDAr
 
 
 def _tiled(tensor: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
-    """Value heads of Gated DeltaNet: the first of every key head, then the second ones."""
+    """Reorder value heads of Gated DeltaNet: the first of every key head, then the second ones."""
     groups, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     size, keys = config["linear_value_head_dim"], 2 * groups * config["linear_key_head_dim"]
     order = np.arange(heads).reshape(groups, -1).T.flatten()
@@ -55,8 +55,8 @@ def _tiled(tensor: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray
 def apart(
     theirs: str, values: NDArray[Any], config: dict[str, Any]
 ) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Queries, keys, values and gates of Qwen3-Next: from key head by key head to one kind behind
-    the other, the gates in a tensor of their own.
+    """Split Qwen3-Next's queries, keys, values and gates: from an order by key head to one kind
+    after another, with the gates in their own tensor.
     """
     layer, there, _ = theirs.partition("in_proj_qkvz.")
     if not there:
@@ -72,7 +72,7 @@ def apart(
 
 
 def fused(tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """GGUF's tensors with experts' gate and up in one, as --fuse-gate-up-exps writes them."""
+    """Fuse the experts' gate and up in GGUF's tensors, as --fuse-gate-up-exps writes them."""
     for gate in [name for name in tensors if ".ffn_gate_exps." in name]:
         both = [tensors.pop(gate), tensors.pop(gate.replace("gate_exps", "up_exps"))]
         tensors[gate.replace("gate_exps", "gate_up_exps")] = np.concatenate(both, axis=1)

@@ -1,7 +1,7 @@
-"""Writes GGUF files from tiny transformers checkpoints, with the `gguf` package's own writer.
+"""Write GGUF files from tiny transformers checkpoints, with the `gguf` package's own writer.
 
-What llama.cpp's conversion does to values (convert_hf_to_gguf.py) is written here from its
-description, and names come from the package's table: neither is taken from what is tested.
+The changes of llama.cpp's conversion (convert_hf_to_gguf.py) to values are implemented here from
+its description, and names come from the package's table: neither comes from the code under test.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def write_gguf(
     legacy: bool = False,
     **changes: Any,
 ) -> Path:
-    """The GGUF of a transformers checkpoint; `kind` of its matrices, `more` tensors of no use.
-    `fused`: experts' gate and up lie in one tensor; `legacy`: so do q, k, v and z of Qwen3-Next.
-    `changes` to the metadata, by key with `__` for a dot; ... removes one.
+    """Write the GGUF of a transformers checkpoint. `kind`: type of its matrices; `more`: unused
+    tensors. `fused`: experts' gate and up share a tensor. `legacy`: so do q, k, v and z of
+    Qwen3-Next. `changes` edits the metadata, by key with `__` for a dot; ... removes one.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
@@ -248,7 +248,9 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hybrid_metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """As each class of llama.cpp's conversion/ sets them, and the classes that it is made of."""
+    """Return metadata as the classes of llama.cpp's conversion set them, their base classes
+    included.
+    """
     kind, width = config["model_type"], config["hidden_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     types = config.get("layer_types") or config.get("layers_block_type")
@@ -314,18 +316,18 @@ def _hybrid_metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_experts(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a model that has them, and of the dense ones of families that may."""
+    """Return the keys of models with experts, and the dense ones of families that may have both."""
     kind = config["model_type"]
     if kind == "nemotron_h" and not config.get("n_routed_experts"):
         return {}
     said = {key: config[field] for field, key in _EXPERTS.items() if config.get(field) is not None}
     if "expert_count" in said and kind in ("lfm2_moe", "nemotron_h"):
-        said["expert_gating_func"] = 2  # a sigmoid
+        said["expert_gating_func"] = 2  # sigmoid
     return said
 
 
 def _adjusted(config: dict[str, Any]) -> int:
-    """Two thirds of the stated width, rounded up, as LFM2's class makes it."""
+    """Return two thirds of the stated width, rounded up, as LFM2's class does."""
     multiple = config["block_multiple_of"]
     return -(-int(2 * config["intermediate_size"] / 3) // multiple) * multiple
 
@@ -333,8 +335,8 @@ def _adjusted(config: dict[str, Any]) -> int:
 def _split(
     tensors: dict[str, NDArray[Any]], config: dict[str, Any], legacy: bool
 ) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Granite's fused gate and up apart, Qwen3-Next's projections unless it is a `legacy` file, and
-    experts' matrices as one, under names that the package's table knows.
+    """Split Granite's fused gate and up, and Qwen3-Next's projections unless the file is `legacy`;
+    stack experts' matrices under names that the package's table knows.
     """
     stacks: dict[str, dict[int, NDArray[Any]]] = {}
     mixed = any(".block_sparse_moe." in name for name in tensors)
@@ -366,7 +368,7 @@ def _split(
 
 
 def _tokenizer(checkpoint: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The vocabulary, filled up to the embedding as a conversion does."""
+    """Return the vocabulary, filled up to the embedding as a conversion does."""
     made = json.loads((checkpoint / "tokenizer.json").read_text())
     vocabulary = {index: text for text, index in made["model"]["vocab"].items()}
     special = {token["id"]: token["special"] for token in made["added_tokens"]}
@@ -391,7 +393,7 @@ def _converted(
         values = _multiplied(theirs, values, config)
     for which, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
         if f".{which}_proj." in theirs and kind in ROTATED:
-            # halves of a head become neighbours
+            # halves of a head are interleaved
             halves = values.reshape(config[heads], 2, -1, *values.shape[1:])
             return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
     if kind.startswith("gemma") and theirs.endswith("norm.weight"):
@@ -412,7 +414,7 @@ def _converted(
 
 
 def _multiplied(theirs: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
-    """Falcon-H1's factors, which go into the weights that they multiply."""
+    """Fold Falcon-H1's factors into the weights that they multiply."""
     scan, states = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
     widths = (scan, scan, states, states, config["mamba_n_heads"])
     incoming = config["attention_in_multiplier"]
@@ -430,7 +432,7 @@ def _multiplied(theirs: str, values: NDArray[Any], config: dict[str, Any]) -> ND
 
 
 def _llama3(config: dict[str, Any], scaling: dict[str, Any]) -> NDArray[np.float32]:
-    """llama.cpp, generate_extra_tensors: what each frequency is divided by."""
+    """Return the divisor of each frequency (llama.cpp, generate_extra_tensors)."""
     size = config["head_dim"]
     factors = []
     for pair in range(0, size, 2):

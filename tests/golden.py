@@ -28,12 +28,13 @@ FILE = Path(__file__).with_name("golden.json")
 
 @dataclass(frozen=True)
 class Sentence:
-    """What one bundle says.
+    """One bundle's golden sentence.
 
     Attributes:
-        prompt: the user's message; prompt_ids: the same in the bundle's chat template.
+        prompt: the user's message.
+        prompt_ids: the message in the bundle's chat template.
         ids: the 32 tokens that follow.
-        answer: what a chat shows of them.
+        answer: the text that a chat shows for them.
     """
 
     prompt: str
@@ -62,7 +63,7 @@ SENTENCES = _read()
 
 
 def check(name: str, model: edge.Model) -> None:
-    """Read the prompt, then step through the sentence, then say it in a chat."""
+    """Check the prompt, then the sentence step by step, then the sentence in a chat."""
     sentence = SENTENCES[name]
     assert model.template is not None
     engine = model.engine

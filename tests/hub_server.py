@@ -1,4 +1,4 @@
-"""A server that speaks the hub's API over files in memory, and misbehaves when told to."""
+"""A server that speaks the hub's API over files in memory, and misbehaves on request."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LARGE = (".safetensors", ".gguf", ".bin")  # kept by LFS, and served from elsewhere
+LARGE = (".safetensors", ".gguf", ".bin")  # stored in LFS, and served from another host
 
 
 @dataclass
 class FakeHub:
-    """What is on the hub, what goes wrong, and what was asked for.
+    """The hub's content, its faults, and the requests that it received.
 
     Attributes:
         files: repository → name → content.
-        cut: name of a file → the answer ends after so many bytes, once for each entry.
-        gate: name of a file → wait for this before the last half of it.
-        altered: names of files that are served with another content.
-        token: without it repositories do not exist.
-        told: of what is told of a repository, what is told instead.
-        instead: last part of a path → what answers a request for it, in place of this server.
+        cut: name of a file → bytes after which the response ends, once for each entry.
+        gate: name of a file → event to wait for before the last half of it.
+        altered: names of files that are served with different content.
+        token: token without which repositories appear not to exist.
+        told: fields of a repository's description to override.
+        instead: last part of a path → handler that answers requests for it.
         asked: (path, Range header, Authorization header, host) of every request for content.
     """
 
@@ -54,7 +54,7 @@ class FakeHub:
         }
 
     def served(self, name: str) -> list[str | None]:
-        """The Range headers of the requests for the content of a file."""
+        """Return the Range headers of the requests for a file's content."""
         return [range_ for path, range_, _, _ in self.asked if path.endswith(f"/{name}")]
 
 

@@ -37,7 +37,7 @@ HYBRID = ModelConfig(
 
 
 def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, NDArray[np.float32]]:
-    """Weights that keep values about 1, so that a scale of 4/127 covers them."""
+    """Return weights that keep values near 1, so that a scale of 4/127 covers them."""
     rng = np.random.default_rng(seed)
     found = {}
     for name, shape in tensor_shapes(config).items():
@@ -52,9 +52,9 @@ def _scale(most: float) -> NDArray[np.float32]:
 
 
 def int8_plan(config: ModelConfig, states: tuple[StateType, ...]) -> ModelPlan:
-    """Everything in int8; `states` are the types of the scans' states, in the order of layers.
+    """Return an int8 plan; `states` are the types of the scan states, in the order of layers.
 
-    Where they are not fp32, keys and values are fp16.
+    If they are not fp32, keys and values are fp16.
     """
     cache: CacheType = "fp32" if set(states) == {"fp32"} else "fp16"
     left = list(states)
@@ -73,7 +73,7 @@ def int8_plan(config: ModelConfig, states: tuple[StateType, ...]) -> ModelPlan:
 
 
 def save_int8_bundle(folder: Path, states: tuple[StateType, ...]) -> Path:
-    """The same as a bundle, which reads bytes though it knows 40 tokens only."""
+    """Save the same as a bundle, which reads bytes though it knows only 40 tokens."""
     with BundleWriter(folder) as writer:
         built = build_int8(writer.folder, states)
         writer.finish(

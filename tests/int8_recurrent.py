@@ -1,4 +1,4 @@
-"""Values for the int8 convolution and scans, and what the reference makes of them."""
+"""Inputs for the int8 convolution and scans, and the reference's outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.onnx_ops import ancestors, chain, random_parents, run_op
 
 Array = NDArray[Any]
 STATE_TYPES = {32: np.float32, 16: np.float16, 8: np.int8}
-# Of y, against the largest: a state one step off is read as that much.
+# For y, relative to the largest: a state may be one step off.
 TOLERANCE = {32: 2e-5, 16: 1e-3, 8: 2e-2}
 # Values that the flavour `ort` holds as u8 with zero point 128.
 UNSIGNED = {
@@ -33,7 +33,7 @@ def int8(rng: np.random.Generator, *shape: int) -> Array:
 
 
 def scale(of: float, rng: np.random.Generator | None = None, *shape: int) -> Array:
-    """[1] for values up to `of`, or one scale a channel of about as much."""
+    """Return one scale for values up to `of`, or one of about that size per channel."""
     if rng is None:
         return np.array([of / 127], np.float32)
     return (of / 127 * rng.uniform(0.3, 1.7, shape)).astype(np.float32)
@@ -46,7 +46,7 @@ def run(
     constant: bool = False,
     **attributes: float,
 ) -> dict[str, Array]:
-    """Outputs in int8, whatever the flavour holds them in. `constant` is `run_op`'s."""
+    """Run an op; outputs are int8, whatever the flavour uses. `constant` is `run_op`'s."""
     feeds = dict(feeds)
     if flavour == "ort":
         for name in feeds.keys() & set(UNSIGNED[op]):
@@ -68,7 +68,7 @@ class Compared:
         self.steps(found, expected)
 
     def steps(self, found: Array, expected: Array) -> None:
-        """Integers, or the bits of fp16 numbers as such: neighbours differ by one."""
+        """Return integers, or the bits of fp16 numbers as integers: neighbours differ by one."""
         assert found.shape == expected.shape
         steps = np.abs(found.astype(int) - expected.astype(int))
         assert steps.max() <= 1
@@ -88,7 +88,7 @@ class Compared:
             self.floats(found, expected, 1e-5 if found.dtype == np.float32 else 1e-3)
 
     def check(self) -> None:
-        """At most 1 in 10,000, and one where there are fewer: some value lies near a half."""
+        """Allow 1 difference in 10,000 values, and always one: some value lies near a half."""
         assert self.apart <= max(1, self.values // 10_000)
 
 
@@ -101,7 +101,7 @@ def batch_first(*arrays: Array) -> list[torch.Tensor]:
 
 
 def routes(steps: int, rng: np.random.Generator) -> list[tuple[list[int], Array, bool]]:
-    """(parents, kept, last_only): every way through a recurrence that a run of `steps` may take."""
+    """Return (parents, kept, last_only) for every way through a recurrence of `steps`."""
     every, last = np.arange(steps), np.array([steps - 1])
     some = np.unique([0, steps // 2, steps - 1])
     if steps > 16:
@@ -139,7 +139,7 @@ def conv_feeds(
 
 
 def conv_expected(f: dict[str, Array], path: list[int]) -> tuple[Array, Array]:
-    """y [B, C] of the last token of `path`, and conv_state [K-1, B, C] after it."""
+    """Return y [B, C] of the last token of `path`, and conv_state [K-1, B, C] after it."""
     x, state = batch_first(f["x"][path], f["conv_state"])
     weight = torch.from_numpy(f["weight"][:, 0].T.copy())
     scales = torched(*(f[f"{n}_scale"] for n in ("x", "weight", "bias", "y")))
@@ -160,7 +160,7 @@ def scan_feeds(
     n: int = 5,
     groups: tuple[int, int] = (1, 1),
 ) -> dict[str, Array]:
-    """Of Mamba-1; `groups` of B and of C."""
+    """Return inputs of Mamba-1; `groups` of B and of C."""
     of_b, of_c = (count * n for count in groups)
 
     def of(*shape: int) -> tuple[Any, ...]:
@@ -183,7 +183,7 @@ def scan_feeds(
 
 
 def scan_expected(f: dict[str, Array], path: list[int]) -> tuple[Array, Array]:
-    """y [B, E] of the last token of `path`, and the state after it."""
+    """Return y [B, E] of the last token of `path`, and the state after it."""
     given = dict(zip(f, torched(*f.values()), strict=True))
     given |= {name: given[name][path].swapaxes(0, 1) for name in ("x", "dt", "B", "C", "z")}
     y, after = selective_scan.selective_scan_int8(**given | {"A_log": given["A_log"].T})
@@ -224,7 +224,7 @@ def heads_feeds(
 def heads_expected(
     f: dict[str, Array], path: list[int], groups: int, limit: tuple[float, float]
 ) -> tuple[Array, Array]:
-    """y [B, H·P] of the last token of `path`, and the state after it."""
+    """Return y [B, H·P] of the last token of `path`, and the state after it."""
     given = dict(zip(f, torched(*f.values()), strict=True))
     given |= {name: given[name][path].swapaxes(0, 1) for name in ("x", "dt", "B", "C")}
     y, after = selective_scan_heads.selective_scan_heads_int8(

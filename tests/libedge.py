@@ -1,4 +1,4 @@
-"""The C library by ctypes, as C sees it: the file that Python's kernels are in has both."""
+"""The C library through ctypes, with C's interface; its file also contains Python's kernels."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Result(Sized):
 
 @dataclass
 class EdgeFault(Exception):
-    """What a function refused."""
+    """The error of a function."""
 
     status: int
     file: str
@@ -143,14 +143,14 @@ class EdgeFault(Exception):
 
 
 def file() -> Path:
-    """The library. None is a skip's business."""
+    """Return the library; tests without it are skipped elsewhere."""
     found = library.path()
     assert found is not None
     return found
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Raises EdgeFault where the function does not return EDGE_OK."""
+    """Call a function. Raises EdgeFault unless it returns EDGE_OK."""
     error = Error()
     status = getattr(c.CDLL(str(file())), name)(*arguments, c.byref(error))
     assert status == error.status
@@ -164,7 +164,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def asked(name: str, kind: Any, handle: Handle) -> Any:
-    """A function that cannot fail."""
+    """Call a function that cannot fail."""
     function = getattr(c.CDLL(str(file())), name)
     function.restype = kind
     return function(handle)
@@ -194,7 +194,7 @@ class CBundle:
         return out
 
     def prompt(self, *parts: str | tuple[str, bool]) -> list[int]:
-        """Ids of texts, of which some are told to be trusted."""
+        """Tokenize texts, some of which are marked as trusted."""
         told = [part if isinstance(part, tuple) else (part, False) for part in parts]
         given = [(text.encode(), trusted) for text, trusted in told]
         asked = (Part * len(given))(*(Part(text, len(text), on) for text, on in given))
@@ -222,7 +222,7 @@ class CBundle:
         return out.value
 
     def stream(self, ids: Sequence[int], stops: Sequence[str] = (), **options: int) -> list[str]:
-        """The pieces of text that a decoder gives for these ids, the rest last."""
+        """Return the pieces of text that a decoder gives for these ids, the rest last."""
         handle, text, count = Handle(), c.c_char_p(), c.c_size_t()
         stopped = c.c_int32()
         given = (c.c_char_p * len(stops))(*(stop.encode() for stop in stops))
@@ -269,13 +269,13 @@ class CSession:
         asked("edge_session_free", None, self.handle)
 
     def do(self, verb: str, *arguments: Any) -> None:
-        """`edge_session_VERB`."""
+        """Call `edge_session_VERB`."""
         call(f"edge_session_{verb}", self.handle, *arguments)
 
     def run(
         self, tokens: Sequence[int], flags: int = 0, parents: Sequence[int] | None = None
     ) -> np.ndarray:
-        """A copy of the logits [L, V]."""
+        """Return a copy of the logits [L, V]."""
         found = c.POINTER(c.c_float)()
         self.do(
             "run", ints(tokens), c.c_size_t(len(tokens)), parents and ints(parents),
@@ -324,7 +324,7 @@ class CSession:
     def generate(
         self, prompt: Sequence[int], on_token: Any = None, sampling: Any = None, **options: Any
     ) -> tuple[list[int], Result]:
-        """The tokens sampled, and how it ended; `on_token(token)` may end it."""
+        """Return the sampled tokens and the reason for stopping; `on_token(token)` may end it."""
         said: list[int] = []
 
         def hear(_: Any, token: int) -> int:

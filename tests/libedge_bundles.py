@@ -1,4 +1,4 @@
-"""Bundles of the tiny models of tests/test_graph_models.py, for what reads them from a folder."""
+"""Bundles of the tiny models of tests/test_graph_models.py, for tests that read a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRAPH = "graphs/ort.onnx"
 def bundle(
     name: str, quant: str = "fp32", state: str | None = None, cache: CacheType | None = None
 ) -> Path:
-    """The model `name` by the recipe `quant`, its scans' states of type `state`, its keys and
+    """Export the model `name` with the recipe `quant`, scan states of type `state`, and keys and
     values of type `cache`.
     """
     target = Path(_ROOT.name) / f"{name}-{quant}-{state}-{cache}".replace(" ", "-")

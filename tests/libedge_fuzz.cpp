@@ -1,11 +1,11 @@
-// What libedge reads of strangers, mutated: each input is refused, or taken and closed again. A plan
-// that was taken is not run: it is a program (docs/inside/threat-model.md).
+// Fuzzes the untrusted inputs of libedge: each is refused, or accepted and closed again. Accepted
+// plans are not run: a plan is a program (docs/inside/threat-model.md).
 //
-//   EDGE_FUZZ_BUNDLE=… EDGE_FUZZ_FOLDER=… libedge_fuzz [COUNT [SEED]]      by mutations of its own
-//   EDGE_FUZZ_BUNDLE=… EDGE_FUZZ_FOLDER=… libedge_fuzz -max_total_time=60  as clang's libFuzzer
+//   EDGE_FUZZ_BUNDLE=… EDGE_FUZZ_FOLDER=… libedge_fuzz [COUNT [SEED]]      with built-in mutations
+//   EDGE_FUZZ_BUNDLE=… EDGE_FUZZ_FOLDER=… libedge_fuzz -max_total_time=60  with clang's libFuzzer
 //
-// The first byte of an input says what the others are; seeds are made of the bundle. FOLDER is
-// written anew for each input: on a memory disk it is quick.
+// The first byte of an input is the kind of the others; seeds come from the bundle. FOLDER is
+// rewritten for each input, which is fast on a RAM disk.
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -27,7 +27,7 @@ namespace {
 enum Kind { manifest, plan, state, json, pieces, vocabulary, kinds };
 const char* const FILES[kinds] = {"manifest.json", "graphs/cuda.json",          "",
                                   "",              "tokenizer/tokenizer.model", ""};
-// with a word of each kind, and an added token
+// with a token of each kind, and added tokens
 const char VOCABULARY[] = R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "\u0120": 2,
 "ab": 3, "\u0120ab": 4, "1": 5, "<s>": 6}, "merges": ["a b", ["\u0120", "ab"]]}, "added_tokens":
 [{"id": 6, "content": "<s>", "special": true}, {"id": 7, "content": "  ", "normalized": true}],
@@ -45,7 +45,7 @@ void write(const fs::path& path, const std::string& data) {
   std::ofstream(path, std::ios::binary) << data;
 }
 
-// The bundle that inputs are put into, and a session that states are loaded into.
+// The bundle that inputs are written to, and a session that states are loaded into.
 struct World {
   fs::path folder;
   std::string seeds[kinds];
@@ -87,7 +87,7 @@ World& world() {
   return made;
 }
 
-// The manifest with the size and hash that a file has now.
+// Returns the manifest with a file's new size and hash.
 std::string listed(std::string text, const std::string& path, const std::string& before,
                    const std::string& now) {
   std::string was = edge_lib::sha256(before), is = edge_lib::sha256(now);
@@ -131,7 +131,7 @@ bool opens_with(Kind kind, const std::string& data) {
   return taken;
 }
 
-// With the digest that it has to have.
+// Loads a state, with its digest corrected.
 bool loads(std::string data) {
   if (data.size() > 64) {
     edge_lib::Sha256 digest;
@@ -152,13 +152,13 @@ bool parses(const std::string& data) {
   } catch (const std::string&) {
     return false;
   }
-  // what is written reads as the same; infinities come of numbers that are refused
+  // what is written must parse to the same; numbers that overflow to infinity are refused
   write_json(twice, edge_lib::parse_json(once));
   if (once != twice) std::abort();
   return true;
 }
 
-// And a text, which the file's end is part of, is made tokens of and back.
+// Reads a tokenizer, then encodes and decodes a text that includes the file's end.
 bool reads(Kind kind, const std::string& data) {
   auto read = kind == pieces ? edge_lib::read_sentencepiece : edge_lib::read_tokenizer_json;
   try {
@@ -211,7 +211,7 @@ std::mt19937 random_numbers;
 
 size_t below(size_t count) { return random_numbers() % count; }
 
-// One to four changes: bits, bytes, cuts, repeats, numbers and punctuation, as tests/mutations.py.
+// Makes one to four changes: bits, bytes, cuts, repeats, numbers, punctuation: see mutations.py.
 std::string mutated(std::string data) {
   static const char* const pieces[] = {"0",     "-1", "255", "2147483648", "18446744073709551615",
                                        "1e999", "{",  "}",   "[",          "]",
@@ -238,7 +238,7 @@ int main(int count, char** words) {
   random_numbers.seed(count > 2 ? std::strtoul(words[2], nullptr, 10) : 0);
   for (size_t i = 0; i < rounds; i++)
     good += taken(std::string(1, char(i % kinds)) + mutated(world().seeds[i % kinds]));
-  std::cout << good << " of " << rounds << " were taken\n";
+  std::cout << good << " of " << rounds << " were accepted\n";
 }
 
 #endif

@@ -1,7 +1,7 @@
-/* Counts what libedge allocates per token: nothing, once a session is prepared.
+/* Counts the allocations of libedge per token: none, once a session is prepared.
  *
- *   libedge_memory BUNDLE      prints the allocations of 200 tokens, and the status of a session
- *                              that has no room
+ *   libedge_memory BUNDLE      prints the allocations of 200 tokens, and the status of a new
+ *                              session without memory
  */
 #define _GNU_SOURCE
 #include <edge.h>

@@ -1,6 +1,6 @@
-// What edge.h promises to threads, for a build with the sanitizer of threads: sessions of one model
-// on threads of their own, others that begin meanwhile, cancelling from anywhere, one session that
-// two threads want; and a callback that throws.
+// Checks what edge.h promises to threads, in a build with ThreadSanitizer: sessions of one model on
+// separate threads, sessions created meanwhile, cancellation from another thread, two threads on
+// one session, and a callback that throws.
 //
 //   libedge_threads BUNDLE
 #include <edge.h>
@@ -60,14 +60,14 @@ int main(int count, char** words) {
   for (int i = 0; i < 3; i++)
     threads.emplace_back([&] {
       edge_session* own = begun(model);
-      must(said(own, 24) == expected, "each says what it says alone");
+      must(said(own, 24) == expected, "each session generates the same as alone");
       edge_session_free(own);
       running--;
     });
   while (running) edge_session_free(begun(model));
   for (auto& thread : threads) thread.join();
 
-  // cancelled from another thread, which also asks for a run of it
+  // cancelled from another thread, which also tries to run it
   std::atomic<bool> over{false};
   std::thread other([&] {
     const int32_t token = 1;
@@ -90,14 +90,14 @@ int main(int count, char** words) {
 
   must(!edge_session_clear(session, &error), "clear");
   how.max_tokens = 1;
-  must(!edge_generate(session, &token, 1, &how, &result, &error), "what cancels it may be left");
+  must(!edge_generate(session, &token, 1, &how, &result, &error), "a late cancel must not fail");
   must(!edge_session_clear(session, &error), "clear");
   how.on_token = [](void*, int32_t) -> int { throw 5; };
   must(edge_generate(session, &token, 1, &how, &result, &error) == EDGE_ERROR_ENGINE,
-       "what a callback throws is reported");
+       "a callback's exception is reported");
   size_t run = 0;
   edge_session_tokens(session, &run);
-  must(edge_session_position(session) == 1 && run == 1, "and the session agrees");
+  must(edge_session_position(session) == 1 && run == 1, "and the session is consistent");
   edge_session_free(session);
   edge_model_close(model);
   edge_bundle_close(bundle);

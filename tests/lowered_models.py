@@ -29,7 +29,7 @@ CASES: tuple[tuple[str, str, StateType | None], ...] = (
 
 
 class Lowered(NamedTuple):
-    """A plan, and what it must fit."""
+    """A plan, and the model it must match."""
 
     plan: LaunchPlan
     config: ModelConfig

@@ -1,7 +1,7 @@
-"""A generator of malformed bundles: each a name and a function that spoils a good one.
+"""Generate malformed bundles: each is a name and a function that corrupts a good one.
 
-A spoilt file is listed again with its new size and hash, as by someone who means harm: what is
-tested is what stands behind the hashes. Manifest cases spoil every field there is.
+A corrupted file is listed again with its new size and hash, as an attacker would do: the tests are
+about the checks behind the hashes. Manifest cases corrupt every field.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WRONG: dict[str, Any] = {
 
 
 def resigned(folder: Path) -> None:
-    """List every file as it is now."""
+    """List every file with its current size and hash."""
     manifest = json.loads((folder / "manifest.json").read_text())
     for entry in manifest["files"]:
         data = (folder / entry["path"]).read_bytes()
@@ -43,7 +43,7 @@ def resigned(folder: Path) -> None:
 
 
 def places(value: Any, at: Place = ()) -> Iterator[Place]:
-    """Every place of a JSON document, of lists the first element alone."""
+    """Yield every position in a JSON document; of lists only the first element."""
     if at:
         yield at
     if isinstance(value, dict):
@@ -78,7 +78,7 @@ def manifest_cases(manifest: dict[str, Any]) -> Iterator[tuple[str, Spoil]]:
 
 
 def text_cases() -> Iterator[tuple[str, Spoil]]:
-    """The manifest as a file."""
+    """Yield cases with the manifest's text corrupted."""
     texts = {
         "empty": b"",
         "a list": b"[]",
@@ -110,7 +110,7 @@ def _rewritten(path: str, change: Callable[[bytes], bytes]) -> Spoil:
 
 
 def file_cases(paths: list[str]) -> Iterator[tuple[str, Spoil]]:
-    """Every listed file cut, filled or replaced, and listed as it is then."""
+    """Yield cases with every listed file truncated, extended or replaced, and listed again."""
     changes: dict[str, Callable[[bytes], bytes]] = {
         "empty": lambda data: b"",
         "one byte": lambda data: data[:1],
@@ -128,7 +128,7 @@ def file_cases(paths: list[str]) -> Iterator[tuple[str, Spoil]]:
 
 
 def link_cases(paths: list[str]) -> Iterator[tuple[str, Spoil]]:
-    """Every listed file gone, or something else than a file."""
+    """Yield cases with every listed file missing, or replaced by something other than a file."""
 
     def gone(folder: Path, path: str) -> None:
         (folder / path).unlink()

@@ -1,5 +1,7 @@
-"""A judge for MambaInLlama's checkpoints: transformers' Llama with a plain mixer in its blocks,
-written from jxiw/MambaInLlama 60d64dc (mamba/ and mamba2/hybrid_mamba_layer.py), not from ours.
+"""A reference for MambaInLlama's checkpoints: transformers' Llama with a plain mixer in its blocks.
+
+It is written from jxiw/MambaInLlama 60d64dc (mamba/ and mamba2/hybrid_mamba_layer.py), not from our
+code.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ STATES, RANK = 4, 2  # of Mamba, whose heads are as wide as its state
 
 
 class PlainMixer(nn.Module):
-    """Token by token, one sequence, in fp64; called where Llama calls its attention."""
+    """Mamba-2 token by token, one sequence, in fp64; called where Llama calls its attention."""
 
     def __init__(self, tensors: dict[str, Tensor], eps: float) -> None:
         super().__init__()
@@ -59,7 +61,7 @@ class PlainMixer(nn.Module):
 
 
 class PlainMamba(PlainMixer):
-    """The same of Mamba, channel by channel."""
+    """The same for Mamba, channel by channel."""
 
     def one(self, u: Tensor) -> Tensor:
         t, u = self.tensors, u.double()
@@ -76,7 +78,7 @@ class PlainMamba(PlainMixer):
             torch.stack([(before[i : i + 4].T * taps).sum(1) for i in range(len(u))])
             + t["conv1d.bias"]
         )
-        # dt_proj is a layer with a bias, which the scan is given too
+        # dt_proj is a layer with a bias, and the scan gets the bias too
         dt = u @ t["dt_proj_down.weight"].T @ t["dt_proj.weight"].T + t["dt_proj.bias"]
         delta = F.softplus(dt + t["dt_proj.bias"])
         said = torch.empty_like(x)
@@ -105,7 +107,7 @@ def _mamba_shapes() -> dict[str, tuple[int, ...]]:
 def save_mamba_in_llama(
     path: Path, attention: tuple[int, ...] = (1,), *, mamba2: bool = True, **overrides: Any
 ) -> Path:
-    """`save_llama`, with random SSMs in the blocks that are not in `attention`."""
+    """Write `save_llama`'s checkpoint with random SSMs in the blocks not in `attention`."""
     save_llama(path, **overrides)
     config = json.loads((path / "config.json").read_text())
     blocks = config["num_hidden_layers"]
@@ -140,7 +142,7 @@ def save_mamba_in_llama(
 
 
 def judge(path: Path) -> Any:
-    """The model of such a folder, as transformers runs everything but its mixers."""
+    """Open the model of such a folder; transformers runs everything but its mixers."""
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     tensors = load_file(path / "model.safetensors")
     for block, layer in enumerate(model.model.layers):

@@ -1,4 +1,4 @@
-"""Models of a few tokens whose next one depends on the last alone, and how far counts are off."""
+"""Models of a few tokens where the next token depends only on the last, and a test of counts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SPECIAL = {5}
 
 
 def table(seed: int, sharpness: float) -> np.ndarray:
-    """Logits [V, V]: of the next token after each."""
+    """Return logits [V, V] of the next token after each token."""
     rng = np.random.default_rng(seed)
     return (sharpness * rng.standard_normal((VOCAB, VOCAB))).astype(np.float32)
 
 
 class TableContext:
-    """What `Speculative` asks of a context, for a model that is a table."""
+    """The context that `Speculative` needs, for a model that is a table."""
 
     def __init__(self, logits: np.ndarray) -> None:
         self._logits = logits
@@ -53,7 +53,7 @@ class TableContext:
 
 
 class TableDrafter(Drafter):
-    """Grows trees from a table, as `ModelDrafter` does from a model."""
+    """Grow trees from a table, as `ModelDrafter` does from a model."""
 
     name = "table"
     nbytes = 0
@@ -72,20 +72,21 @@ class TableDrafter(Drafter):
 
 
 def shares(p: Distribution) -> dict[int, float]:
-    """The probability of each token that can be drawn."""
+    """Return the probability of each token that can be drawn."""
     ids = range(len(p.weights)) if p.ids is None else p.ids.tolist()
     return {i: share for i, share in zip(ids, p.probabilities().tolist(), strict=True) if share}
 
 
 def dense(p: Distribution) -> np.ndarray:
-    """The probability of every token, [V]."""
+    """Return the probability of every token, [V]."""
     return np.array([shares(p).get(token, 0.0) for token in range(VOCAB)])
 
 
 def deviation(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Standard deviations by which chi-square exceeds its mean (Wilson and Hilferty, 1931).
+    """Return by how many standard deviations chi-square exceeds its mean (Wilson and Hilferty,
+    1931).
 
-    Cells of which less than five are expected count as one.
+    Cells with an expected count below five are merged.
     """
     assert not counts[expected == 0].any()
     wanted = expected * counts.sum()

@@ -1,4 +1,4 @@
-"""Mutations of small files: what a cosmic ray, a cut cable or a fuzzer makes of them."""
+"""Mutations of small files, as from a cosmic ray, a cut cable or a fuzzer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PIECES = (b"{", b"}", b"[", b"]", b'"', b":", b",", b"\x00", b"\xff", b"null", 
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """One to four changes: bits, bytes, cuts, repeats, numbers and punctuation."""
+    """Apply one to four changes: bits, bytes, cuts, repeats, numbers and punctuation."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         if not out:

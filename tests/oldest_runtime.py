@@ -1,8 +1,8 @@
-"""The runtime on the oldest Python and ONNX Runtime it supports; run as a program, needs no torch.
+"""Check the runtime on the oldest supported Python and ONNX Runtime; a program that needs no torch.
 
     python tests/oldest_runtime.py            checks the embedded bundles
-    python tests/oldest_runtime.py --logits   prints their logits, to be compared across versions
-    python tests/oldest_runtime.py --answers  prints what they answer, to compare machines
+    python tests/oldest_runtime.py --logits   prints their logits, to compare versions
+    python tests/oldest_runtime.py --answers  prints their answers, to compare machines
 
 `tests/test_oldest_runtime.py` runs it; `make jetpack6` runs it under Python 3.10, `make aarch64` on
 an emulated aarch64.
@@ -30,7 +30,7 @@ TEXT = "Hello! How was your day? I went to the park and it was lovely."
 
 
 def logits(name: str, engine: str = "ort") -> np.ndarray:
-    """Logits [T, V] of TEXT under one embedded bundle, in one run."""
+    """Return the logits [T, V] of TEXT under one embedded bundle, in one run."""
     with edge.load(name, engine=engine, threads=1) as model:
         ids = model.tokenizer.encode(TEXT)[:24]
         state = model.engine.new_state(window=len(ids))
@@ -38,7 +38,7 @@ def logits(name: str, engine: str = "ort") -> np.ndarray:
 
 
 def answer(name: str) -> str:
-    """The greedy answer to, or continuation of, a short greeting."""
+    """Return the greedy answer to, or continuation of, a short greeting."""
     with edge.load(name, engine="ort", threads=1) as model:
         session = model.session(seed=1)
         say = session.generate if model.template is None else session.chat
@@ -46,7 +46,9 @@ def answer(name: str) -> str:
 
 
 def check(name: str, engine_name: str) -> None:
-    """The golden sentence; chunks, steps, rewind, snapshots, trees and files, done two ways."""
+    """Check the golden sentence, and chunks, steps, rewind, snapshots, trees and files, each done
+    two ways.
+    """
     with edge.load(name, engine=engine_name, threads=1) as model:
         golden.check(name, model)
         ids = np.array([model.tokenizer.encode(TEXT)[:24]])
@@ -77,7 +79,7 @@ def check(name: str, engine_name: str) -> None:
 
 
 def saved_and_loaded(model: edge.Model) -> None:
-    """A session that was saved and loaded says what one that never left says."""
+    """Check that a session that was saved and loaded answers like one that was not."""
     with tempfile.TemporaryDirectory() as folder:
         session = model.session(seed=1)
         "".join(session.generate(TEXT, max_tokens=8))

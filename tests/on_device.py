@@ -1,10 +1,10 @@
-"""Where tests run kernels: in Triton's interpreter and compiled for this CPU, or on a GPU.
+"""Where tests run kernels: in Triton's interpreter, compiled for this CPU, or on a GPU.
 
-Tests that ask for the fixture `where` run once in Triton's interpreter, and once with the kernels
-for CPUs of each instruction set that this machine has. With EDGE_TEST_DEVICE=cuda they run on a GPU
-alone, the way that a bundle's kernels take: compiled ahead of time, loaded and launched by
-`CoreDevice`. EDGE_TEST_VARIANTS names a folder in which to note what would have to be compiled;
-tests are then skipped where they would run a kernel (`tests/gpu/pack.sh`).
+Tests that use the fixture `where` run once in Triton's interpreter, and once with the kernels for
+CPUs for each instruction set of this machine. With EDGE_TEST_DEVICE=cuda they run only on a GPU, in
+the way of a bundle's kernels: compiled ahead of time, loaded and launched by `CoreDevice`.
+EDGE_TEST_VARIANTS names a folder in which to write down what would have to be compiled; tests are
+then skipped where they would run a kernel (`tests/gpu/pack.sh`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _threads = 2
 
 
 def places() -> list[Any]:
-    """What `where` may be."""
+    """Return the possible values of `where`."""
     if ON_GPU or NOTES:
         return [INTERPRETED]
     if library.path() is None:
@@ -54,7 +54,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 @contextmanager
 def running(where: str, threads: int = 2) -> Iterator[None]:
-    """Kernels run there inside; those for CPUs on so many threads."""
+    """Run kernels there inside the context; those for CPUs use this number of threads."""
     global _chosen, _threads
     before, _chosen, _threads = (_chosen, _threads), where, threads
     try:
@@ -64,23 +64,23 @@ def running(where: str, threads: int = 2) -> Iterator[None]:
 
 
 def chosen() -> str:
-    """Where kernels run now."""
+    """Return where kernels run now."""
     return _chosen
 
 
 def native() -> bool:
-    """Whether they are those for CPUs."""
+    """Return whether they are the kernels for CPUs."""
     return _chosen != INTERPRETED
 
 
 @functools.cache
 def gpu() -> CoreDevice:
-    """The GPU of this process."""
+    """Return the GPU of this process."""
     return CoreDevice(limit_s=60)
 
 
 def device_with(variants: Iterable[Variant]) -> tuple[Device, list[Any]]:
-    """The device, and the variants loaded for it in their order."""
+    """Return the device, and the variants loaded for it in their order."""
     every = list(variants)
     note(every)
     if ON_GPU:
@@ -93,7 +93,7 @@ def device_with(variants: Iterable[Variant]) -> tuple[Device, list[Any]]:
 
 
 def compiled_for(device: CoreDevice, variants: list[Variant]) -> list[Any]:
-    """The variants, compiled for this GPU as an exporter compiles them."""
+    """Compile the variants for this GPU as an exporter does."""
     from edge.plugins.compiler.aot import compile_variants
 
     made = compile_variants(variants, [device.sm])[device.sm]
@@ -101,13 +101,13 @@ def compiled_for(device: CoreDevice, variants: list[Variant]) -> list[Any]:
 
 
 def note(variants: Iterable[Variant]) -> None:
-    """Keep what would be compiled, if anybody asks."""
+    """Write down what would be compiled, if requested."""
     if NOTES:
         write(Path(NOTES), variants)
 
 
 def same_sums(found: Tensor, expected: Tensor) -> bool:
-    """Whether two kernels' fp32 sums of the same terms agree: bit for bit when interpreted.
+    """Check that two kernels' fp32 sums of the same terms agree: bit for bit when interpreted.
 
     Compiled, each kernel has its own order within a thread: at most 10⁻⁵ of the largest sum apart
     (measured on an H100: 2·10⁻⁶).
@@ -119,8 +119,9 @@ def same_sums(found: Tensor, expected: Tensor) -> bool:
 
 
 class GuardedCpu(CpuDevice):
-    """A CPU whose memory lies between guard zones, which no kernel may have written to. Its
-    threads share the work in small pieces, so that their bounds are met.
+    """A CPU whose memory lies between guard zones that no kernel may write to.
+
+    Its threads share the work in small pieces, so that their bounds are exercised.
     """
 
     def __init__(self, threads: int, isa: str) -> None:
@@ -142,5 +143,5 @@ class GuardedCpu(CpuDevice):
 
 class _Noting(InterpretDevice):
     def launch(self, *_: object) -> None:
-        """The variants are noted; what they compute is not asked for."""
+        """Write down the variants; nothing is computed."""
         pytest.skip("noted what it would launch")

@@ -17,7 +17,7 @@ from edge.plugins.onnx import OPSETS, Flavour, function, op_of
 
 Array = NDArray[Any]
 LENGTHS = (1, 2, 3, 5, 7, 63, 64, 65)
-# the inputs of logged tokens: name → what they are rows of
+# the inputs of logged tokens: name → the input whose rows they are
 LOGS = {"x_log": "x", "dt_log": "dt", "B_log": "B"}
 
 
@@ -28,7 +28,9 @@ def one_op_model(
     types: Iterable[np.dtype[Any]],
     constants: Mapping[str, Array] = MappingProxyType({}),
 ) -> ModelProto:
-    """`types` of the inputs in the statement's order; those in `constants` are in the graph."""
+    """Return a model of one op; `types` of the inputs in the statement's order; `constants` are in
+    the graph.
+    """
     op = op_of(name)
     node = helper.make_node(
         name,
@@ -55,7 +57,7 @@ def one_op_model(
 def _session(model: ModelProto) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    # As the engine does: what is to be fused is written out.
+    # As the engine does: fused ops are explicit in the graph.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     return ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -73,12 +75,12 @@ def _cached_session(
 
 
 def _poisoned(like: Array) -> Array:
-    """NaN, or a number that no test expects everywhere."""
+    """Return NaN, or a number that no test expects everywhere."""
     return np.full(like.shape, np.nan if like.dtype.kind == "f" else 77, like.dtype)
 
 
 def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """These and those of the graphs inside them."""
+    """Yield these nodes and those of the graphs inside them."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -87,13 +89,13 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def inputs_of(op: Op, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """The inputs of an op, in its order; logs that `feeds` lacks are empty."""
+    """Return the inputs of an op, in its order; logs that `feeds` lacks are empty."""
     none = {log: feeds[of][:0] for log, of in LOGS.items() if of in feeds}
     return {v.name: np.array((none | dict(feeds))[v.name], order="C") for v in op.inputs}
 
 
 def logged(feeds: Mapping[str, Array], count: int) -> dict[str, Array]:
-    """The same tokens for a Mamba-2 scan, the first `count` of them logged."""
+    """Return the same tokens for a Mamba-2 scan, the first `count` of them logged."""
     logs = {log: feeds[of][:count] for log, of in LOGS.items()}
     own = {name: feeds[name][count:] for name in ("x", "dt", "B", "C")}
     return {**feeds, **logs, **own}
@@ -106,10 +108,10 @@ def run_op(
     constant: bool = False,
     **attributes: float,
 ) -> dict[str, Array]:
-    """Outputs by name, written into poisoned buffers. `…_out` shares its input's buffer.
+    """Return outputs by name, written into poisoned buffers. `…_out` shares its input's buffer.
 
-    `constant` keeps weights in the graph, as models do: what ONNX Runtime folds, packs or chooses
-    at load is then tested too, and it takes a session a call.
+    `constant` keeps weights in the graph, as models do. It also tests what ONNX Runtime folds,
+    packs or chooses on loading, and takes one session per call.
     """
     feeds = inputs_of(op_of(name), inputs)
     what = name, flavour, tuple(attributes.items()), tuple(a.dtype for a in feeds.values())
@@ -136,7 +138,7 @@ def run_op(
 
 
 def random_parents(steps: int, rng: np.random.Generator) -> list[int]:
-    """A random tree: each token's parent is an earlier token or -1."""
+    """Return a random tree: each token's parent is an earlier token or -1."""
     return [int(rng.integers(-1, t)) if t else -1 for t in range(steps)]
 
 
@@ -145,7 +147,7 @@ def chain(steps: int) -> list[int]:
 
 
 def path_to(parents: list[int], token: int) -> list[int]:
-    """Tokens from the root to `token`."""
+    """Return the tokens from the root to `token`."""
     path = []
     while token >= 0:
         path.append(token)
@@ -161,7 +163,7 @@ def ancestors(parents: list[int]) -> Array:
 
 
 def taps(parents: list[int], width: int) -> Array:
-    """Rows of concat(state, x) that a convolution of `width` reads at each token."""
+    """Return rows of concat(state, x) that a convolution of `width` reads at each token."""
     rows = []
     for t in range(len(parents)):
         whole = list(range(width - 1)) + [i + width - 1 for i in path_to(parents, t)]

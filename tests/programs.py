@@ -1,4 +1,4 @@
-"""Programs called in the tests' own process: a refusal is not worth another Python's start."""
+"""Programs called in the tests' own process, since another Python takes long to start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 def called(
     main: Callable[[], object], *arguments: object, text: bytes = b""
 ) -> tuple[int, str, str]:
-    """Exit code, standard output and error of a program with `text` on its standard input."""
+    """Return exit code, stdout and stderr of a program with `text` on its standard input."""
     streams = {
         name: io.TextIOWrapper(io.BytesIO(given), "utf-8", write_through=True)
         for name, given in (("stdin", text), ("stdout", b""), ("stderr", b""))
@@ -40,8 +40,8 @@ def called(
 def without_torch(
     command: str, *arguments: object, hidden: Sequence[str] = ()
 ) -> tuple[int, str, str]:
-    """Run `edge COMMAND` as on a machine where only the runtime is installed, and `hidden` is not:
-    code, standard output, standard error.
+    """Run `edge COMMAND` as where only the runtime is installed and `hidden` is missing; return
+    code, standard output and standard error.
     """
     missing = ("torch", "onnx", "transformers", *hidden)
     program = (

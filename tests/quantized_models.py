@@ -24,7 +24,7 @@ from edge.export.recipes import Choices, Mixture, mixture, names, plan_model
 from tests.test_graph_models import V, logits
 from tests.test_graph_models import network as sharp_network
 
-# Models whose states are calibrated too: it takes a pass that emits the state after every token.
+# Models whose states are calibrated too, which takes a pass that emits the state after every token.
 WITH_STATES = ("mamba1", "mamba2", "mamba2 groups")
 F32 = NDArray[np.float32]
 Tokens = NDArray[np.int64]
@@ -32,9 +32,10 @@ Tokens = NDArray[np.int64]
 
 @cache
 def network(name: str) -> Network:
-    """The model `name` of tests/test_graph_models.py with logits that spread like a trained one's.
+    """Return the model `name` of tests/test_graph_models.py with logits that spread like a trained
+    one's.
 
-    Random ones are so sharp that one value rounded the other way moves whole tokens.
+    Random logits are so sharp that one value rounded the other way changes whole tokens.
     """
     net = sharp_network(name)
     spread = float(logits(net, np.random.default_rng(1).integers(0, V, (1, 60))).std())
@@ -47,7 +48,7 @@ def network(name: str) -> Network:
 
 @cache
 def calibrated(name: str) -> Calibration:
-    """Everything that any recipe looks at in the model `name` of tests/test_graph_models.py."""
+    """Return everything that any recipe needs of the model `name` of tests/test_graph_models.py."""
     net = network(name)
     choices = Choices()
     if name in WITH_STATES:
@@ -81,14 +82,16 @@ def built(name: str, plan: ModelPlan, folder: Path) -> BuiltGraph:
 
 
 def runners(name: str, folder: Path) -> tuple[GraphRunner, GraphRunner]:
-    """ONNX Runtime and the reference ops, on the same graph."""
+    """Return ONNX Runtime and the reference ops on the same graph."""
     config = network(name).config
     engine = GraphRunner(open_session(folder, options=options_of(1)), config)
     return engine, GraphRunner(open_reference(folder), config)
 
 
 def in_runs(graph: GraphRunner, tokens: Tokens, runs: Sequence[int]) -> tuple[F32, GraphState]:
-    """Logits of all tokens, and the state after them; from KV caches full of NaN."""
+    """Return the logits of all tokens and the state after them, starting from KV caches full of
+    NaN.
+    """
     state = graph.initial(1, sum(runs), fill=np.nan)
     pieces, start = [], 0
     for steps in runs:

@@ -1,11 +1,11 @@
-"""Triton's interpreter at a fifth of its time: what it works out again for each operation is kept.
+"""Triton's interpreter at a fifth of its time, by caching what it recomputes for every operation.
 
-As it comes it lists the members of `triton.language` at each call of a function, makes the same few
-types, shapes and constants anew for each value, asks of each two operands which type they have in
-common, and finds out by six operations of its own whether integers overflow, which it then tells
-nobody. Here all of that is done once, or in numpy, and an overflow is an error.
-`tests/kernels/test_quick_interpreter.py` holds it to the interpreter as it comes. Written for the
-Triton of constraints.txt.
+The original lists the members of `triton.language` at each call of a function, creates the same few
+types, shapes and constants for each value, determines a common type for each pair of operands, and
+checks for integer overflow with six operations of its own without reporting the result. Here all of
+that is done once, or in numpy, and an overflow is an error.
+`tests/kernels/test_quick_interpreter.py` compares it with the original. Written for the Triton of
+constraints.txt.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, TensorHandle
 
-# object, name, what comes with Triton, what is put there
+# object, name, original value, replacement
 _CHANGES: list[tuple[Any, str, Any, Any]] = []
 
 
 def install() -> None:
-    """From now on kernels of this process are interpreted quicker."""
+    """Use the faster interpreter in this process from now on."""
     if not _CHANGES:
         changes = [
             *_patched_once(), *_calls_direct(), *_types_kept(), *_operands_kept(),
@@ -41,7 +41,7 @@ def install() -> None:
 
 @contextmanager
 def as_it_comes() -> Iterator[None]:
-    """Inside kernels are interpreted as Triton does it."""
+    """Use Triton's own interpreter inside the context."""
     for place, name, old, _ in _CHANGES:
         setattr(place, name, old)
     try:
@@ -51,7 +51,7 @@ def as_it_comes() -> Iterator[None]:
 
 
 def _patched_once() -> list[tuple[Any, str, Any]]:
-    """`triton.language` is patched once a launch, and its members are listed once a process."""
+    """Patch `triton.language` once per launch, and list its members once per process."""
     patch, run = interpreter._patch_lang, GridExecutor.__call__
     members: dict[Any, list[str]] = {}
     languages: dict[Any, tuple[Any, ...]] = {}
@@ -90,7 +90,7 @@ def _patched_once() -> list[tuple[Any, str, Any]]:
 
 
 def _calls_direct() -> list[tuple[Any, str, Any]]:
-    """Members of `triton.language` are called without what guards them outside of kernels."""
+    """Call members of `triton.language` without the guards for use outside kernels."""
     guard, unwrap, tensor = core.add.__code__, core._unwrap_if_constexpr, core.tensor
     semantic = interpreter.interpreter_semantic
 
@@ -112,7 +112,7 @@ def _calls_direct() -> list[tuple[Any, str, Any]]:
 
 
 def _types_kept() -> list[tuple[Any, str, Any]]:
-    """Shapes, block types and numpy's types are made once."""
+    """Create shapes, block types and numpy's types once."""
     shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
     blocks: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     dtypes: dict[str, Any] = {}
@@ -160,7 +160,7 @@ def _types_kept() -> list[tuple[Any, str, Any]]:
 
 
 def _operands_kept() -> list[tuple[Any, str, Any]]:
-    """Two tensors of one type are as they should be; numbers beside a tensor are made once."""
+    """Skip checks for two tensors of one type, and create the tensor of a number operand once."""
     check = TritonSemantic.binary_op_type_checking_impl
     alike = {"fp32", "fp64", "int1", "int8", "uint8", "int16", "int32", "uint32", "int64"}
     numbers: dict[tuple[Any, ...], Any] = {}
@@ -171,7 +171,7 @@ def _operands_kept() -> list[tuple[Any, str, Any]]:
         if isinstance(rhs, core.tensor):
             same = lhs.shape is rhs.shape and lhs.dtype.name == rhs.dtype.name
             return (lhs, rhs) if same else check(self, lhs, rhs, *how)
-        # 0.0 and -0.0 are equal, and so are 1 and True; shapes are kept, and so is what they are at
+        # 0.0 and -0.0 are equal, and so are 1 and True; shapes stay alive, so their ids stay valid
         key = (type(rhs), repr(rhs), lhs.dtype.name, id(lhs.shape), *how)
         if key in numbers:
             return lhs, numbers[key]
@@ -185,7 +185,7 @@ def _operands_kept() -> list[tuple[Any, str, Any]]:
 
 
 def _checks_in_numpy() -> list[tuple[Any, str, Any]]:
-    """Integer overflow is found in numpy's 64 bits, and is an error."""
+    """Check integer overflow in numpy's 64 bits, and raise an error."""
     exactly = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
     def check(self: Any, lhs: Any, rhs: Any, operation: Any) -> None:

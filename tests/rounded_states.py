@@ -1,4 +1,6 @@
-"""A graph whose states are rounded where a run begins and ends, made from one that keeps fp32."""
+"""Turn a graph with fp32 states into one whose states are rounded at the beginning and end of a
+run.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ def int8_scale(name: str) -> np.float32:
 
 
 def round_states(graph: bytes, dtypes: Mapping[str, str]) -> bytes:
-    """The graph with each state of `dtypes` (input name → "float16" or "int8") kept in that type.
+    """Return the graph with each state of `dtypes` (input name → "float16" or "int8") in that type.
 
-    Between its input and output a run works on fp32, so this tests who carries states, not what
-    rounding after every token does to them.
+    Within a run it works on fp32, so this tests the transport of states, not rounding after every
+    token.
     """
     model = onnx.load_from_string(graph)
     model.graph.initializer.append(numpy_helper.from_array(np.int8(0), "state.zero"))

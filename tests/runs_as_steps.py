@@ -1,9 +1,9 @@
-"""How often a run of several tokens says another greedy token than steps of one:
-`python -m tests.runs_as_steps 100000 RECIPE… [--engine cpu] [--engine ort]`.
+"""How often a run of several tokens gives another greedy token than single steps: `python -m
+tests.runs_as_steps 100000 RECIPE… [--engine cpu] [--engine ort]`.
 
-Text that no demonstration was made of is read twice, token by token, and in runs as drafting makes
-them: of 2 to 8 tokens, some of which are taken back and read again. A recipe is one of `edge
-export`, applied to demo-fp16, or the name of a bundle.
+Text that no demo model was trained on is read twice: token by token, and in runs as drafting makes
+them, of 2 to 8 tokens, some of which are rewound and read again. A recipe is one of `edge export`,
+applied to demo-fp16, or the name of a bundle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WINDOW = 8
 
 
 def measured(model: Model, count: int) -> dict[str, Any]:
-    """Of `count` tokens: how many are followed by another token, and how far logits moved."""
+    """Return how many of `count` tokens are followed by another token, and how far logits moved."""
     engine, rng = model.engine, random.Random(1)
     text = " ".join(pydoc_data.topics.topics.values())
     ids = model.tokenizer.encode(text[: 6 * count])[:count]

@@ -1,4 +1,4 @@
-"""A talk on another engine: the words of ONNX Runtime, and a file that either goes on from."""
+"""A chat on another engine: the words of ONNX Runtime, and a file that either can continue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.session_models import model
 
 
 def check_talk(loaded: Model, file: Path, *, window: int, max_tokens: int = 2) -> None:
-    """`loaded` is the bundle "chat" on the engine that is to be shown."""
+    """Check a chat. `loaded` is the bundle "chat" on the engine under test."""
     sessions = [each.session(window=window, seed=1) for each in (loaded, model("chat"))]
     texts = []
     for session in sessions:

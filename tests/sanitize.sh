@@ -1,9 +1,9 @@
 #!/bin/bash
-# The kernels for CPUs under sanitizers: tests/sanitize.sh PYTHON [address|thread] [pytest options]
+# Run the CPU kernels under a sanitizer: tests/sanitize.sh PYTHON [address|thread] [pytest options]
 #
-# Compiles plugins/cpu/src with them into build/sanitize, then runs the tests of kernels, on each
-# instruction set of this machine, and of whole models on several threads. Python is not
-# instrumented: a report is about the kernels. Needs g++; about twenty minutes of one core.
+# Compiles plugins/cpu/src with it into build/sanitize, then runs the kernel tests on each
+# instruction set of this machine, and whole models on several threads. Python is not
+# instrumented, so reports are about the kernels. Needs g++; takes about twenty minutes of one core.
 set -euo pipefail
 python=$1 only=${2:-} options=("${@:3}")
 cd "$(dirname "$0")/.."
@@ -15,7 +15,7 @@ sanitize() { # NAME LIBRARY FLAG...
     g++ -std=c++17 -O1 -g1 -fno-math-errno -fPIC -Wno-psabi -shared -pthread "${@:3}" \
       plugins/cpu/src/*.cpp -o "$out/kernels.so"
   fi
-  # what Python and its packages leave behind, and their threads, are theirs
+  # ignore leaks and threads of Python and its packages
   LD_PRELOAD="$(g++ -print-file-name="$runtime") $(g++ -print-file-name=libstdc++.so)" \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     TSAN_OPTIONS=ignore_noninstrumented_modules=1 \

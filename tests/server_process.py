@@ -18,13 +18,13 @@ import openai
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "the-key-of-the-tests"
 PATIENCE = 60  # seconds for anything on a busy machine; nothing takes that long
-END = "6"  # the demonstration model's end of turn
+END = "6"  # the demo model's end of turn
 ENDLESS: dict[str, Any] = {"max_tokens": 1_000_000, "logit_bias": {END: -100}}
 HELLO: list[Any] = [{"role": "user", "content": "Hello, how are you?"}]
 
 
 class Server:
-    """`edge serve` with `--json`. On leaving it is told to stop; it must have logged no failure."""
+    """`edge serve` with `--json`. On exit it is stopped; it must have logged no failure."""
 
     def __init__(self, *options: str, bundle: str = "demo", key: str | None = KEY) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "EDGE_API_KEY"}
@@ -61,13 +61,13 @@ class Server:
         assert "Traceback" not in self.stderr, self.stderr
 
     def said(self, event: str) -> dict[str, Any]:
-        """The next line on standard output, which must be this event."""
+        """Return the next line on standard output, which must be this event."""
         fact: dict[str, Any] = json.loads(self._lines.get(timeout=PATIENCE))
         assert fact["event"] == event, fact
         return fact
 
     def left(self) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the end; return the exit code."""
         return self.process.wait(PATIENCE)
 
     @property
@@ -79,16 +79,18 @@ class Server:
         return int(self.start["url"].rpartition(":")[2].partition("/")[0])
 
     def client(self, **options: Any) -> openai.OpenAI:
-        """The official client; it tries nothing twice."""
+        """Return the official client, without retries."""
         given = {"api_key": self.key, "max_retries": 0, "timeout": PATIENCE, **options}
         return openai.OpenAI(base_url=self.start["url"], **given)
 
     def connect(self) -> socket.socket:
-        """A bare connection."""
+        """Open a bare connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def raw(self, data: bytes) -> tuple[int, dict[str, str], Any]:
-        """Send bytes, read until the server closes: status, headers, body as JSON or bytes."""
+        """Send bytes, read until the server closes; return status, headers, and body as JSON or
+        bytes.
+        """
         with self.connect() as connection:
             connection.sendall(data)
             return parsed(received(connection))
@@ -96,7 +98,7 @@ class Server:
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str | None] | None = None
     ) -> tuple[int, dict[str, str], Any]:
-        """One request over a connection of its own. A header of None is left out."""
+        """Send one request over its own connection. A header of None is left out."""
         data = body if isinstance(body, bytes) else b"" if body is None else _json(body)
         fields: dict[str, str | None] = {
             "host": f"127.0.0.1:{self.port}",
@@ -111,7 +113,7 @@ class Server:
 
 
 def received(connection: socket.socket) -> bytes:
-    """Everything until the server closes, or resets."""
+    """Return everything until the server closes or resets."""
     data = b""
     try:
         while piece := connection.recv(1 << 16):
@@ -122,7 +124,7 @@ def received(connection: socket.socket) -> bytes:
 
 
 def parsed(data: bytes) -> tuple[int, dict[str, str], Any]:
-    """A whole response."""
+    """Parse a whole response."""
     head, _, body = data.partition(b"\r\n\r\n")
     status, *lines = head.decode("latin-1").split("\r\n")
     fields = dict(line.split(": ", 1) for line in lines)
@@ -134,7 +136,7 @@ def parsed(data: bytes) -> tuple[int, dict[str, str], Any]:
 
 
 def is_error(body: Any) -> bool:
-    """Whether a body has the shape of the API's errors."""
+    """Check that a body has the shape of the API's errors."""
     return (
         set(body) == {"error"}
         and set(body["error"]) == {"message", "type", "param", "code"}

@@ -1,4 +1,4 @@
-"""Tiny random bundles through the real exporter, loaded by the real engine, once a process."""
+"""Tiny random bundles through the real exporter, loaded by the real engine, once per process."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ ROOT = tempfile.TemporaryDirectory(prefix="edge-sessions-")
 
 @cache
 def bundle(kind: str) -> Path:
-    """chat (Mamba-2) and hybrid (with attention, 64 positions), both with a SentencePiece model and
-    padding rows; bytes with a template; base: Mamba without a template, byte-level BPE.
+    """Return a bundle: chat (Mamba-2) and hybrid (with attention, 64 positions), both with a
+    SentencePiece model and padding rows; bytes with a template; base: Mamba without a template,
+    byte-level BPE.
     """
     source, out = Path(ROOT.name) / f"{kind}-source", Path(ROOT.name) / kind
     if kind == "base":
@@ -60,7 +61,7 @@ def model(kind: str) -> Model:
 
 
 def states(session: Session) -> dict[str, np.ndarray]:
-    """What a session's state holds, by name, batch first."""
+    """Return a session's state, by name, batch first."""
     mark = session.snapshot().context.state
     state = session.model.engine.new_state(window=max(1, mark.pending), capacity=session.capacity)
     state.restore(mark)
@@ -69,7 +70,7 @@ def states(session: Session) -> dict[str, np.ndarray]:
 
 
 def same_bits(one: Session, other: Session) -> None:
-    """Two sessions have consumed the same, and their states are equal to the last bit."""
+    """Check that two sessions consumed the same tokens and have bit-identical states."""
     theirs = states(other)
     for name, array in states(one).items():
         assert array.tobytes() == theirs[name].tobytes(), name

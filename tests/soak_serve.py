@@ -1,10 +1,10 @@
-"""Mixed requests against `edge serve`, for long: `make soak MINUTES=60`.
+"""Long-running mixed requests against `edge serve`: `make soak MINUTES=60`.
 
-Four clients at a time ask for short and long answers, streams that are left half-way, conversations
-that grow, prompts that repeat, and things that are refused. Every tenth of the time prints the
-server's memory, its CPU time a request and the latency of small ones, which is also that of what
-else the machine does. Fails where the second half takes more than the first: 8 MB of memory, or
-1.5 times the CPU time.
+Four clients at a time ask for short and long answers, streams that are abandoned half-way, growing
+conversations, repeated prompts, and requests that are refused. After every tenth of the time it
+prints the server's memory, its CPU time per request and the latency of small requests, which
+includes the load of the machine. Fails if the second half takes more than the first: 8 MB of
+memory, or 1.5 times the CPU time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_MB, MOST_SLOWER = 8.0, 1.5
 
 @dataclass
 class Tally:
-    """What the clients saw since it was last read."""
+    """The clients' results since the last reading."""
 
     small_s: list[float] = field(default_factory=list)
     kinds: dict[str, int] = field(default_factory=dict)
@@ -44,16 +44,16 @@ def said(rng: random.Random, most: int) -> str:
 
 
 def talk(server: Server, seed: int, until: float, tally: Tally) -> None:
-    """One client: requests drawn from `seed`, one after the other."""
+    """Run one client: requests drawn from `seed`, one after another."""
     rng, client = random.Random(seed), server.client()
     messages: list[Any] = []
     while time.monotonic() < until:
         kind = rng.choice(("small", "small", "small", "long", "left", "talk", "same", "refused"))
         try:
             took = asked(kind, server, client, rng, messages, tally)
-            tally.tokens += took  # read after the request, or others' are lost
+            tally.tokens += took  # read after the request, or other clients' counts are lost
         except openai.APIStatusError as problem:
-            if problem.status_code != 503:  # the queue was full, and said so
+            if problem.status_code != 503:  # the queue was full, as reported
                 tally.wrong.append(f"{kind}: {problem}")
         except Exception as problem:
             tally.wrong.append(f"{kind}: {problem!r}")
@@ -64,7 +64,7 @@ def asked(
     kind: str, server: Server, client: openai.OpenAI, rng: random.Random, messages: list[Any],
     tally: Tally,
 ) -> int:  # fmt: skip
-    """Make a request of this kind; how many tokens the server says it took."""
+    """Make a request of this kind; return the number of tokens that the server reports."""
     if kind == "refused":
         body = rng.choice((b"{", b'{"messages": 1}', rng.randbytes(200), b'{"max_tokens": -1}'))
         status, _, _ = server.request("POST", CHAT, body)
@@ -112,7 +112,7 @@ def cpu_s(pid: int) -> float:
 
 
 def soak(minutes: float) -> bool:
-    """Whether memory and CPU time stayed."""
+    """Return whether memory and CPU time stayed constant."""
     tally, rows, taken, asked = Tally(), [], 0.0, 0
     print(f"{'minute':>7} {'requests':>9} {'tokens':>9} {'small p50':>10} {'p99 ms':>8} "
           f"{'CPU ms':>7} {'MB':>8} {'files':>6}")  # fmt: skip

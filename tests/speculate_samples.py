@@ -1,4 +1,4 @@
-"""Whether drafting changes what is sampled: two sessions' third tokens, over many seeds."""
+"""Check that drafting does not change sampling: two sessions' third tokens, over many seeds."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def third_tokens_are_alike(
     a, b = (np.array([seen.get(token, 0) for token in ids], float) for seen in counts)
     common = (a + b) >= 20
     a, b = a[common], b[common]
-    # two samples of nearly one size: the difference of each count against its spread
+    # two samples of about equal size: compare the difference of each count with its spread
     assert len(a) >= 4 and (np.abs(a - b) / np.sqrt(a + b)).max() < 4.5

@@ -1,7 +1,7 @@
-"""Targets and Mamba drafters that agree now and then: tiny random bundles, once a process.
+"""Targets and Mamba drafters that agree now and then: tiny random bundles, once per process.
 
-A target and its drafter share embedding and head, and their layers add little to the stream: what
-comes next is mostly said by the last token, which both see alike.
+A target and its drafter share embedding and head, and their layers add little to the residual
+stream, so the next token depends mostly on the last one, which both see.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tests.session_models import states
 
 _ROOT = tempfile.TemporaryDirectory(prefix="edge-speculation-")
 _WIDTH = 32
-# what a layer adds to the stream goes through these
+# the weights through which a layer writes to the residual stream
 _LAST = ("attention.dense.weight", "attention.dense.bias", "dense_4h_to_h.weight",
          "dense_4h_to_h.bias", "o_proj.weight", "down_proj.weight", "out_proj.weight")  # fmt: skip
-_ROWS = 288  # of the targets: padded more than the drafter's 272
+_ROWS = 288  # rows of the targets: more padding than the drafter's 272
 
 SAVE: dict[str, Any] = {
     "gpt_neox": lambda path: transformers_checkpoints.save_gpt_neox(
@@ -46,19 +46,19 @@ SAVE: dict[str, Any] = {
 
 @cache
 def bundle(kind: str, added: tuple[str, ...] = ()) -> Path:
-    """A bundle of a family; `added`: control tokens at the end of its vocabulary."""
+    """Return a bundle of a family; `added`: control tokens at the end of its vocabulary."""
     name = "-".join([kind.replace(" ", "-"), str(len(added))])
     source, out = Path(_ROOT.name) / f"{name}-source", Path(_ROOT.name) / name
     SAVE[kind](source)
     _subdue(source / "model.safetensors")
-    # the same tokenizer in other bytes, as two authors publish it
+    # the same tokenizer in other bytes, as if published by two authors
     _rewrite(source / "tokenizer.json", added, indent=None if kind == "mamba" else 1)
     export_checkpoint(source, out, quant="fp32", verify=False, chunk=16)
     return out
 
 
 def check_same(plain: Session, drafting: Session) -> None:
-    """Both hold the same tokens, and states that are as good as equal."""
+    """Check that both hold the same tokens, and nearly equal states."""
     assert plain.tokens == drafting.tokens and plain.pending == drafting.pending
     assert plain.messages == drafting.messages
     expected = states(plain)
@@ -87,7 +87,7 @@ def _subdue(file: Path) -> None:
 
 @cache
 def _ends() -> tuple[Any, Any]:
-    """(head, embedding), [288, 32]."""
+    """Return (head, embedding), [288, 32]."""
     import torch
 
     make = torch.Generator().manual_seed(5)

@@ -22,10 +22,10 @@ def save_state_spaces(
     tokenizer: bool = True,
     **overrides: Any,
 ) -> Path:
-    """state-spaces' `MambaLMHeadModel`: config.json and pytorch_model.bin, tied.
+    """Write state-spaces' `MambaLMHeadModel`: config.json and pytorch_model.bin, tied.
 
-    `like` takes the weights of a transformers Mamba or Mamba-2 directory, under the original
-    names; the overrides must then describe the same model.
+    `like` takes the weights of a transformers Mamba or Mamba-2 directory, under the original names;
+    the overrides must then describe the same model.
     """
     ssm = {"d_state": 5} if version == 1 else {"layer": "Mamba2", "headdim": 8, "d_state": 6}
     config: dict[str, Any] = dict(
@@ -49,7 +49,7 @@ def save_state_spaces(
 
 
 def save_mambabyte(path: Path, layout: str = "rmsnorm", **overrides: Any) -> Path:
-    """MambaByte: `rmsnorm` as the Hub stores it, `layernorm` as the paper's own class does."""
+    """Write MambaByte: `rmsnorm` as on the Hub, `layernorm` as in the paper's own class."""
     if layout == "rmsnorm":
         values = dict(vocab_size=256, d_model=24) | overrides
         return save_state_spaces(path, 1, tokenizer=False, **values)
@@ -83,7 +83,9 @@ def _random_tensors(shapes: Shapes) -> dict[str, Tensor]:
 
 
 def _state_spaces_shapes(config: dict[str, Any]) -> Shapes:
-    """What MambaLMHeadModel(config).state_dict() holds, written from its source, not from ours."""
+    """Return the shapes of MambaLMHeadModel(config).state_dict(), written from its source, not from
+    ours.
+    """
     width, count, ssm = config["d_model"], config["n_layer"], config["ssm_cfg"]
     attention, bias = config.get("attn_layer_idx", []), not config["rms_norm"]
     build = _mamba2_shapes if ssm.get("layer") == "Mamba2" else _mamba1_shapes

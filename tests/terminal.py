@@ -1,4 +1,4 @@
-"""`edge-chat` on a pseudo-terminal, and what its user sees there."""
+"""`edge-chat` on a pseudo-terminal, as its user sees it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import pyte
 ENDLESS = ["--temperature", "5", "--seed", "1", "--max-tokens", "100000000"]
 SHORT = ["--temperature", "5", "--max-tokens", "4", "--seed", "1"]
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>]|\].*?\x07)")
-GIVE_UP = 60  # seconds; a talk that hangs must fail
+GIVE_UP = 60  # seconds; a chat that hangs must fail
 
 
 class Terminal:
-    """A program on a terminal of its own, which it is the foreground process of."""
+    """A program as the foreground process of its own terminal."""
 
     def __init__(
         self, *arguments: str, term: str = "xterm", size: tuple[int, int] = (24, 80),
@@ -32,9 +32,9 @@ class Terminal:
         self._master, slave = pty.openpty()
         self._size = size
         self.resize(*size)
-        # pytest's workers have these, which would go before the terminal's own size
+        # pytest's workers set these, which would override the terminal's own size
         inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-        # opening a terminal makes it the controlling one of a new session: Ctrl-C then works
+        # opening a terminal makes it the controlling one of a new session, so that Ctrl-C works
         self.process = subprocess.Popen(
             ["sh", "-c", 'exec "$@" <"$TTY" >"$TTY" 2>&1', "sh", sys.executable, "-m",
              "edge.apps.chat", *arguments],
@@ -46,18 +46,18 @@ class Terminal:
         self._seen = 0
 
     def wait_for(self, text: str) -> str:
-        """What came since the last wait, up to `text`, without escape sequences."""
+        """Return the output since the last wait, up to `text`, without escape sequences."""
         plain, at = self._until(lambda plain: plain.find(text, self._seen), f"no {text!r}")
         since, self._seen = plain[self._seen : at], at + len(text)
         return since
 
     def answering(self) -> None:
-        """Wait until an answer that does not end is in its middle."""
+        """Wait until an endless answer is in its middle."""
         self.wait_for("\n")
         self._until(lambda plain: len(plain) - self._seen - 40, "no answer")
 
     def _until(self, where: Callable[[str], int], problem: str) -> tuple[str, int]:
-        """What came in all, without escape sequences, once this says a place in it."""
+        """Return all output, without escape sequences, once the condition finds a place in it."""
         deadline = time.monotonic() + GIVE_UP
         while True:
             plain = ESCAPES.sub("", self.raw)
@@ -71,23 +71,25 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def ask(self, text: str, says: str = "") -> str:
-        """Type a line at the prompt; what came until the program `says` something."""
+        """Type a line at the prompt; return the output until the program `says` something."""
         self.wait_for(">>>")
         self.type(text + "\r")
         return self.wait_for(says) if says else ""
 
     def bye(self) -> None:
-        """End the conversation, which is no failure."""
+        """End the conversation; the program must exit normally."""
         self.ask("/bye")
         assert self.leave() == 0
 
     def resize(self, rows: int, columns: int) -> None:
-        """As a window does that is dragged: the program is told by SIGWINCH."""
+        """Resize like a dragged window: the program gets SIGWINCH."""
         self._size = (rows, columns)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def screen(self) -> list[str]:
-        """Every line a terminal of this size has shown, scrolled off or not, as it looks now."""
+        """Return every line that a terminal of this size has shown, scrolled off or not, as it
+        looks now.
+        """
         rows, columns = self._size
         shown = pyte.HistoryScreen(columns, rows, history=10_000, ratio=1.0)
         pyte.Stream(shown).feed(self.raw)
@@ -95,7 +97,7 @@ class Terminal:
         return [line.rstrip() for line in [*above, *shown.display]]
 
     def hang_up(self) -> None:
-        """Close both ends: the kernel tells the program, as when a connection is lost."""
+        """Close both ends: the kernel signals the program, as when a connection is lost."""
         os.close(self._slave)
         os.close(self._master)
 

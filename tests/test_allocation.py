@@ -1,8 +1,8 @@
-"""No state is allocated per token: counted under the process, not asked of it.
+"""No state is allocated per token: counted below the process, not reported by it.
 
-ONNX Runtime makes 500 to 1100 small allocations a run of these graphs, a few for each node of a
-graph, and one table of all its values (24 bytes each). All are freed within the run. What
-must never be allocated is anything as large as a state tensor, or any address space.
+ONNX Runtime makes 500 to 1100 small allocations per run of these graphs: a few for each node, and
+one table of all values (24 bytes each). All are freed within the run. Nothing as large as a state
+tensor may ever be allocated, nor any address space.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.rounded_states import round_states
 
 ROOT = Path(__file__).parent.parent
 
-# glibc's own entry points are called underneath, so that nothing has to be looked up while counting
+# glibc's own entry points are called underneath, so no symbol has to be looked up while counting
 SHIM = r"""
 #define _GNU_SOURCE
 #include <stddef.h>
@@ -154,8 +154,8 @@ MODELS = {
     ),
 }
 MODELS["rounded"] = MODELS["hybrid"]
-# types of states that are not fp32; convolution states stay so, being too small to tell from the
-# table of values when they are not
+# types of states that are not fp32; convolution states stay fp32, being too small otherwise to tell
+# from the table of values
 DTYPES = {"rounded": {"layers.0.ssm_state": "float16", "layers.2.ssm_state": "int8"}}
 
 
@@ -182,14 +182,14 @@ def test_no_memory_is_taken_per_run(
     model: Path, shim: Path, count: int, record_property: pytest.RecordProperty
 ) -> None:
     runs, faults = 500, ["untried"]
-    # beside other work, heap and threads reserve room at moments of their own, now and then; what
-    # runs take, they take in every process
+    # beside other work, heap and threads reserve memory now and then; what runs take, they take in
+    # every process
     for _ in range(4):
         child = subprocess.run(
             [sys.executable, "-c", CHILD, str(model), str(runs), str(count)],
             cwd=ROOT, capture_output=True, text=True, timeout=100,
-            # Python's own pools take megabytes at moments of their own; without them all is
-            # counted. Threads that meet in glibc's malloc would reserve 64 MB each
+            # Python's own pools take megabytes now and then; without them everything is counted.
+            # Threads that meet in glibc's malloc would reserve 64 MB each
             env={"LD_PRELOAD": str(shim), "PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1",
                  "PYTHONPATH": ":".join(sys.path)},
         )  # fmt: skip
@@ -199,7 +199,7 @@ def test_no_memory_is_taken_per_run(
             fault
             for fault, found in {
                 "the address space grew": seen["pages"] or seen["mapped"],
-                # the arena's list of its pieces doubles when one more than ever is in use
+                # the arena's list of its pieces doubles when their number reaches a new maximum
                 "more than the table of values": seen["large"] > runs + 1,
                 "an allocation as large as a state tensor": seen["largest"] >= seen["tensor"],
             }.items()

@@ -1,7 +1,7 @@
-"""ONNX Runtime's arena does not grow per token, by its own account.
+"""ONNX Runtime's arena does not grow per token, according to its own log.
 
-No call of its Python API gives an arena's statistics, but the arena reports every extension, with
-its total, in the log.
+No call of its Python API returns an arena's statistics, but the arena logs every extension with its
+total.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bench on a tiny shape: every peer's whole path, what counts as wrong, what is said of it.
+"""The bench on a tiny shape: every peer's whole path, what counts as wrong, and the report.
 
 Nothing here asserts a time.
 """
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Iterator[run.Reference]:
-    """What transformers says of the tiny shape: made once, and taken by every run after that."""
+    """Return transformers' results for the tiny shape, made once and shared by all runs."""
     made = run.make_reference(ModelFolder("tiny", folder), 1, lambda text: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "make_reference", lambda *_: made)
@@ -80,7 +80,7 @@ def test_report_says_what_was_measured_where(measured: Facts) -> None:
 
 
 class Forgetful:
-    """transformers, but a convolution state is lost before the short run."""
+    """transformers, but it loses a convolution state before the short run."""
 
     name, version, note, weight_bytes = "forgetful", "", "", 0
     rounding: Rounding = "w8"
@@ -120,7 +120,7 @@ def test_logits_that_are_not_numbers_never_agree() -> None:
 def test_wrong_result_of_ours_gets_no_figures_and_exit_code_1(
     folder: Path, reference: run.Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(run.KL_LIMITS, "w8", 0.0)  # nothing quantized is that close
+    monkeypatch.setitem(run.KL_LIMITS, "w8", 0.0)  # no quantized model is that close
     arguments = ["--shape", "tiny", "--rounds", "1", "--peers", "edge-w8", "--json"]
     result = CliRunner().invoke(app, [*arguments, "--keep", str(folder)])
     assert result.exit_code == 1

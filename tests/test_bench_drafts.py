@@ -25,7 +25,7 @@ WAYS = ["none", "chain", "tree", "ucb", "bandit", "n-gram"]
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two of the five sets."""
+    """Return two of the five sets."""
     rows = [{"question": f"How many are {n} and {n}?", "answer": "x"} for n in range(6)]
     (tmp_path / "gsm8k.test.jsonl").write_text("\n".join(map(json.dumps, rows)))
     article = " ".join(f"word{n}" for n in range(120))
@@ -63,7 +63,7 @@ def test_table_of_one_prompt(data: Path) -> None:
         for (name, _), row in rows.items()
     )
     for way in WAYS[1:]:
-        # of two prompts, one of each set, 0.1 of the way from the slower to the quicker one
+        # of two prompts, one of each set, 0.1 of the way from the slower to the faster one
         low, high = sorted(rows[name, way]["speedup"] for name in ("GSM8K", "WikiText"))
         both = rows["public", way]
         assert both["slowest_tenth"] == pytest.approx(low + 0.1 * (high - low))
@@ -78,7 +78,9 @@ def test_table_of_one_prompt(data: Path) -> None:
 
 
 def test_answers_that_loop_are_apart() -> None:
-    """Of an answer's runs of four, what has been there before; and which prompts are whose."""
+    """A run of four that occurred before counts as looping; also, which prompts belong to which
+    set.
+    """
     assert repeated_share(range(9)) == repeated_share([1, 2]) == 0
     assert repeated_share([1, 2] * 20) == pytest.approx(35 / 37)
     runs = [DraftRun(9, 1.0, 1.0, 0.0, 0.0, None, share) for share in (0.1, 0.9, 0.5)]
@@ -119,7 +121,7 @@ def test_refused() -> None:
 
 
 def test_faithfulness_of_bytes_by_rank() -> None:
-    """The first rank is the byte model's own answer. ln p is that of one step after another."""
+    """The first rank is the byte model's own answer. ln p is that of single steps."""
     options = ["--prompts", "1", "--bytes", "40", "--betas", "1,3", "--json"]
     done = CliRunner().invoke(faithful.app, options)
     assert done.exit_code == 0, done.output

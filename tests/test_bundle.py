@@ -1,4 +1,4 @@
-"""Bundles: what is written reads back; what was touched is refused, by name."""
+"""Bundles: what is written reads back; what was altered is refused, by name."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_writer_replaces_a_bundle_but_nothing_else(bundle: Path, tmp_path: Path)
     ['{"manifest_version": 3}', '{"files": [1], "schema_version": 1, "model": 1}', "[", ""],
 )
 def test_writer_replaces_no_folder_of_another_manifest(manifest: str, tmp_path: Path) -> None:
-    """Extensions of browsers and many other things have a manifest.json."""
+    """Browser extensions and many other things have a manifest.json."""
     (tmp_path / "manifest.json").write_text(manifest)
     (tmp_path / "script.js").write_text("mine")
     with pytest.raises(ExportError, match="exists and is not a bundle"):

@@ -1,4 +1,4 @@
-"""Files of a bundle that would be read for hours, or fill the memory, are refused by their size."""
+"""Bundle files that would take hours to read, or fill the memory, are refused by their size."""
 
 from __future__ import annotations
 

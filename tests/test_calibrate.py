@@ -1,4 +1,4 @@
-"""Calibration over fp32 graphs: what is seen, whatever the order and grouping of the text."""
+"""Calibration over fp32 graphs: the observations, for any order and grouping of the text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def text_of(count: int, length: int, seed: int = 0) -> CalibrationText:
 
 
 def sites(net: Network, states: bool = True) -> list[str]:
-    """Every value of a model that some recipe rounds."""
+    """Return every value of a model that some recipe rounds."""
     return ["final"] + [
         f"layers.{i}.{site}"
         for i, layer in enumerate(net.config.layers)
@@ -52,7 +52,9 @@ def sites(net: Network, states: bool = True) -> list[str]:
 
 
 def same(one: Statistics, two: Statistics) -> bool:
-    """Whether two saw the same, to the last bit, and so would give the same scales."""
+    """Return whether two made the same observations, to the last bit, and so would give the same
+    scales.
+    """
     return (
         np.array_equal(one.counts, two.counts)
         and np.array_equal(one.channel_absmax, two.channel_absmax)
@@ -172,13 +174,13 @@ def broken(name: str, tensor: str, value: float, folder: Path) -> Network:
 
 
 def test_the_layer_where_values_overflow_is_named(tmp_path: Path) -> None:
-    # 3e38 times anything overflows: in layer 1, whose product nobody asked to see.
+    # 3e38 times anything overflows: in layer 1, whose product is not observed.
     net = broken("mamba1", "layers.1.out_proj.weight", 3e38, tmp_path)
     graph = calibration_graph(tmp_path)
     with pytest.raises(ExportError, match=r"layers\.1\.out: .*NaN or infinite"):
         calibrate(graph, net.config, text_of(1, 8), ["layers.0.conv", "final"])
     assert graph.hook is None
-    # What lies before it is not touched by it.
+    # Layers before it are unaffected.
     calibrate(graph, net.config, text_of(1, 8), ["layers.1.conv"])
 
 
@@ -208,7 +210,7 @@ def test_experts_are_rounded_by_what_each_of_them_reads(tmp_path: Path) -> None:
             total[expert] += np.outer(slot, slot)
     assert found is not None
     np.testing.assert_allclose(found, total, rtol=1e-6, atol=1e-9)
-    # 36 tokens and 2 experts each: none of the six has seen as many as it has columns
+    # 36 tokens and 2 experts each: none of the six has seen as many tokens as it has columns
     assert source.thin()["layers.0.down_proj"] == [0, 1, 2, 3, 4, 5]
     rounded = tmp_path / "rounded"
     rounded.mkdir()

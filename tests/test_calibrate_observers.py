@@ -12,7 +12,7 @@ from edge.export.quantize.observers import Hessian, Statistics, scale_of
 
 
 def values(kind: str) -> Tensor:
-    """[512, 1, 64] numbers of a distribution."""
+    """Return [512, 1, 64] numbers of a distribution."""
     generator = torch.Generator().manual_seed(7)
     normal = torch.randn(512, 1, 64, generator=generator)
     if kind == "outliers":
@@ -78,7 +78,7 @@ def test_percentiles_are_within_a_bin(kind: str) -> None:
 
 
 def test_percentiles_interpolate_within_a_bin() -> None:
-    """1000 numbers spread evenly over one bin, which is 1 to 1 + 1/128."""
+    """1000 numbers spread evenly over one bin, from 1 to 1 + 1/128."""
     x = 1 + torch.arange(1000) / 128_000
     assert seen(x).percentile(40) == pytest.approx(1 + 0.4 / 128, abs=2e-5)
 
@@ -97,7 +97,7 @@ def squared_error(x: Tensor, clip: float, bits: int = 8) -> float:
 def test_octav_is_the_papers_fixed_point_and_nearly_the_best_clip(kind: str, bits: int) -> None:
     x = values(kind)
     size = x.abs().double()
-    # The recursion on the numbers themselves, as the paper writes it.
+    # The recursion on the numbers themselves, as in the paper.
     noise, s = 1 / (12 * (2 ** (bits - 1) - 1) ** 2), float(size.mean())
     for _ in range(200):
         beyond = size > s
@@ -118,7 +118,7 @@ def test_octav_of_one_value_all_but_keeps_it() -> None:
 def test_clipped_shares() -> None:
     x = values("outliers")
     found, size = seen(x), x.abs().numpy()
-    # From absmax / 127 no rounding of the scale makes a value count as clipped.
+    # With absmax / 127 no rounding of the scale makes a value count as clipped.
     assert found.clipped(float(scale_of(found.absmax)[0])) == 0
     assert found.clipped(1e-30) == 1
     for scale in (0.002, 0.01, 5.0 / 127):

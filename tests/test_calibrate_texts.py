@@ -1,4 +1,4 @@
-"""Calibration text: what sequences a file gives, and what is refused."""
+"""Calibration text: the sequences of a file, and what is refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def strings(text: CalibrationText) -> list[str]:
 
 
 def numbers(count: int) -> str:
-    """Lines that say where they are: eight bytes each."""
+    """Return numbered lines of eight bytes each."""
     return "".join(f"{i:07}\n" for i in range(count))
 
 

@@ -1,4 +1,4 @@
-"""What commands do and what a terminal shows: real processes, real screens."""
+"""Chat commands and what the terminal shows: real processes, real screens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.terminal import ENDLESS, GIVE_UP, SHORT, Terminal
 
 @pytest.fixture
 def home(tmp_path: Path) -> dict[str, str]:
-    """Folders of its own for what is kept between conversations."""
+    """Separate folders for what is kept between conversations."""
     return {
         "HOME": str(tmp_path),
         "XDG_DATA_HOME": str(tmp_path / "data"),
@@ -68,7 +68,7 @@ def test_saved_by_name_and_listed(home: dict[str, str]) -> None:
 
 
 def test_parameters_system_messages_and_files(home: dict[str, str], tmp_path: Path) -> None:
-    """Parameters are checked before they are taken; files become part of the next message."""
+    """Parameters are checked before they are accepted; files become part of the next message."""
     (tmp_path / "notes.txt").write_text("one two three\n")
     (tmp_path / "bad.bin").write_bytes(b"ok \xff\xfe")
     terminal = Terminal(str(bundle("chat")), *SHORT, "--system", "one", **home)
@@ -80,7 +80,7 @@ def test_parameters_system_messages_and_files(home: dict[str, str], tmp_path: Pa
         ('/system ""', "removed the system message"),
         ("/show system", "no system message"),
         ("/set temperature 0", "temperature 0.0"),
-        ("/set temperature -1", "error: temperature: must be from 0 to 100, not -1.0"),
+        ("/set temperature -1", "error: temperature: must be from 0 to 100, not -1"),
         ("/set temperature warm", "error: temperature: 'warm' is not a number"),
         ("/set max_tokens 2", "max_tokens 2"),
         ("/set stop 'a b' c", "stop ('a b', 'c')"),
@@ -142,15 +142,16 @@ def test_history_is_kept_privately_and_comes_back(home: dict[str, str]) -> None:
     assert file.stat().st_mode & 0o077 == 0
     terminal = Terminal(str(bundle("chat")), *SHORT, **home)
     terminal.wait_for(">>>")
-    terminal.type("\x1b[A\x1b[A")  # up: /bye, then what was said before it
+    terminal.type("\x1b[A\x1b[A")  # up: /bye, then the message before it
     terminal.wait_for("remember me")
     terminal.type("\x03")
     terminal.bye()
 
 
 @pytest.mark.parametrize("when", ["answering", "waiting"])
-@pytest.mark.parametrize("how", ["connection", "signal"])
+@pytest.mark.parametrize("how", ["connection", "signal", "signals"])
 def test_a_hang_up_saves_the_conversation(home: dict[str, str], when: str, how: str) -> None:
+    """A terminal that closes causes more than one signal: the kernel's and the shell's."""
     options = ENDLESS if when == "answering" else SHORT
     terminal = Terminal(str(bundle("bytes")), *options, **home)
     terminal.ask("hello")
@@ -159,12 +160,17 @@ def test_a_hang_up_saves_the_conversation(home: dict[str, str], when: str, how: 
     else:
         terminal.wait_for("[ prompt")
         terminal.wait_for(">>>")
+    talks, process = Path(home["XDG_DATA_HOME"]) / "mamba-edge" / "talks", terminal.process
     if how == "connection":
         terminal.hang_up()
     else:
-        os.kill(terminal.process.pid, signal.SIGHUP)
-    assert terminal.process.wait(timeout=GIVE_UP) == 129
-    saved = list((Path(home["XDG_DATA_HOME"]) / "mamba-edge" / "talks").glob("hangup-*.edge"))
+        os.kill(process.pid, signal.SIGHUP)
+    while how == "signals" and process.poll() is None and not list(talks.glob("hangup-*.edge")):
+        os.kill(process.pid, signal.SIGHUP)
+        time.sleep(0.001)
+    ends = {129, -signal.SIGHUP} if how == "signals" else {129}
+    assert process.wait(timeout=GIVE_UP) in ends
+    saved = list(talks.glob("hangup-*.edge"))
     assert len(saved) == 1
     session = edge.load(bundle("bytes"), threads=1).session()
     session.load(saved[0])
@@ -222,7 +228,7 @@ def test_a_talk_inside_tmux(home: dict[str, str], tmp_path: Path) -> None:
         tmux("send-keys", "-t", "talk", "/stats", "Enter")
         after = shows("answers: 1")
         assert before.count("What is a robot?") == after.count("What is a robot?") == 1
-        assert after.count("[ prompt") == 2  # after the answer, and asked for
+        assert after.count("[ prompt") == 2  # after the answer, and on request
         tmux("send-keys", "-t", "talk", "C-d")
     finally:
         subprocess.run([*socket, "kill-server"], env=environment, check=False)

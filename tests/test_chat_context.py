@@ -1,4 +1,4 @@
-"""A context that fills up: what is said of it, and what makes room."""
+"""A context that fills up: the messages about it, and what makes room."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def test_the_parts_of_the_state_are_told_apart() -> None:
     assert pure.capacity is None and pure.constant_bytes == pure.state_bytes
     assert context.described(pure).endswith("whatever the length")
     assert context.described(session) in COMMANDS["/show"].run(chat(capacity=32), "")
+
+
+def test_a_transformer_has_no_constant_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = model("hybrid").session(capacity=32)
+    monkeypatch.setattr(type(session), "constant_bytes", 0)
+    assert context.described(session) == "state 47.1 kB for a context of 32 tokens"
 
 
 def test_the_oldest_turns_make_room_and_undo_brings_them_back(

@@ -1,4 +1,4 @@
-"""What a talk says drafting gains: sums by hand, and the lines that people see."""
+"""The reported gain from drafting: sums by hand, and the lines that people see."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def test_estimate_by_hand() -> None:
     assert "acceptance length 4.00 over 1 verification runs" in gain.line()
     assert "too few plain steps" in gain.line()
     # one more step of 40 ms: the median of 30, 40 and 50. Without drafts the 5 tokens after the
-    # first had taken 5 · 40 ms, and the 20 ms of 100 that neither model ran
+    # first would have taken 5 · 40 ms, plus the 20 ms of 100 that neither model ran
     engine.runs += [Spent(0.04, 1, False), Spent(0.03, 5, False)]
     second = Speculation("small", rounds=2, drafted=6, accepted=1, steps=1, draft_s=0.01)
     stamps = (2.0, 2.06, 2.1, 2.1, 2.1, 2.1)
     assert gain.add(_result(stamps, second)) == pytest.approx(0.22 / 0.1)
     assert not engine.runs
-    # all in all 11 tokens in 300 ms, 50 of them in no run; 4 accepted in 3 runs
+    # in total 11 tokens in 300 ms, 50 of them outside runs; 4 accepted in 3 runs
     assert "acceptance length 2.33 over 3" in gain.line()
     assert f"about {(11 * 0.04 + 0.05) / 0.3:.2f} times" in gain.line()
     assert "3 plain steps of this conversation, 40.00 ms each" in gain.line()
@@ -47,9 +47,9 @@ def test_estimate_by_hand() -> None:
 def test_without_a_draft_nothing_is_gained_or_lost() -> None:
     _, engine = timed(model("base"))
     gain = Gain(engine)
-    engine.runs.append(Spent(5.0, 1, False))  # of an answer that failed
+    engine.runs.append(Spent(5.0, 1, False))  # from an answer that failed
     gain.begin()
-    # steps of very different length, as beside other work, and 10 ms a token of something else
+    # steps of very different length, as on a busy machine, and 10 ms a token of something else
     spent = [0.01 * (1 + place % 7) for place in range(20)]
     engine.runs += [Spent(seconds, 1, False) for seconds in spent]
     stamps = (1.0, *(1.0 + sum(spent[:count]) + 0.01 * count for count in range(1, 21)))

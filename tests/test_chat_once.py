@@ -1,4 +1,4 @@
-"""`edge-chat` in scripts: the answer alone on standard output, and how it ends."""
+"""`edge-chat` in scripts: only the answer on standard output, and the exit code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_the_answer_alone_is_on_standard_output() -> None:
     code, out, err = run(str(bundle("bytes")), "-p", "hello", "--max-tokens", "20", *HOT)
     assert (code, out) == (0, text)
     assert err.count("\n") == 1 and "generation 20 at " in err and "reused 0" in err
-    # a pipe is the same, and the final line feed of `echo` is not text; with -p it comes before it
+    # a pipe gives the same, and the final line feed of `echo` is not text; with -p it comes before
+    # it
     code, out, _ = run(str(bundle("bytes")), "--max-tokens", "20", *HOT, text=b"hello\n")
     assert (code, out) == (0, text)
     code, out, _ = run(

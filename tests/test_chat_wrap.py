@@ -1,4 +1,4 @@
-"""Lines of a chat end between words, whatever the pieces are that they come in."""
+"""Chat lines break between words, whatever pieces the text arrives in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORDS = st.text(st.sampled_from("ab é日ñ\n`~\u0301👍"), max_size=120)
 
 
 def shown(text: str, columns: int, size: int = 3) -> list[str]:
-    """What a terminal of so many columns has in its lines, of pieces of so many letters."""
+    """Return the lines on a terminal of a given width, for text in pieces of a given size."""
     wrap = Wrap(lambda: columns)
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     written = "".join([wrap.feed(piece) for piece in pieces] + [wrap.rest()])
@@ -27,7 +27,7 @@ def test_no_word_is_cut() -> None:
         for size in (1, 3, 1000):
             lines = [line for line in shown(PROSE, columns, size) if line]
             assert " ".join(lines).split() == PROSE.split()
-            # and each line is as full as it can be
+            # and each line is as full as possible
             words = [line.split()[0] for line in lines[1:]]
             for line, word in zip(lines, words, strict=False):
                 assert len(line) <= columns < len(line) + 1 + len(word)

@@ -1,4 +1,4 @@
-"""A floating bundle stands for its checkpoint: the same tensors, text files and logits."""
+"""A floating bundle can replace its checkpoint: the same tensors, text files and logits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edge.runtime.model import resolve
 from tests import state_spaces_checkpoints, transformers_checkpoints
 
 ATTENTION = {
-    # heads of 6 values, which a graph fills up to 8
+    # heads of 6 values, which a graph pads to 8
     "attn_layer_idx": [1], "d_intermediate": 40,
     "attn_cfg": {
         "causal": True, "num_heads": 4, "num_heads_kv": 2, "head_dim": 6, "rotary_emb_dim": 4,
@@ -54,7 +54,7 @@ SAVE: dict[str, Callable[[Path], Path]] = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, Path]]:
-    """(checkpoint, its bundle) by family and recipe."""
+    """Return (checkpoint, its bundle) by family and recipe."""
     done: dict[tuple[str, str], tuple[Path, Path]] = {}
 
     def make(family: str, quant: str) -> tuple[Path, Path]:
@@ -108,7 +108,7 @@ def test_exported_again_it_is_the_same_model(family: str, made: Any, tmp_path: P
 
 @pytest.mark.parametrize(
     "family", ["mamba", "bamba", "jamba", "lfm2", "lfm3", "qwen3_5"]
-)  # each mixer's weights
+)  # the weights of each mixer
 def test_half_floats_stay_as_they_are(family: str, made: Any, tmp_path: Path) -> None:
     _, bundle = made(family, "fp16")
     export_checkpoint(bundle, tmp_path / "again", quant="fp16", verify=False)
@@ -135,7 +135,7 @@ def test_all_that_is_known_of_text_comes_along(family: str, made: Any, tmp_path:
     changed = (GRAPH_FILE, WEIGHT_FILE, PLAN_FILE, DEVICE_GRAPH_FILE)
     texts = {entry for entry in before.files if entry.path not in changed}
     assert texts <= set(after.files)
-    # what was trained, and which bundle of it was quantized
+    # the trained checkpoint, and which bundle of it was quantized
     assert before.provenance.fingerprint == open_checkpoint(source).fingerprint()
     assert after.provenance == before.provenance.model_copy(update={"bundle": fingerprint})
     assert after.provenance.licence == "mit" and after.provenance.source == "trained"
@@ -156,7 +156,7 @@ def test_a_quantized_bundle_is_refused(quant: str, made: Any, tmp_path: Path) ->
         open_checkpoint(bundle)
     assert caught.value.field == "quantization.recipe"
     assert "--quant fp32 or fp16" in str(caught.value.remedy)
-    # one that says it is floating, too
+    # also a bundle that claims to be floating
     said = json.loads((bundle / "manifest.json").read_text())
     said["quantization"]["recipe"] = "fp32"
     (bundle / "manifest.json").write_text(json.dumps(said))
@@ -207,7 +207,7 @@ def _place(graph: onnx.GraphProto, key: str, value: str) -> None:
 def test_a_graph_of_other_weights_than_its_models(
     change: Callable[[onnx.GraphProto], None], match: str, made: Any, tmp_path: Path
 ) -> None:
-    """Bundles whose hashes are right: an older or foreign exporter made them, or a hostile one."""
+    """Bundles with correct hashes from an older, foreign or hostile exporter."""
     with open_bundle(made("mamba", "fp32")[1]) as opened, BundleWriter(tmp_path / "b") as writer:
         for entry in opened.manifest.files:
             writer.path(entry.path).write_bytes(opened.read(entry.path))

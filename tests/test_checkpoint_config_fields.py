@@ -1,4 +1,4 @@
-"""Fields of config.json: what is passed over, what is told, and what is refused."""
+"""Fields of config.json: which are ignored, used, or refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STRANGE = {"zeta_mode": 3, "aux_head": True, "colour": None}
 
 
 def test_what_others_wrote_down_is_no_news(tmp_path: Path) -> None:
-    """A real model that transformers 5 saved again was refused for the first two."""
+    """A real model saved again by transformers 5 was refused for the first two."""
     edit_config(
         save_llama(tmp_path), _model_name_or_path="x", unk_token_id=0, transformers_version="5.23",
         _commit_hash="0f", torch_dtype="bfloat16", num_beams=1, auto_map={"AutoModel": "a.B"},

@@ -87,13 +87,13 @@ SAVERS: dict[str, Save] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One checkpoint of each kind, not to be written to."""
+    """Return one checkpoint of each kind, which must not be written to."""
     return {name: save(tmp_path_factory.mktemp(name)) for name, save in SAVERS.items()}
 
 
 @pytest.fixture
 def path(saved: dict[str, Path], tmp_path: Path) -> Path:
-    """A Mamba checkpoint to spoil."""
+    """Return a Mamba checkpoint to corrupt."""
     return Path(shutil.copytree(saved["mamba"], tmp_path / "mamba"))
 
 

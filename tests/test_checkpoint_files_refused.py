@@ -1,4 +1,4 @@
-"""Files of a checkpoint that would be waited for, read without end, or are not its own."""
+"""Checkpoint files that would block, never end, or are not its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def path(saved: Path, tmp_path: Path) -> Path:
-    """A checkpoint to spoil."""
+    """Return a checkpoint to corrupt."""
     return Path(shutil.copytree(saved, tmp_path / "mamba"))
 
 
@@ -120,7 +120,7 @@ def torch_file(path: Path, **changed: torch.Tensor) -> Path:
 
 
 def test_a_tensor_that_repeats_its_bytes_is_refused(path: Path) -> None:
-    """45 KB that ask for 206 GB."""
+    """45 KB that claim 206 GB."""
     torch_file(path, **{"backbone.embeddings.weight": torch.zeros(1).expand(1 << 18, 1 << 18)})
     assert "which repeat" in str(refusal(path))
 

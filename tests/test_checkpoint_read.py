@@ -1,4 +1,4 @@
-"""What an opened checkpoint says: config, order, dtypes, shards, tokenizer, special tokens."""
+"""An opened checkpoint: config, order, dtypes, shards, tokenizer, special tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.transformers_checkpoints import save_bamba, save_mamba, save_mamba2
 
 
 def all_tensors(path: Path) -> dict[str, Tensor]:
-    """Copies: a test may write over the file that a tensor is mapped from."""
+    """Return copies: a test may overwrite the file that a tensor is mapped from."""
     return {name: tensor.clone() for name, tensor in open_checkpoint(path).tensors()}
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_read_before_it_is_asked_for(
 
 
 def shard(path: Path, suffix: str) -> None:
-    """Split model.safetensors in two, with an index, as safetensors or as torch files."""
+    """Split model.safetensors in two, with an index, as safetensors or torch files."""
     tensors = load_file(path / "model.safetensors")
     (path / "model.safetensors").unlink()
     stem, index = {

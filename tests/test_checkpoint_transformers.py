@@ -1,4 +1,4 @@
-"""Configs and tensors of the Transformer families, as they are published: old spellings and new."""
+"""Configs and tensors of the Transformer families as published, in old and new spellings."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_mistrals_window_is_one_where_the_context_is_longer(
 
 
 def test_a_model_of_before_says_nothing_of_what_came_later(tmp_path: Path) -> None:
-    """A runtime that knows no scaling, and no MLP but SwiGLU, refuses keys it does not know."""
+    """An older runtime, without scaling or MLPs other than SwiGLU, refuses unknown keys."""
     data = open_checkpoint(save_llama(tmp_path / "plain")).config.model_dump(mode="json")
     assert data["layers"][1].keys() == {"kind", "d_intermediate", "bias"}
     assert data["layers"][0]["rope"].keys() == {"theta", "dim"}

@@ -1,4 +1,4 @@
-"""Weight files that must be refused: damaged, hostile, or not those of the config."""
+"""Weight files that must be refused: damaged, hostile, or not matching the config."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One checkpoint of each file format, not to be written to."""
+    """Return one checkpoint of each file format, which must not be written to."""
     savers = {"mamba": save_mamba, "state-spaces": save_state_spaces}
     return {name: save(tmp_path_factory.mktemp(name)) for name, save in savers.items()}
 
 
 @pytest.fixture
 def path(saved: dict[str, Path], tmp_path: Path) -> Path:
-    """A Mamba checkpoint to spoil."""
+    """Return a Mamba checkpoint to corrupt."""
     return Path(shutil.copytree(saved["mamba"], tmp_path / "mamba"))
 
 
@@ -89,7 +89,7 @@ def test_a_changed_byte_makes_no_other_error(
 
 
 class Payload:
-    """Unpickled by a careless loader, makes a file."""
+    """Creates a file when a careless loader unpickles it."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

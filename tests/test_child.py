@@ -1,4 +1,4 @@
-"""Children start with nothing from the working folder, which may be a bundle of a stranger."""
+"""Child processes import nothing from the working folder, which may be a stranger's bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge import child
 
 ROOT = Path(edge.__file__).absolute().parent.parent
 FOREIGN = ("numpy", "onnxruntime", "pydantic", "pydantic_core", "typer", "ml_dtypes")
-# what Python and this package look for early and late
+# modules that Python and this package import early and late
 STANDARD = (
     "os", "runpy", "json", "typing", "edge", "sitecustomize", "usercustomize", "pkgutil", "signal",
     "importlib", "threading", "encodings", "subprocess", "dataclasses", "site",
@@ -23,7 +23,7 @@ STANDARD = (
 
 
 def plant(folder: Path, names: tuple[str, ...]) -> None:
-    """A module, or a package, of every name, which tells that it ran."""
+    """Plant a module, or a package, of every name, which reports that it ran."""
     folder.mkdir()
     code = f"open({str(folder.parent / 'ran')!r}, 'a').write(__name__ + ' ')\n"
     for index, name in enumerate(names):
@@ -41,7 +41,7 @@ def start(folder: Path, command: list[str], path: str) -> subprocess.CompletedPr
 
 @pytest.mark.parametrize("path", ["", os.pathsep + str(ROOT), str(ROOT) + os.pathsep, "."])
 def test_no_module_is_found_in_the_working_folder(tmp_path: Path, path: str) -> None:
-    """Nor where `PYTHONPATH` names it, but for what Python loads from there by itself."""
+    """Nor if `PYTHONPATH` names it, except for what Python itself loads from there."""
     folder = tmp_path / "bundle"
     plant(folder, FOREIGN if path else FOREIGN + STANDARD)
     command = child.command("edge.apps.doctor.checks", "onnxruntime", "demo-draft")
@@ -51,13 +51,13 @@ def test_no_module_is_found_in_the_working_folder(tmp_path: Path, path: str) -> 
 
 
 def test_programs_that_start_children(tmp_path: Path) -> None:
-    """`edge doctor .` and `edge build .`, where a bundle lies."""
+    """`edge doctor .` and `edge build .` in the folder of a bundle."""
     folder = tmp_path / "bundle"
     plant(folder, FOREIGN + STANDARD)
     program = (
         f"import sys; sys.path[0] = {str(ROOT)!r}; from edge.apps.doctor.checks import examine; "
-        "from edge.apps.build import _run_apart; "
-        "print(examine('onnxruntime', '.').status, _run_apart(['.'], '.'))"
+        "from edge.apps.build import _run_in_child; "
+        "print(examine('onnxruntime', '.').status, _run_in_child(['.'], '.'))"
     )
     done = start(folder, [sys.executable, "-c", program], "")
     assert done.stdout.splitlines()[-1:] == ["broken 1"], done.stderr

@@ -1,4 +1,4 @@
-"""Answers held to a form: always in it, the same with every kind of drafting, or refused."""
+"""Constrained answers match the form with every kind of drafting, or are refused."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def test_max_tokens_ends_it_and_says_so() -> None:
 
 
 def test_an_answer_ends_with_its_grammar_and_no_token_later() -> None:
-    # no end token is sampled where there is nothing else to say
+    # no end token is sampled where no continuation is possible
     result = answered(model("chat").session(), choices=["yes"], temperature=0)
     assert result.text == "yes" and not set(result.tokens) & set(model("chat").tokenizer.eos)
-    # where there is, the model says itself whether it goes on
+    # where one is, the model decides whether to go on
     found = {answered(model("chat").session(), choices=["go", "go on"], seed=seed,
                       temperature=50.0).text for seed in range(20)}  # fmt: skip
     assert found == {"go", "go on"}
@@ -134,7 +134,7 @@ def test_the_layout_of_json_is_json_dumps_and_the_schema_may_ask_for_another() -
 
 
 def test_a_first_space_that_is_not_shown_is_not_asked_for() -> None:
-    """Tokenizers that put a space before a text: of an answer it is taken away again."""
+    """Tokenizers that put a space before a text remove it from an answer again."""
     rng = np.random.default_rng(0)
     for name in ("spm-prefix", "spaced"):
         tokenizer = text_samples.tokenizer(name)
@@ -154,7 +154,7 @@ def test_a_first_space_that_is_not_shown_is_not_asked_for() -> None:
 def drawn(
     tokenizer: Tokenizer, form: Mapping[str, Any], rng: np.random.Generator, *, continued: bool
 ) -> list[int]:
-    """Ids of an answer by a model whose every token is as likely."""
+    """Return the ids of an answer by a model whose tokens are all equally likely."""
     mask = open_mask(tokenizer, constraint_of(form), continued=continued)
     assert mask is not None
     ids: list[int] = []
@@ -186,7 +186,7 @@ def drafters(kind: str) -> dict[str, dict[str, Any]]:
 def test_greedy_answers_are_the_same_with_every_drafter(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plain way is one token a step, with no forced tokens drafted."""
+    """The plain way is one token a step, without drafting forced tokens."""
     with monkeypatch.context() as patched:
         patched.setattr(Speculative, "forced", lambda self: NOTHING)
         plain = {name: answered(model(kind).session(), temperature=0, **form)
@@ -197,7 +197,7 @@ def test_greedy_answers_are_the_same_with_every_drafter(
             result = answered(session, temperature=0, **form)
             assert (result.tokens, result.text) == (plain[name].tokens, plain[name].text), options
             assert result.speculation is not None and not result.speculation.problem
-            # state and transcript agree: what follows is the same too
+            # state and transcript agree: the continuation is the same too
             after = session.generate(None, temperature=0, max_tokens=4).finish().tokens
             assert len(after) == 4 or after[-1] in model(kind).tokenizer.eos
 
@@ -309,12 +309,12 @@ def test_the_mask_after_a_path_is_that_of_a_mask_that_said_it() -> None:
         assert not walked.complete
         walked.say(token)
     assert walked.complete
-    # drafts may go on behind the end, where nothing counts
+    # drafts may continue after the end, where nothing counts
     np.testing.assert_array_equal(walked.allowed(logits, spelled(tokenizer, "a")), logits)
 
 
 def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
-    """A letter a token."""
+    """Return one token per letter."""
     return [token for letter in text for token in tokenizer.encode(letter)]
 
 
@@ -356,7 +356,7 @@ REFUSED: Sequence[tuple[dict[str, Any], str]] = (
     ({"json_schema": {"a": {1, 2}}}, "json_schema: cannot be written as JSON"),
     ({"json_schema": {"type": "array", "uniqueItems": True}}, "json_schema: .*uniqueItems"),
     ({"json_schema": {"$ref": "#/nothing"}}, "json_schema: .*nothing"),
-    ({"regex": "[a"}, "regex: .*unclosed character class"),
+    ({"regex": "[a"}, "regex: .*regex parse error: unclosed character class"),
     ({"regex": ""}, "regex: must be a text, and not empty"),
     ({"regex": "(?=a)b"}, "regex: "),
     ({"grammar": "start: x"}, 'grammar: .*unknown name: "x"'),
@@ -391,13 +391,13 @@ def test_what_a_vocabulary_cannot_write_is_refused() -> None:
     mask = open_mask(narrow, constraint_of({"regex": "t(\u2603|\u2604)"}), continued=True)
     assert mask is not None
     mask.say(next(i for i in range(90) if narrow.token_bytes(i) == b"t"))
-    with pytest.raises(InputError, match="regex: allows nothing next"):
+    with pytest.raises(InputError, match="regex: allows no next text"):
         mask.allowed(np.zeros(90, np.float32))
 
 
 @pytest.mark.parametrize(
     "form",
-    [  # answers that would go on for ever
+    [  # answers that would never end
         {"json_schema": {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]},
                                    "b": {"allOf": [{"$ref": "#/$defs/a"}]}},
                          "$ref": "#/$defs/a"}},
@@ -406,13 +406,13 @@ def test_what_a_vocabulary_cannot_write_is_refused() -> None:
 )  # fmt: skip
 def test_a_grammar_that_cannot_be_followed_is_the_askers_fault(form: dict[str, Any]) -> None:
     session = model("base").session()
-    with pytest.raises(InputError, match=f"{next(iter(form))}: allows nothing next"):
+    with pytest.raises(InputError, match=f"{next(iter(form))}: allows no next text"):
         session.generate(PROMPT, max_tokens=4, **form).finish()
     assert session.generate(PROMPT, max_tokens=2, choices=["a"]).finish().text == "a"
 
 
 def test_what_compiling_takes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of keys that may be left out it takes the square: a body of 1 MiB took a minute."""
+    """Optional keys take quadratic time: a body of 1 MiB took a minute."""
     assert grammars.MAX_SYMBOLS <= 50_000
     monkeypatch.setattr(grammars, "MAX_SYMBOLS", 20_000)
     many = {f"key{number}": {"type": "string"} for number in range(10_000)}
@@ -437,7 +437,7 @@ def test_what_compiling_takes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_what_dividing_takes_is_bounded(given: dict[str, Any]) -> None:
-    """A state for each remainder: a schema of fifty bytes took 10 seconds and 400 MB."""
+    """One state per remainder: a schema of fifty bytes took 10 seconds and 400 MB."""
     with pytest.raises(InputError, match="too large values of multipleOf"):
         open_mask(model("base").tokenizer, constraint_of(given), continued=True)
 

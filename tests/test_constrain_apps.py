@@ -1,4 +1,4 @@
-"""Forms of answers as programs ask for them: `edge-chat`, the API, a robot's goal."""
+"""Answer forms in the programs: `edge-chat`, the API, a robot's goal."""
 
 from __future__ import annotations
 
@@ -147,6 +147,19 @@ def test_bad_forms_are_refused_by_name(server: Server, extra: dict[str, Any], pa
     )
     assert status == 400 and is_error(answer), answer
     assert answer["error"]["param"] == param, answer
+
+
+def test_a_conflict_names_both_as_the_request_does(server: Server) -> None:
+    tool = {"type": "function", "function": {"name": "go"}}
+    for extra, said in (
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}},
+         "structured_outputs.regex: cannot be given together with structured_outputs.choice"),
+        ({"response_format": {"type": "json_object"}, "tools": [tool]},
+         "response_format: cannot be given together with tools"),
+    ):  # fmt: skip
+        body = {"messages": HELLO, "max_tokens": 1} | extra
+        _, _, answer = server.request("POST", "/v1/chat/completions", body)
+        assert answer["error"]["message"] == said
 
 
 # -- a robot's goal --------------------------------------------------------------------------------

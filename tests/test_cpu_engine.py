@@ -1,6 +1,6 @@
 """The `cpu` engine: the golden sentence, threads, older processors, and what it refuses.
 
-`tests/kernels` and `tests/cuda/test_engine_models.py` hold its kernels and whole models to the
+`tests/kernels` and `tests/cuda/test_engine_models.py` compare its kernels and whole models with the
 references, for every instruction set of this machine.
 """
 
@@ -62,7 +62,7 @@ def test_golden_sentence(name: str) -> None:
 
 
 def prompt_steps_and_rewind(engine: CudaEngine, vocab: int) -> np.ndarray:
-    """The logits of all of them."""
+    """Return the logits of all of them."""
     ids = np.random.default_rng(0).integers(0, vocab, (1, 45))
     state = engine.new_state(window=4)
     rows = [engine.run(ids, state, rows="all", commit=True).copy()]
@@ -90,11 +90,11 @@ def test_threads_change_no_bit(name: str) -> None:
     ("name", "quant"),
     [
         ("mamba1", "w4"), ("mamba1", "w8a8"), ("all", "w8"), ("all", "w4a8"), ("deltanet", "w8"),
-        ("head gate", "w4a8"), ("experts", "w4"),  # the second is of LFM3's layers
+        ("head gate", "w4a8"), ("experts", "w4"),  # the second has LFM3's layers
     ],
 )  # fmt: skip
 def test_pieces_change_no_bit(name: str, quant: str) -> None:
-    """However many threads claim the smallest pieces that there are."""
+    """For any number of threads taking the smallest pieces."""
     found = []
     for threads in (1, 2, 5):
         with on_device.running(library.instruction_sets()[-1], threads):
@@ -110,7 +110,7 @@ def test_pieces_change_no_bit(name: str, quant: str) -> None:
     [("mamba1", "w4"), ("all", "w8"), ("all", "w8a8"), ("experts", "w4")],
 )
 def test_a_run_gives_the_bits_of_steps(name: str, quant: str) -> None:
-    """So greedy drafting says what plain decoding says, token for token."""
+    """So greedy drafting gives what plain decoding gives, token for token."""
     ids = np.random.default_rng(0).integers(0, quantized_models.V, (1, 24))
     with on_device.running(library.instruction_sets()[-1]):
         engine = tiny_engine(name, quant)
@@ -126,7 +126,7 @@ def test_a_run_gives_the_bits_of_steps(name: str, quant: str) -> None:
 
 @compiled
 def test_trees_of_any_size() -> None:
-    """Of more nodes than GPUs' kernels for trees take."""
+    """Also with more nodes than the GPU kernels for trees take."""
     rng = np.random.default_rng(0)
     ids, prompt = rng.integers(5, 250, (1, 49)), rng.integers(5, 250, (1, 9))
     parents = [-1, *(int(rng.integers(max(-1, node - 6), node)) for node in range(1, 49))]
@@ -143,7 +143,7 @@ def test_trees_of_any_size() -> None:
 
 @compiled
 def test_engines_on_threads_of_their_own() -> None:
-    """Four callers, each with an engine of two threads, at once: each says what it says alone."""
+    """Four callers at once, each with an engine of two threads; each gets its usual result."""
     failures: list[BaseException] = []
 
     def say() -> None:
@@ -164,7 +164,7 @@ def test_engines_on_threads_of_their_own() -> None:
 
 @compiled
 def test_a_forked_child_ends() -> None:
-    """It has none of the threads: it is told so, and does not wait for them when it ends."""
+    """It has none of the threads: it gets an error, and does not wait for them on exit."""
     program = (
         "import os, edge\nfrom edge.errors import EngineError\n"
         "model = edge.load('demo-draft', engine='cpu', threads=3)\n"
@@ -182,7 +182,9 @@ def test_a_forked_child_ends() -> None:
 @compiled
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other sets")
 def test_older_processors() -> None:
-    """What a processor lacks is neither offered nor run: Nehalem has SSE4 and no AVX."""
+    """Instruction sets that a processor lacks are neither offered nor run: Nehalem has SSE4 and no
+    AVX.
+    """
     emulator = shutil.which("qemu-x86_64")
     if emulator is None:
         pytest.skip("qemu-x86_64 is needed: apt-get install -y qemu-user")
@@ -215,7 +217,7 @@ def test_sets_and_kernels_that_are_not_there(monkeypatch: pytest.MonkeyPatch) ->
         ({"constants": {**ADD.constants, "WIDTH": "4\nargument y *fp32"}}, "one word"),
         ({"arguments": ("a", "b"), "types": ADD.types[:2],
           "constants": {**ADD.constants, "y": None}}, r"rows\.add: y is None"),
-        ({"types": ("*fp32", "*fp32", "*bf16")}, r"rows\.add: y is of the unknown type"),
+        ({"types": ("*fp32", "*fp32", "*bf16")}, r"rows\.add: y has the unknown type"),
     ):  # fmt: skip
         with pytest.raises(EngineError, match=said):
             library.CpuKernel(library.text_of(ADD.model_copy(update=change)), "plain")
@@ -229,7 +231,7 @@ def test_sets_and_kernels_that_are_not_there(monkeypatch: pytest.MonkeyPatch) ->
         kernel="embed.embed", arguments=("tokens", "table", "y"), types=("*i32", "*i64", "*fp32"),
         constants={"scale": None, "D": 8, "SCALE_STEP": 0},
     )  # fmt: skip
-    with pytest.raises(EngineError, match=r"embed\.embed: table is of a type"):
+    with pytest.raises(EngineError, match=r"embed\.embed: table has a type"):
         library.CpuKernel(library.text_of(table), "plain")
     with pytest.raises(InputError, match="threads"):
         edge.load("demo-draft", engine="cpu", threads=0)
@@ -237,7 +239,7 @@ def test_sets_and_kernels_that_are_not_there(monkeypatch: pytest.MonkeyPatch) ->
 
 @compiled
 def test_profile() -> None:
-    """Its figures and its roof are those of a CPU, also where there is no GPU."""
+    """Its figures and its roofline are those of a CPU, also without a GPU."""
     command = [sys.executable, "-m", "edge.apps.cli", "profile", "demo-draft", "--engine", "cpu"]
     done = subprocess.run(
         [*command, "-p", "8", "-n", "4", "-r", "1", "--json"],
@@ -252,7 +254,7 @@ def test_profile() -> None:
 
 @compiled
 def test_what_a_plan_computes_is_counted_before_it_is_loaded(tmp_path: Path) -> None:
-    """By someone who means harm: hashes fit, and every check of the plan passes."""
+    """A hostile plan: hashes match, and every check of the plan passes."""
     folder = Path(shutil.copytree(resolve("demo-draft"), tmp_path / "bundle"))
     plan = json.loads((folder / "graphs/cuda.json").read_text())
     plan["values"]["layers.0.scan"]["elements"]["times"] = 1 << 36
@@ -263,7 +265,7 @@ def test_what_a_plan_computes_is_counted_before_it_is_loaded(tmp_path: Path) -> 
 
 
 def test_no_memory_for_a_piece() -> None:
-    """A thread that finds none tells the caller, and the pool goes on."""
+    """A thread without memory reports it to the caller, and the pool continues."""
     norm = Variant(
         kernel="norm.norm", arguments=("x", "weight", "y"), types=("*fp32",) * 3,
         constants={
@@ -286,7 +288,7 @@ def test_no_memory_for_a_piece() -> None:
 
 @compiled
 def test_more_threads_than_the_system_gives() -> None:
-    """It is told, and what was started ends."""
+    """The caller gets an error, and the threads already started end."""
     program = (
         "import resource\nfrom edge.errors import EngineError\n"
         "from edge.runtime.cpu.device import Pool\nPool(2)\n"

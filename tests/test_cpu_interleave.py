@@ -1,4 +1,4 @@
-"""Weights repacked at load: the same bits from them, and only where all who read them can."""
+"""Weights repacked at load give the same bits, and only where every reader can use them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs the kernels for CPUs (run make test where there is a C++ compiler)",
 )
 Array = NDArray[Any]
-REPACKS = ("avx512", "amx")  # the sets that gain
+REPACKS = ("avx512", "amx")  # the sets that benefit
 TYPES = {"float32": "*fp32", "float16": "*fp16", "int8": "*i8", "uint8": "*u8", "int32": "*i32"}
 ROWS = (1, 2, 3, 5, 8, 11, 16, 17, 29, 32, 49)
 SETS = library.instruction_sets() if library.path() else ()
@@ -29,7 +29,7 @@ each_set = pytest.mark.parametrize("isa", SETS)
 
 @dataclasses.dataclass
 class Reader:
-    """A kernel and what it reads; `weights` are those of its arrays that may be repacked."""
+    """A kernel and its inputs; `weights` are those of its arrays that may be repacked."""
 
     name: str
     arrays: dict[str, Array]
@@ -65,7 +65,7 @@ class Reader:
         return self.arrays["y"][:rows].copy()
 
     def twin(self) -> Reader:
-        """It again, with memory of its own."""
+        """Return a copy with its own memory."""
         copies = {name: array.copy() for name, array in self.arrays.items()}
         return dataclasses.replace(self, arrays=copies)
 
@@ -122,7 +122,7 @@ def int8_product(isa: str, outputs: int, columns: int) -> Reader:
 
 
 def same_from_repacked(reader: Reader) -> None:
-    """A reader gives the bits it gave once its weights are repacked."""
+    """Check that a reader gives the same bits once its weights are repacked."""
     twin = reader.twin()
     repack(twin.all_reads())
     for name in reader.weights:
@@ -138,7 +138,7 @@ def same_from_repacked(reader: Reader) -> None:
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(("block", "outputs"), [(32, 33), (64, 48), (128, 5), (384, 100)])
 def test_products_in_blocks(isa: str, bits: int, block: int, outputs: int) -> None:
-    """Numbers of rows for every tile; outputs that fill no group, and more than one panel."""
+    """Numbers of rows for every tile; outputs that do not fill a group, and more than one panel."""
     same_from_repacked(bits_product(isa, bits, block, outputs))
 
 
@@ -154,7 +154,7 @@ def test_products_with_minimums(isa: str, kind: str) -> None:
 )
 @pytest.mark.parametrize(("block", "outputs"), [(32, 39), (64, 48), (128, 5), (24, 17)])
 def test_int4_products(isa: str, block: int, outputs: int, kind: str, minimums: bool) -> None:
-    """Of int8 rows. A run gives each row what it gets alone, and what integers say."""
+    """With int8 rows. Each row of a run gives what it gives alone, and what integers give."""
     reader = int4_product(isa, block, outputs, kind, minimums)
     arrays = reader.arrays
     x, packed = arrays["x"].astype(np.float64), arrays["packed"]
@@ -182,7 +182,7 @@ def test_int4_products(isa: str, block: int, outputs: int, kind: str, minimums: 
     ("outputs", "columns"), [(33, 64), (100, 48), (16, 1540), (7, 4), (250, 384)]
 )
 def test_int8_products(isa: str, outputs: int, columns: int) -> None:
-    """Columns that are no whole vectors."""
+    """Columns that do not fill whole vectors."""
     same_from_repacked(int8_product(isa, outputs, columns))
 
 
@@ -198,7 +198,9 @@ def float_product(isa: str, kind: str, outputs: int, columns: int) -> Reader:
 
 
 def near_the_exact(product: Reader, weight: Array, found: Array) -> None:
-    """Sums of what is multiplied: x as it is, or rounded to fp16 beside fp16 weights."""
+    """Compare with exact sums of the multiplied values: x itself, or rounded to fp16 for fp16
+    weights.
+    """
     x = product.arrays["x"][: len(found)].astype(weight.dtype).astype(np.float64)
     exact = x @ weight.astype(np.float64).T
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-6 * weight.shape[1] ** 0.5)
@@ -208,8 +210,8 @@ def near_the_exact(product: Reader, weight: Array, found: Array) -> None:
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 @pytest.mark.parametrize(("outputs", "columns"), [(33, 48), (100, 37), (7, 3), (250, 160)])
 def test_float_products(isa: str, kind: str, outputs: int, columns: int) -> None:
-    """They lie so in every set, and no lanes are summed: near the exact sums, and the rows of a run
-    get the bits they get alone.
+    """The layout is the same in every set, and no lanes are summed: near the exact sums, and each
+    row of a run gets the bits it gets alone.
     """
     reader = float_product(isa, kind, outputs, columns)
     weight = reader.arrays["weight"].copy()
@@ -257,7 +259,7 @@ def embedding(isa: str, head: Reader, bits: int = 8) -> Reader:
 @each_set
 @pytest.mark.parametrize("bits", [8, 4, None])
 def test_a_table_that_is_a_head_as_well(isa: str, bits: int | None) -> None:
-    """Its rows are found where they lie now. Alone, nobody knows how many there are."""
+    """Its rows are found in the new layout. Without the product the number of rows is unknown."""
     head = int8_product(isa, 37, 128) if bits is None else bits_product(isa, bits, 32, 37, 128)
     table = embedding(isa, head, bits or 8)
     count, before = len(table.arrays["tokens"]), table.run(len(table.arrays["tokens"]))
@@ -280,8 +282,8 @@ def test_a_table_that_is_a_head_as_well(isa: str, bits: int | None) -> None:
 
 @each_set
 def test_what_others_read_stays(isa: str) -> None:
-    """By a kernel that cannot, from behind its beginning, as other rows, in part; and then nothing
-    that the kernel reads elsewhere is repacked either.
+    """Arrays read by an unable kernel, from an offset, as other rows, or in part stay as they are;
+    then nothing else that the kernel reads is repacked either.
     """
     product, wider = int8_product(isa, 32, 64), int8_product(isa, 16, 128)
     other = dataclasses.replace(product.twin(), name="linear_int8.many")
@@ -303,7 +305,7 @@ def test_what_others_read_stays(isa: str) -> None:
 
 @each_set
 def test_sizes_that_no_memory_has_are_refused(isa: str) -> None:
-    """A plan says how many rows a weight has: products of them that overflow, or less than none."""
+    """A plan states a weight's rows: products of them that overflow, or are negative."""
     reader = float_product(isa, "float32", 16, 4)
     before = reader.arrays["weight"].tobytes()
     for outputs, columns in ((1 << 48, 1 << 13), (1 << 33, 1 << 31), (-16, -4), (-1, 4), (16, -4)):
@@ -313,14 +315,14 @@ def test_sizes_that_no_memory_has_are_refused(isa: str) -> None:
             array = (CpuReader * len(reads))(*reads)
             assert library.library().edge_cpu_interleave(array, len(reads)) == 2, constants
     for size in ((1 << 48) + 1, 1 << 63, 1 << 64, "4x", "-"):
-        with pytest.raises(EngineError, match="K is no size"):
+        with pytest.raises(EngineError, match="K is not a size"):
             dataclasses.replace(reader, constants={"N": 16, "K": size, "X_STRIDE": 4})
     assert reader.arrays["weight"].tobytes() == before
 
 
 @each_set
 def test_a_part_of_a_kernel_reads_alike(isa: str) -> None:
-    """As the product of a pair that steps of several states make apart."""
+    """As for the product of a pair, which steps of several states run separately."""
     product = int8_product(isa, 50, 64)
     twin = product.twin()
     apart = dataclasses.replace(twin)

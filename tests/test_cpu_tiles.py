@@ -1,4 +1,4 @@
-"""Products by AMX equal those by AVX-512 to the bit, whole tiles or not."""
+"""Products by AMX equal those by AVX-512 to the bit, for full tiles or not."""
 
 from __future__ import annotations
 

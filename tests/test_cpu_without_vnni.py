@@ -1,7 +1,7 @@
-"""Products of int8 on a CPU that adds them in 16 bits: emulated, and compared with this one.
+"""int8 products on an emulated CPU that adds them in 16 bits, compared with this one.
 
 Without VNNI (Intel before 2019, AMD before Zen 4) the u8·s8 instruction saturates at 32767, which
-two products of 255 · 127 exceed. The runtime then has ONNX Runtime take a slower, exact one.
+two products of 255 · 127 exceed. The runtime then has ONNX Runtime use a slower, exact one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Found = dict[str, NDArray[np.float32]]
 
 
 def emulator() -> str:
-    """The program, or a skip that says how to get it."""
+    """Return the emulator, or skip with instructions to get it."""
     if platform.machine() != "x86_64":
         pytest.skip("other processors have no such instruction")
     found = shutil.which(QEMU)
@@ -76,10 +76,10 @@ def emulator() -> str:
     return found
 
 
-# A head whose sums are known: the norm of an embedding row of ±1 is that row, rounded to ±127.
+# A head with known sums: the norm of an embedding row of ±1 is that row, rounded to ±127.
 SIGNS = np.where(np.random.default_rng(1).random((40, 64)) < 0.7, 1, -1).astype(np.float32)
 ROWS = np.random.default_rng(2).integers(90, 128, (40, 64)).astype(np.float32)
-ROWS[:, ::16] = 127  # so that a row's scale, or a block's, is one
+ROWS[:, ::16] = 127  # so that the scale of a row, or of a block, is one
 HEAD = ModelConfig(
     family="test", vocab_size=40, d_model=64, tie_embeddings=False,
     layers=(Mamba1Config(d_inner=32, d_state=4, dt_rank=2),),
@@ -92,7 +92,7 @@ HEADS = {
 
 
 def build_head(folder: Path, head: Product) -> BuiltGraph:
-    """A model that adds nothing to its embedding before the head."""
+    """Build a model that adds nothing to its embedding before the head."""
     tensors = random_tensors(HEAD)
     tensors["layers.0.out_proj.weight"][:] = 0
     tensors |= {"embedding.weight": SIGNS, "lm_head.weight": ROWS / 127}
@@ -101,7 +101,7 @@ def build_head(folder: Path, head: Product) -> BuiltGraph:
 
 
 def expected_logits() -> NDArray[np.float32]:
-    """Of the head, in exact arithmetic."""
+    """Return the head's logits in exact arithmetic."""
     ids = np.random.default_rng(0).integers(0, 40, 16)
     return np.asarray(SIGNS[ids].astype(int) @ ROWS.astype(int).T / 127, np.float32)
 
@@ -143,7 +143,7 @@ def here(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
 @pytest.fixture(scope="module")
 def there(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("there")
-    # the emulator shows its programs the host's account of the processor, unless there is another
+    # the emulator shows its programs the host's /proc/cpuinfo, unless there is another
     (folder / "proc").mkdir()
     flags = re.sub(r"\S*vnni\S*", "", Path("/proc/cpuinfo").read_text())
     (folder / "proc/cpuinfo").write_text(flags)
@@ -152,7 +152,7 @@ def there(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def apart(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """Largest difference, relative to the largest logit."""
+    """Return the largest difference, relative to the largest logit."""
     assert one.shape == other.shape
     return float(np.abs(one - other).max() / np.abs(other).max())
 
@@ -161,7 +161,7 @@ def apart(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
 def test_sums_that_saturate_16_bits_are_right(
     name: str, tolerance: float, here: Found, there: Found
 ) -> None:
-    """Weights of blocks are rounded; the known sums are of the weights before that."""
+    """Block weights are rounded; the known sums are of the weights before that."""
     for found in (here, there):
         assert apart(found[f"head-{name}"], expected_logits()) <= tolerance
     assert apart(there[f"head-{name}"], here[f"head-{name}"]) <= 1e-6
@@ -169,13 +169,15 @@ def test_sums_that_saturate_16_bits_are_right(
 
 @pytest.mark.parametrize("name", ["int8", "w8", "w4"])
 def test_models_give_what_they_give_here(name: str, here: Found, there: Found) -> None:
-    """By prefill, a short run and steps. One activation may be rounded to the other side."""
+    """By prefill, a short run and steps. One activation may round the other way."""
     assert apart(there[name], here[name]) <= (0.02 if name == "int8" else 1e-5)
     assert np.array_equal(there[name].argmax(-1), here[name].argmax(-1))
 
 
 def test_unguarded_int8_would_be_wrong(here: Found, there: Found) -> None:
-    """Or the tests above would show nothing; and the runtime saw by itself that it must guard."""
+    """Otherwise the tests above would show nothing; and the runtime detects by itself that it must
+    guard.
+    """
     assert not there["has_vnni"]
     assert apart(there["head-int8 unguarded"], here["head-int8"]) > 0.5
     assert apart(there["int8 unguarded"], here["int8"]) > 0.1

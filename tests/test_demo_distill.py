@@ -1,4 +1,4 @@
-"""A drafter learns from its teacher: the loss, its lessons, resuming, and the talks it learns."""
+"""A drafter learns from its teacher: the loss, its lessons, resuming, and its chats."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def network_of(config: Any, seed: int) -> Network:
     network = Network(config)
     initialise(network)
     with torch.no_grad():
-        network.embedding.weight.mul_(10)  # so that it is sure of what it says
+        network.embedding.weight.mul_(10)  # so that its choices are clear
     return network
 
 
@@ -150,7 +150,7 @@ def test_a_start_gives_what_fits(teacher: Path, tokenizer: Path, tmp_path: Path)
     start_from(small, tmp_path)
     wanted = large.canonical_tensors()
     assert all(torch.equal(t, wanted[name]) for name, t in small.canonical_tensors().items())
-    start_from(before, teacher)  # a hybrid: of its first layer little fits
+    start_from(before, teacher)  # a hybrid: little of its first layer fits
     left = network_of(draft_config(vocab, 32, 1), 4).canonical_tensors()
     found = before.canonical_tensors()
     assert torch.equal(found["embedding.weight"], load_network(teacher)[0].embedding.weight)
@@ -228,7 +228,7 @@ def test_answers_are_what_each_prompt_alone_gets(data: Path) -> None:
             assert said and said == list(alone)[: len(said)]
             greedy += 1
     assert greedy > 3
-    # whatever was there before: a run goes on where an earlier one stopped
+    # whatever was there before, a run continues where an earlier one stopped
     assert list(demo_answers.records(model, asked[:6], 1, 0, most=12)) == found[1:]
 
 

@@ -1,4 +1,4 @@
-"""Training the demonstration models: it learns, resumes exactly, and saves what others read."""
+"""Training the demo models: it learns, resumes exactly, and saves files that others read."""
 
 from __future__ import annotations
 

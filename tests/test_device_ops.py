@@ -1,4 +1,4 @@
-"""The bodies of the device ops mean what the references and a plain model of their memory say."""
+"""The bodies of the device ops match the references and a plain model of their memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compare(case: Case, steps: Steps, batch: int, counted: Compared) -> None:
 
 
 def memory(found: Array, wanted: Array, before: Array, counted: Compared) -> None:
-    """What is not written is not touched: not a bit of it."""
+    """Memory that is not written keeps every bit."""
     same = (wanted == before) | (wanted != wanted)
     np.testing.assert_array_equal(found[same], before[same])
     if not same.all():

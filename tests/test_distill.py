@@ -1,4 +1,4 @@
-"""`edge distill`: the first mixers, the stages, going on after an interruption, the product."""
+"""`edge distill`: the initial mixers, the stages, resuming after an interruption, the product."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_first_mixer_is_linear_attention(mixer: str, monkeypatch: pytest.Mon
 
     Mamba-1 has no norm that takes a factor out: the first says which.
     """
-    # where SiLU is linear and nothing is forgotten; the norm's epsilon below has to be as small
+    # where SiLU is linear and nothing decays; the norm's epsilon below has to be as small
     monkeypatch.setattr(initial, "X_SIZE", 1e-4)
     monkeypatch.setattr(initial, "BC_SIZE", 1e-4)
     monkeypatch.setattr(initial, "MEMORY", (1e9, 1e9))
@@ -161,8 +161,8 @@ def test_heads_share_rows_as_attention_did(mixer: str, teacher: Path) -> None:
 
 
 def test_matching_reads_the_teachers_own_states(teacher: Path) -> None:
-    """Every block's loss is of its attention's input and output in the teacher, whoever else is
-    replaced, and no other parameter gets a gradient.
+    """Every block's loss compares with its attention's input and output in the teacher, whatever
+    else is replaced, and no other parameter gets a gradient.
     """
     network = network_of(teacher)
     student = Student(network, [0, 2])
@@ -235,7 +235,7 @@ def test_the_loss_is_equation_2(caps: tuple[float | None, float | None]) -> None
 
 
 def test_a_teacher_with_bounded_logits_is_learned_as_it_speaks(tmp_path: Path) -> None:
-    """Gemma 2's loss of the text is what its own logits say."""
+    """The text loss of Gemma 2 follows from its own logits."""
     teacher = network_of(save_gemma2(tmp_path, final_logit_softcapping=2.0))
     ids = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
     student = network_of(tmp_path).requires_grad_(True)
@@ -288,7 +288,7 @@ def recovered(
     request: pytest.FixtureRequest, teacher: Path, text: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> DistillSummary:  # fmt: skip
-    """A teacher without its second attention layer, after 24,000 tokens."""
+    """Return a teacher without its second attention layer, after 24,000 tokens."""
     asked = DistillOptions(
         (text,), layers="1", tokens=24_000, length=32, batch=16, bf16=False, save_every=1e6,
         mixer=request.param,
@@ -339,7 +339,7 @@ def interrupted(
 def test_interrupted_runs_continue_to_the_same_bits(
     mixer: str, teacher: Path, asked: DistillOptions, tmp_path: Path
 ) -> None:
-    """Through both stages and two phases, the second of which trains a block more."""
+    """Through both stages and two phases, the second of which trains one more block."""
     asked = replace(asked, keep=(0.66, 0.33), train_all=True, mixer=mixer)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     made = distill(teacher, whole, asked)
@@ -451,7 +451,7 @@ def test_the_command(teacher: Path, text: Path, tmp_path: Path) -> None:
 
 
 def test_a_gguf_teacher(teacher: Path, asked: DistillOptions, tmp_path: Path) -> None:
-    """It has no config.json of its own to give to the hybrid, and other names for its tensors."""
+    """It has no config.json to pass on to the hybrid, and other tensor names."""
     file = write_gguf(teacher, tmp_path / "tiny.gguf")
     made = distill(file, tmp_path / "hybrid", replace(asked, tokens=64))
     assert open_checkpoint(made.path).config.layers[2].kind == "mamba2"

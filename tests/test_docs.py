@@ -1,4 +1,4 @@
-"""What the documents name exists: links, headings, paths, commands, flags, make targets."""
+"""Whatever the documents name exists: links, headings, paths, commands, flags, make targets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SOURCES = [
     for file in (ROOT / room).rglob("*.py")
 ]
 PATH = re.compile(rf"(?<![\w/.~$-])(?:{'|'.join(map(re.escape, ROOMS))})/[\w./*{{}},-]+")
-BUILT = ("edge/plugins/tensorrt/lib",)  # there after `make plugins`
+BUILT = ("edge/plugins/tensorrt/lib",)  # exists after `make plugins`
 PROGRAM = re.compile(r"(?:^|[\s/|(])(edge-chat|edge|make|python -m edge)(?=[\s.]|$)")
 
 
@@ -45,7 +45,7 @@ def text_of(name: str) -> str:
 
 
 def code_of(text: str) -> Iterator[str]:
-    """Inline code, and the lines of fenced blocks; a line that ends in a backslash is continued."""
+    """Return inline code, and the lines of fenced blocks with backslash continuations joined."""
     fence = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
     for language, block in fence.findall(text):
         if language in ("", "sh", "console"):
@@ -83,12 +83,12 @@ def test_paths(name: str) -> None:
 
 
 def there(path: str) -> bool:
-    """Whether it exists; NAME and KIND stand for any."""
+    """Return whether a path exists; NAME and KIND match anything."""
     return path in BUILT or any(ROOT.glob(re.sub("NAME|KIND", "*", path)))
 
 
 def braces(path: str) -> list[str]:
-    """What a shell makes of a/{b,c}."""
+    """Expand a/{b,c} as a shell does."""
     found = re.search(r"\{([^}]*)\}", path)
     if found is None:
         return [path]
@@ -102,7 +102,7 @@ def test_commands_and_flags(name: str) -> None:
 
 
 def calls(line: str) -> Iterator[list[str]]:
-    """The words of each call of a program of ours in a line of shell."""
+    """Return the words of each call of one of our programs in a line of shell."""
     line = re.sub(r"\s#.*$|…", "", line)
     for part in re.split(r"\||&&|;|<|>|\bthen\b", line):
         found = PROGRAM.search(part)
@@ -171,7 +171,7 @@ def test_a_token_crosses_the_files_that_its_page_names() -> None:
 
 
 def test_errors_in_troubleshooting_are_those_of_the_code() -> None:
-    """Each heading is a message, with … for what varies."""
+    """Each heading is a message, with … for the variable parts."""
     said = {text for file in SOURCES for text in strings(ast.parse(file.read_text("utf-8")))}
     headings = re.findall(r"^### `(.*)`$", text_of("docs/use/troubleshooting.md"), re.M)
     assert len(headings) > 20
@@ -181,7 +181,7 @@ def test_errors_in_troubleshooting_are_those_of_the_code() -> None:
 
 
 def strings(tree: ast.AST) -> Iterator[str]:
-    """Every string of a program, with … for the values of an f-string."""
+    """Return every string of a program, with … for the values of an f-string."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

@@ -1,4 +1,4 @@
-"""`edge doctor`: every line comes from running something, and nothing that breaks stops it."""
+"""`edge doctor`: every line comes from running something, and no failure stops it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge doctor`: TensorRT, the plugin library, an engine; and whether the asked-for engine runs."""
+"""`edge doctor`: TensorRT, the plugin library, an engine; and whether the requested engine runs."""
 
 from __future__ import annotations
 
@@ -75,6 +75,8 @@ def test_the_plugin_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_engine(device: ort_tensorrt.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(bundle("chat"))
+    monkeypatch.setattr(install, "driver_version", lambda: 13000)
+    monkeypatch.setitem(sys.modules, "tensorrt", ort_tensorrt.module(device, "10.3.0"))
     found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)
     assert (found.status, found.remedy) == ("absent", f"build it: edge build {path}")
     store(bundle("chat"), device, SIZES)
@@ -91,12 +93,26 @@ def test_the_engine(device: ort_tensorrt.Stream, monkeypatch: pytest.MonkeyPatch
     assert found.status == "broken" and "the GPU's architecture was 86, is 0" in found.detail
 
 
-# -- the engine that is asked for -----------------------------------------------------------------
+def test_a_build_is_recommended_only_if_it_can_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(bundle("bytes"))
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    rtx = ort_tensorrt.module(ort_tensorrt.Stream(), "1.7.1.2")
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", rtx)
+    monkeypatch.setattr(install, "driver_version", lambda: 13000)
+    found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)
+    assert (found.status, found.remedy) == ("absent", f"build it: edge build {path} --rtx")
+    monkeypatch.setattr(install, "driver_version", lambda: None)
+    found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)
+    assert (found.status, found.remedy) == ("absent", None)
+    assert "and none can be: no NVIDIA driver" in found.detail
+
+
+# -- the requested engine -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def findings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
-    """What every check found, by its name: all is well."""
+    """Return findings of every check by its name: all is well."""
     found = {name: Finding(name, "ok", "well") for name in doctor_checks.CHECKS}
     monkeypatch.setattr(doctor_checks, "examine", lambda name, _: found[name])
     return found

@@ -1,4 +1,4 @@
-"""Vectors of texts: the last hidden states, pooled, on every engine that has them."""
+"""Text embeddings: the last hidden states, pooled, on every engine that has them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge.runtime.embed import Embedder
 from edge.runtime.model import Model
 from tests.session_models import bundle
 
-TOKENS = [7 + 11 * i % 300 for i in range(37)]  # two chunks of 16, and some
+TOKENS = [7 + 11 * i % 300 for i in range(37)]  # two chunks of 16, and a rest
 
 
 @cache
@@ -26,7 +26,7 @@ def loaded(kind: str, engine: str) -> Model:
 
 @cache
 def judge(kind: str) -> NDArray[np.float64]:
-    """The last hidden states [T, D], of transformers."""
+    """Return the last hidden states [T, D] of transformers."""
     from transformers import AutoModel
 
     path = bundle(kind)
@@ -46,7 +46,7 @@ def test_the_vector_is_of_the_hidden_states_of_transformers(kind: str, engine: s
     wanted = states[[4, -1]] / np.linalg.norm(states[[4, -1]], axis=1, keepdims=True)
     assert last.dtype == np.float32 and last.shape == (2, 32)
     np.testing.assert_allclose(last, wanted, atol=2e-5)
-    # a text of one chunk, after longer ones: nothing of them is left
+    # a text of one chunk, after longer ones: nothing of them remains
     np.testing.assert_array_equal(model.embed(TOKENS, normalize=False), mean)
 
 

@@ -1,4 +1,4 @@
-"""What `--engine auto` means: `cpu` where it can run the bundle, else `ort`, which says why."""
+"""`--engine auto` means `cpu` where it can run the bundle, else `ort` with the reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge.runtime.ort_providers import VARIABLE
 
 @pytest.fixture(autouse=True)
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine is shared: these tests look at how each is opened."""
+    """Share no engine: these tests check how each is opened."""
     monkeypatch.setattr("edge.runtime.model._ENGINES", MagicMock(get=lambda key: None))
 
 

@@ -1,4 +1,4 @@
-"""What the engine refuses, with the state where it was."""
+"""What the engine refuses, leaving the state where it was."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refuses(
     error: type[EdgeError], match: str, kind: str, ids: object, *,
     state: StateBuffers | None = None, **options: object,
 ) -> None:  # fmt: skip
-    """The run fails and the state stays where it was."""
+    """Check that the run fails and the state stays where it was."""
     state = state or engine(kind).new_state(window=4)
     before, ledger = state.arrays(), state.ledger
     with pytest.raises(error, match=match):
@@ -200,7 +200,7 @@ def test_one_engine_many_threads() -> None:
 
 
 def test_after_a_fork() -> None:
-    """The child gets a typed error, not a hang: the engine's threads are not there."""
+    """The child gets a typed error, not a hang: it does not have the engine's threads."""
     state = engine("mamba1").new_state()
     child = os.fork()
     if not child:
@@ -219,7 +219,7 @@ def test_after_a_fork() -> None:
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_logits_that_are_not_finite(kind: str, batch: int, poison: float, tmp_path: Path) -> None:
-    """A damaged row of the embedding: the run that meets it fails, and others go on."""
+    """A damaged row of the embedding: the run that reads it fails, and later ones work."""
     config = CONFIGS[kind].model_copy(update={"tie_embeddings": False})
     torch.manual_seed(0)
     tensors = {n: t.detach().numpy() for n, t in Network(config).canonical_tensors().items()}
@@ -280,7 +280,7 @@ def test_states_of_other_types_than_the_manifest_says(kind: str, tmp_path: Path)
 
 
 def test_a_state_that_goes_out_in_another_type(tmp_path: Path) -> None:
-    """What comes in agrees with the manifest, what goes out would not fit the same memory."""
+    """The input agrees with the manifest, but the output would not fit the same memory."""
     model = onnx.load_from_string(
         round_states(
             (folder("mamba1") / "graphs/ort.onnx").read_bytes(), {"layers.0.ssm_state": "float16"}

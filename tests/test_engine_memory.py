@@ -1,4 +1,4 @@
-"""What the memory plan says is what states take; bundles are checked before they are loaded."""
+"""The memory plan equals what states take; bundles are checked before they are loaded."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_the_workspace_of_several_sequences(kind: str) -> None:
         return memory.plan(config, layout, window=2, chunk=chunk, weights=0)["workspace"] - fixed
 
     assert workspace(1, 64) > workspace(1, 16) > 0
-    if config.has_attention:  # token by token, however many a run may hold
+    if config.has_attention:  # token by token, whatever a run may hold
         assert workspace(3, 64) == workspace(3, 16) < workspace(1, 16)
         assert workspace(6, 16) == 2 * workspace(3, 16)
     else:
@@ -290,7 +290,7 @@ def test_a_bundle_runs(exported: Path) -> None:
 
 def test_a_file_exchanged_while_loading(exported: Path, tmp_path: Path) -> None:
     for number, harm in enumerate((
-        lambda file: os.replace(shutil.copy(file, f"{file}.new"), file),  # the same bytes, anew
+        lambda file: os.replace(shutil.copy(file, f"{file}.new"), file),  # the same bytes, new file
         lambda file: os.utime(file),
         lambda file: os.unlink(file),
         lambda file: (os.rename(file, f"{file}.old"), os.symlink(f"{file}.old", file)),
@@ -315,7 +315,7 @@ def test_damaged_weights_are_found_before_use(exported: Path, tmp_path: Path) ->
 
 
 def test_a_folder_swapped_while_loading_is_not_read(exported: Path, tmp_path: Path) -> None:
-    """The path leads elsewhere and back again: what is loaded is what was checked."""
+    """The path leads elsewhere and back again: the loaded files are the checked ones."""
     good, evil, path = (tmp_path / name for name in ("good", "evil", "bundle"))
     shutil.copytree(exported, good)
     shutil.copytree(exported, evil)

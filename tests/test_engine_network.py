@@ -19,7 +19,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
 def reference(kind: str, ids: np.ndarray) -> tuple[np.ndarray, NetworkState]:
-    """Logits [B, T, V] and final state of the torch network."""
+    """Return the logits [B, T, V] and final state of the torch network."""
     logits, state = network(kind)(torch.from_numpy(np.ascontiguousarray(ids)))
     return logits.numpy(), state
 
@@ -145,8 +145,9 @@ def test_each_path_of_a_tree_is_as_if_alone(
 )
 @settings(max_examples=12)
 def test_any_cut_of_an_int8_model(kind: str, runs: list[tuple[bool, int]], seed: int) -> None:
-    """Values are rounded token by token, so where runs end does not matter; but for one that lies
-    between two steps, which another order of summing may tip over."""
+    """Values are rounded token by token, so run boundaries do not matter, except for a value
+    between two steps, which another order of summation may round the other way.
+    """
     ids = tokens(sum(count for _, count in runs), seed=seed)
     whole, state = engine(kind).new_state(), engine(kind).new_state()
     expected = engine(kind).run(ids, whole, rows="all", commit=True).copy()
@@ -186,7 +187,7 @@ def test_states_that_are_not_fp32(kind: str, batch: int) -> None:
 
 
 def rounded(name: str, array: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """What is kept of an fp32 state, and what that is as fp32 again."""
+    """Return the stored form of an fp32 state, and that form converted back to fp32."""
     dtype = ROUNDED[kind][1].get(name)
     if dtype == "int8":
         scale = int8_scale(name)

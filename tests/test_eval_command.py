@@ -24,7 +24,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
 
 
 def here(*arguments: object) -> tuple[int, str, str]:
-    """The same in this process, which has torch."""
+    """Run the same in this process, which has torch."""
     return called(main, "eval", *arguments)
 
 

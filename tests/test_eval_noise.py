@@ -1,4 +1,4 @@
-"""Noise: what each kind does to a text, and that only what follows it is measured."""
+"""Noise: the effect of each kind on a text, and that only what follows it is measured."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_swap_moves_nothing_further_than_its_neighbour(p: float) -> None:
             continue
         assert swapped[at : at + 2] == LONG[at + 1] + LONG[at]
         moved, at = moved + 1, at + 2
-    # of 50,000 places, a swap takes the next one along
+    # of 50,000 places, a swap also takes the next one
     assert moved == pytest.approx(50000 * p / (1 + p), rel=0.05)
 
 
@@ -107,7 +107,7 @@ def test_places_and_seeds_have_numbers_of_their_own() -> None:
 
 
 def test_odd_chunks_are_spoilt_and_even_ones_are_measured() -> None:
-    """However the text is cut into stretches, by the ids of a byte model."""
+    """However the text is split into stretches, by the ids of a byte model."""
     tokenizer = model("bytes").tokenizer
     words = [f"w{i}" + (".\n" if i % 7 == 0 else "") for i in range(350)]
     text = "\n ".join(words) + "\n"
@@ -175,7 +175,7 @@ def test_the_command_measures_each_kind(tmp_path: Path) -> None:
     assert [(r["kind"], r["probability"]) for r in rows] == [
         (n.kind, n.probability) for n in chosen("all", None, 0)
     ]
-    # what is predicted is the same text every time
+    # the predicted text is the same every time
     assert {(r["tokens"], r["bytes"], r["words"]) for r in rows} == {
         (facts["tokens"], facts["bytes"], facts["words"])
     }

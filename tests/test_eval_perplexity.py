@@ -1,4 +1,4 @@
-"""Perplexity and bits per byte: against plain computations, and in every way text can come."""
+"""Perplexity and bits per byte: against plain computations, for every form of text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROSE = ROOT / "docs/inside/decisions.md"
 
 
 def reference_nats(model: Model, ids: Sequence[int]) -> torch.Tensor:
-    """-ln p of every id but the first, by the reference ops in torch, from an empty state."""
+    """Return -ln p of every id but the first, by torch reference ops from an empty state."""
     runner = GraphRunner(open_reference(model.path), model.config)
     logits, _ = runner.run(np.array([ids]), runner.initial(1, len(ids)))
     log_p = F.log_softmax(torch.from_numpy(logits[0]).double(), -1)
@@ -109,7 +109,7 @@ def test_conversions_are_those_of_mambabyte() -> None:
 
 
 def part(ids: Sequence[int], wanted: Sequence[bool], first: bool) -> Part:
-    """A part whose ids stand for 1 + id % 3 bytes each."""
+    """Return a part whose ids stand for 1 + id % 3 bytes each."""
     array, flags = np.array(ids, np.int64), np.array(wanted, np.bool_)
     sizes = 1 + array % 3
     return Part(array, flags, sizes, int(sizes[flags].sum()), int(flags.sum()), first)
@@ -131,7 +131,7 @@ def test_every_id_is_predicted_once_however_the_text_is_cut(
 ) -> None:
     how = None if stream else Windows(window, min(stride, window))
     parts: list[Part] = []
-    expected: list[int] = []  # what is to be predicted, document after document
+    expected: list[int] = []  # the ids to predict, document after document
     size = 0
     for document in documents:
         start, turn = 0, 0
@@ -257,7 +257,7 @@ def test_a_limit_counts_wanted_ids_and_what_they_say() -> None:
 
 
 def test_logits_of_rows_that_nobody_wants_are_not_computed() -> None:
-    """Windows and conversations give what reading everything gives, at odd places too."""
+    """Windows and conversations give the same as reading everything, also at odd places."""
     model = tiny("bytes")  # chunks of 16
     ids = np.random.default_rng(0).integers(0, 256, 90)
     every = np.full(90, True)

@@ -1,4 +1,4 @@
-"""What rounding costs: the parts add up to the bundle, and each is what it says."""
+"""The cost of rounding: the parts add up to the bundle, and each is what it claims to be."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def logits(of: Model, ids: np.ndarray, site: Site = NOTHING) -> np.ndarray:
 def test_everything_rounded_is_the_quantized_bundle(
     kind: str, quant: str, choices: dict[str, Any]
 ) -> None:
-    """What the floating graph yields with every site rounded is what the bundle's graph yields:
-    nothing was forgotten, and every scale, rotation and weight is the bundle's.
+    """The floating graph with every site rounded gives what the bundle's graph gives: nothing is
+    missing, and every scale, rotation and weight is the bundle's.
     """
     this, floating = quantized(kind, quant, **choices), floating_of(kind)
     together = next(site for site in sites(this, floating) if site.name == ALL)
@@ -130,7 +130,7 @@ def test_each_site_is_there_once_and_alone() -> None:
         for site, found in measure_sites(floating, names.values(), runs(floating))
     )
     assert all(value > 0 for value in measured.values())
-    # no part costs as much as all together do
+    # no part costs more than all together
     parts = [v for n, v in measured.items() if n not in (ALL, WEIGHTS, ACTIVATIONS)]
     assert max(parts) < measured[ALL] < 3 * sum(parts)
 
@@ -145,7 +145,7 @@ def test_scales_and_weights_are_those_of_the_bundle() -> None:
         scale = found.values[f"layers.0.{name}"].scale
         assert scale is not None
         assert float(scale.max()) == pytest.approx(record[f"layers.0.{value}"]["scale"], rel=1e-5)
-    # y alone is rounded after a rotation, and its matrix rounded in the same basis
+    # y alone is rounded after a rotation, and its matrix is rounded in the same basis
     turned = {name for name, how in found.values.items() if how.turn is not None}
     assert turned == {f"layers.{i}.scan" for i in range(len(floating.config.layers))}
     slow, fast = (torch.from_numpy(part.copy()) for part in factors(48))
@@ -179,7 +179,9 @@ def test_rounding_leaves_floating_columns_and_undoes_its_rotation() -> None:
 
 @pytest.mark.parametrize("state", ["fp16", "int8"])
 def test_a_state_is_rounded_after_every_token(state: str) -> None:
-    """As the bundle's scan does: with the state rounded too, the bundle's graph is met again."""
+    """As in the bundle's scan: with the state rounded too, the result equals the bundle's graph
+    again.
+    """
     this, floating = quantized("base", "w8a8", ssm_state=state), model("base")
     chosen = sites(this, floating)
     (alone,) = (site for site in chosen if site.kind == "state")
@@ -230,7 +232,7 @@ def test_the_picture_has_a_bar_a_row() -> None:
     root = ET.fromstring(drawn)
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert all(row["name"] in texts for row in rows)
-    # a decade is as wide everywhere: the ends of the bars, by where their figures stand
+    # every decade has the same width: the ends of the bars, by the place of their figures
     figures = [f"{max(row['kl_nats_per_token'], 1e-9):.1e}" for row in rows]  # type: ignore[type-var]
     ends = [
         float(element.get("x") or 0)

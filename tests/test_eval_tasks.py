@@ -33,13 +33,13 @@ def asked(*requests: tuple[Any, ...]) -> list[Any]:
 
 
 def plain(of: Model, fed: list[int], wanted: list[int]) -> tuple[float, bool]:
-    """The reference ops in torch read `fed` and predict the last ids of it that `wanted` names."""
+    """Predict the last ids of `fed` named by `wanted`, by the reference ops in torch."""
     runner = GraphRunner(open_reference(of.path), of.config)
     ids = [*fed, *wanted]
     logits, _ = runner.run(np.array([ids[:-1]]), runner.initial(1, len(ids)))
     rows = torch.from_numpy(logits[0])[-len(wanted) :].double()
     log_p = -F.cross_entropy(rows, torch.tensor(wanted), reduction="sum")
-    # padding rows have their share of probability, and are never chosen
+    # padding rows take part in the softmax, and are never chosen
     return float(log_p), rows[:, : of.tokenizer.vocab_size].argmax(-1).tolist() == wanted
 
 
@@ -99,7 +99,7 @@ def test_a_context_is_read_once_for_all_its_continuations(monkeypatch: pytest.Mo
     choices = [[7], [8, 9], [10, 11, 12]]
     other = [(None, context[1:], [5, 6])]
     requests = [(None, context, choice) for choice in choices]
-    # continuations of one context need not come one after the other
+    # continuations of one context need not be adjacent
     found = lm._loglikelihood_tokens([*requests[:2], *other, requests[2]], disable_tqdm=True)
     assert fed == 40 + (0 + 1 + 2) + 39 + 1
     again = [lm._loglikelihood_tokens([r], disable_tqdm=True)[0] for r in requests]
@@ -135,7 +135,7 @@ def test_rolling_predicts_every_token_once() -> None:
     while at < len(ids):
         count = min(length, len(ids) - at)
         end = at + count
-        # every window is as full as it can be; its last `count` ids are predicted
+        # every window is as full as possible; its last `count` ids are predicted
         begin = max(0, end - length)
         expected += plain(of, prefixed[begin : at + 1], ids[at:end])[0]
         at = end

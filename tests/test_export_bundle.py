@@ -1,4 +1,4 @@
-"""A checkpoint directory becomes a bundle: whole, hashed, verified, the same every time."""
+"""A checkpoint folder becomes a bundle: complete, hashed, verified, the same every time."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_greedy_models_default_to_temperature_zero(tmp_path: Path) -> None:
 def test_all_that_an_export_writes_is_in_the_folder_that_the_next_one_clears(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The model in fp32 too, on which scales are found: a killed export left it for good."""
+    """Including the fp32 model for finding scales, which a killed export used to leave behind."""
     seen: dict[str, set[str]] = {}
 
     def look(stage: str, share: float) -> None:

@@ -1,4 +1,4 @@
-"""Rounding to blocks, and which weight each recipe rounds."""
+"""Rounding to blocks, and the weights that each recipe rounds."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_blocks_of_a_gguf_file_stay_as_they_are(kind: str) -> None:
     assert scales.dtype == minimums.dtype == np.float16 and packed.shape == (300, 6, 16)
     assert on_a_grid(weight) and not on_a_grid(wide)
     back = dequantize_blocks(packed, scales, 4, minimums)
-    # Q4_1's numbers are the file's; Q4_0 has no minimum, and fp16 rounds the one that it gets
+    # Q4_1 keeps the file's numbers; Q4_0 has no minimum, and fp16 rounds the one it gets
     atol = 0 if kind == "Q4_1" else 5e-3 * float(scales.mean())
     np.testing.assert_allclose(back, weight, rtol=0 if atol else 1e-6, atol=atol)
 
@@ -72,7 +72,7 @@ def test_a_minimum_halves_the_error_of_weights_of_one_side() -> None:
         packed, scales, minimums = quantize_minimum(moved, 32)
         ours = dequantize_blocks(packed, scales, 4, minimums) - moved
         assert np.square(ours).mean() < most * plain
-    # columns that count ten times as much lose less, whatever the others lose
+    # columns with ten times the weight lose less, whatever the others lose
     counts = np.where(np.arange(512) % 4, 1, 10).astype(np.float32)
     packed, scales, minimums = quantize_minimum(moved, 32, counts)
     uneven = dequantize_blocks(packed, scales, 4, minimums) - moved

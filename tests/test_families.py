@@ -1,4 +1,6 @@
-"""Each family from checkpoint to engine: ONNX Runtime's and the CPU's logits are transformers'."""
+"""Each family from checkpoint to engine: the logits of ONNX Runtime and of the CPU are
+transformers'.
+"""
 
 from __future__ import annotations
 
@@ -124,10 +126,10 @@ SAVE: dict[str, Save] = {
     "zamba": partial(save_zamba, hidden_size=32),
     "zamba2": partial(save_zamba2, hidden_size=32),
 }
-# a family of every form of layer that a recipe treats
+# one family for every kind of layer that a recipe treats
 ROUNDED = ("jamba", "lfm2", "lfm3", "nemotron_h", "qwen3")
 RECIPES = ("fp16", "w8", "w4", "w8a8", "w4a16", "w4a8")
-# whose layers aside are those of others, behind a wider norm
+# whose layers are those of other families, after a wider norm
 APPLIED = [
     *product(("falcon_h1", "qwen3_5"), RECIPES),
     *product(ROUNDED, ("w4", "w8a8")),
@@ -136,11 +138,11 @@ APPLIED = [
     ("qwen2_moe", "w8a8"),
     ("zamba2", "w4"),
     ("zamba2", "w8a8"),
-    # whose B and C are those of groups
+    # whose B and C belong to groups
     ("mamba_in_llama", "w4a8"),
     ("zamba", "w8a8"),
 ]
-# of Transformers, which have no state but this
+# of Transformers, which have no other state
 CONTEXT = {
     "gemma2": 64, "gemma3_text": 64, "gpt_neox": 64, "llama": 2048, "mistral": 64,
     "olmo3": 256, "phi3": 1024,
@@ -167,7 +169,7 @@ def exported(
 def test_the_engines_give_transformers_logits(
     family: str, sources: dict[str, Path], exported: Callable[[str], ExportSummary]
 ) -> None:
-    """In a chunk, in steps, and in runs of which a part is taken back."""
+    """In a chunk, in steps, and in runs that are partly rewound."""
     summary = exported(family)
     assert summary.manifest.accuracy["relative_difference"] < 1e-4
     assert summary.manifest.model.family == family and summary.notice is None
@@ -190,7 +192,7 @@ def test_the_engines_give_transformers_logits(
 
 
 def test_attention_behind_a_convolution_runs_on_the_engines(tmp_path: Path) -> None:
-    """Of state-spaces' hybrids: transformers has none, and the network is judged elsewhere."""
+    """For state-spaces' hybrids: transformers has none, and the network is tested elsewhere."""
     attention = {"num_heads": 4, "num_heads_kv": 2, "causal": True, "rotary_emb_dim": 4}
     source = save_state_spaces(
         tmp_path / "checkpoint", 2, attn_layer_idx=[1], attn_cfg=attention | {"d_conv": 4}
@@ -213,7 +215,7 @@ def test_attention_behind_a_convolution_runs_on_the_engines(tmp_path: Path) -> N
 
 
 def in_pieces(engine: edge.runtime.engine.Engine, tokens: np.ndarray) -> np.ndarray:
-    """Logits of a chunk, of steps, and of runs of which a part is taken back."""
+    """Return the logits of a chunk, of steps, and of runs that are partly rewound."""
     state, half = engine.new_state(window=5, capacity=64), tokens.shape[1] // 2
     found = [engine.run(tokens[:, :half], state, rows="all", commit=True).copy()]
     for past in range(half, half + 4):
@@ -265,8 +267,8 @@ def test_every_recipe_applies(
             with edge.load(tmp_path / "bundle", engine=engine_name, threads=1) as model:
                 found.append(in_pieces(model.engine, tokens))
         spread = np.abs(found[0]).max()
-        # products with 4-bit weights round their input on one engine, and not on the other; what
-        # 8 bits of the weights change in Zamba2's random ones is 0.04 of the spread
+        # products with 4-bit weights round their input on one engine and not on the other; the
+        # effect of 8-bit weights on Zamba2's random ones is 0.04 of the spread
         most = 0.06 if (family, quant) == ("zamba2", "w4") else 0.02
         assert np.abs(found[1] - found[0]).mean() < most * spread
 

@@ -1,6 +1,6 @@
 """Malformed bundles (rows 1 to 13, 17 and 18 of the fault table): a typed error, or a sound model.
 
-Every case goes through what users call: `edge.load`, a session, one token.
+Every case uses what users call: `edge.load`, a session, one token.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.malformed import (
 )
 from tests.session_models import bundle
 
-# of the second, fields and files that the first has not
+# of the second kind, fields and files that the first lacks
 KINDS = ("chat", "base")
 # groups, so that the cases spread over processes
 GROUPS = {KINDS[0]: 16, KINDS[1]: 1}
-# files whose content is no model's: any text stands for a README
+# files whose content is free: any text can be a README
 _FREE = {"README.md", "calibration.json"}
 
 
@@ -48,7 +48,7 @@ def cases(kind: str) -> Iterator[tuple[str, Spoil]]:
 
 
 def outcome(folder: Path, spoil: Spoil) -> str:
-    """ "refused" or "runs"; anything else is raised."""
+    """Return "refused" or "runs"; anything else is raised."""
     spoil(folder)
     try:
         with load(folder, threads=1) as model:
@@ -82,12 +82,12 @@ def test_malformed_bundles(
         shutil.rmtree(folder)
         (tmp_path / "outside").unlink(missing_ok=True)
     assert not wrong, "\n".join(wrong)
-    # what runs all the same was an optional or a free field
+    # those that still run had an optional or free field changed
     assert found.count("refused") >= 0.6 * len(found)
 
 
 def _spoilt_graph(folder: Path, seed: int) -> None:
-    """A graph with some bytes changed, listed with its new hash."""
+    """Return a graph with some bytes changed, listed with its new hash."""
     import random
 
     from tests.malformed import resigned
@@ -121,7 +121,7 @@ for seed in range(first, last):
 
 
 def test_altered_graphs_end_in_typed_errors(tmp_path: Path) -> None:
-    """ONNX Runtime reads them, in native code: a process of its own, so that a crash is seen."""
+    """ONNX Runtime parses them in native code: in its own process, so that a crash is seen."""
     source, count = bundle("chat"), 60
     done = subprocess.run(
         [sys.executable, "-c", GRAPHS, str(source), "0", str(count)],

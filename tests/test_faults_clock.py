@@ -1,4 +1,4 @@
-"""A wall clock that jumps (row 54 of the fault table): deadlines and timings do not see it."""
+"""A wall clock that jumps (row 54 of the fault table) does not affect deadlines and timings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.session_models import model
 
 ROOT = Path(__file__).parent.parent
 YEARS = 10 * 365.25 * 24 * 3600
-# where the time of day is told and nothing waits for it: dates of answers and of the log of
-# requests, a template's date, reports, the lists of saved talks and of models
+# uses of the time of day that nothing waits for: dates of answers and of the log of requests, a
+# template's date, reports, the lists of saved chats and of models
 TELLING = {
     "apps/serve/answers.py": {"time.time"},
     "apps/serve/app.py": {"time.time", "datetime.now"},
@@ -29,7 +29,9 @@ WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow", "tod
 
 
 def wall_clocks(file: Path) -> Iterator[str]:
-    """Calls that ask for the time of day, as module.name; of `clock()`s by other names too."""
+    """Return the calls that read the time of day, as module.name; also `clock()`s under other
+    names.
+    """
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Attribute) and node.attr in WALL:
             owner = node.value.attr if isinstance(node.value, ast.Attribute) else None
@@ -53,7 +55,7 @@ def test_row_54_only_what_tells_the_time_asks_the_wall_clock() -> None:
 
 @pytest.fixture
 def jumping(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A wall clock that is ten years off, one way and the other by turns."""
+    """A wall clock that is off by ten years, alternately forward and back."""
     real = time.time
     asked: list[float] = []
 

@@ -1,5 +1,5 @@
-"""What a disk can do to a save or an export (rows 37 to 39 of the fault table): a typed error, the
-old file or folder whole, nothing half-written beside it.
+"""Disk faults during a save or an export (rows 37 to 39 of the fault table): a typed error, the old
+file or folder intact, nothing half-written beside it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def save(file: Path, number: int) -> None:
 
 
 def loaded(file: Path) -> int:
-    """The number that was saved; the whole file is checked."""
+    """Return the saved number, after checking the whole file."""
     saved = statefile.read(file, IDENTITY, LAYOUT)
     assert (saved.tensors["s"] == saved.position).all()
     return saved.position
@@ -58,7 +58,7 @@ def calls_of(faulty: FaultyCalls, folder: Path, act: Callable[[], object], **how
 
 
 def spoil_saves(name: str) -> None:
-    """Every call of a save refused, with every errno; once, and for good."""
+    """Fail every call of a save with every errno; once, and permanently."""
     folder, faulty = Path(name), FaultyCalls()
     file = folder / "state"
     save(file, 0)
@@ -78,7 +78,7 @@ def spoil_save(
 ) -> None:
     before = loaded(file)
     case = (at, calls[at], problem, sticky)
-    # the rename before it keeps the file from before
+    # the rename before it keeps the previous file
     last = len(calls) - 1 - calls[::-1].index("rename")
     faulty.watch(file.parent, at, problem, short=300, sticky=sticky)
     try:
@@ -86,12 +86,12 @@ def spoil_save(
     except StateError as error:
         faulty.rest()
         assert os.strerror(problem) in str(error) and str(file) in str(error), case
-        # the folder's own fsync, and what closes it, come after the new one is in place
+        # the folder's own fsync and its close come after the new one is in place
         assert loaded(file) == before + (at > last), case
     else:
         faulty.rest()
         assert loaded(file) == before + 1, case
-        # only what keeps the file from before may be left out
+        # only the calls that keep the previous file may fail without an error
         assert not sticky and calls[at] in ("unlink", "linkat", "rename") and at != last, case
     left = names(file.parent) - {"state", "state~"}
     assert not left or sticky, case  # a broken disk does not remove files either
@@ -120,7 +120,7 @@ def test_row_37_writes_that_take_less_than_they_are_given(shim: Path, tmp_path: 
 
 
 def fail_fsync(name: str) -> None:
-    """No success is claimed, and no fsync is tried twice."""
+    """No success is claimed, and fsync is never retried."""
     folder, faulty = Path(name), FaultyCalls()
     file = folder / "state"
     save(file, 1)
@@ -155,7 +155,7 @@ def weights_of(bundle: Path) -> bytes:
 
 
 def spoil_bundles(name: str, first: str) -> None:
-    """Every call of writing a bundle refused: where there was none, and where there was one."""
+    """Fail every call of writing a bundle, with and without an existing one."""
     folder, faulty = Path(name), FaultyCalls()
     target = folder / "b"
     if not int(first):
@@ -179,8 +179,8 @@ def spoil_bundles(name: str, first: str) -> None:
                     assert not target.exists() if int(first) else weights_of(target) == b"0"
             else:
                 faulty.rest()
-                # a folder that is there already, an exchange that then takes two steps, the
-                # remains of the old bundle
+                # an existing folder, then an exchange in two steps, and the remains of the old
+                # bundle
                 assert at >= published or calls[at] == "mkdir", (at, calls[at])
                 assert weights_of(target) == number
             write_bundle(target, b"0")
@@ -288,7 +288,7 @@ def test_row_39_a_read_only_disk_costs_the_cache_alone(
 
 
 def answer_readonly(name: str) -> None:
-    """The whole runtime, from a disk and a home that cannot be written, on a machine in use."""
+    """Check the whole runtime from a read-only disk and home, on a machine in use."""
     import edge
 
     folder, faulty = Path(name), FaultyCalls()

@@ -1,4 +1,4 @@
-"""Drafters that do not fit, are damaged or fail, in every program: exit code, words, the answer."""
+"""Drafters that do not fit, are damaged or fail, in every program: exit code, message, answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PROGRAMS = {
 
 
 def _run(program: str, target: Path, options: Sequence[str], monkeypatch: Any) -> int:
-    """The exit code of a program, run in this process."""
+    """Return the exit code of a program, run in this process."""
     words = [str(target) if word == "BUNDLE" else word for word in PROGRAMS[program]]
     monkeypatch.setattr(sys, "argv", [*words, "--threads", "1", *options])
     monkeypatch.setattr(sys, "stdin", None)  # closed: nothing is piped in
@@ -73,7 +73,7 @@ def _half(folder: Path) -> str:
 
 
 def _nan(folder: Path) -> str:
-    """Weights that are all NaN, under a right hash."""
+    """Return weights that are all NaN, with a correct hash."""
     weights = _copy(folder / "nan") / "weights.bin"
     weights.write_bytes(b"\xff" * weights.stat().st_size)
     resigned(weights.parent)
@@ -82,7 +82,7 @@ def _nan(folder: Path) -> str:
 
 @cache
 def _textless() -> str:
-    """Another tokenizer, and one that cannot write all text."""
+    """Return another tokenizer, and one that cannot encode all text."""
     folder = Path(_ROOT.name)
     source = save_mamba(folder / "source", vocab_size=400)
     (source / "tokenizer.json").write_bytes(byte_level(ignore_merges=True))
@@ -105,7 +105,8 @@ CASES: dict[str, tuple[Callable[[Path], str], tuple[str, ...], tuple[str, ...]]]
         ("--draft-tree: 819 tokens in 3 depths", "at most 255", "fewer branches"),
     ),
     "chain beyond the window": (
-        lambda _: str(bundle("chat")), ("--draft-tokens", "65"), ("--draft-tokens: must be 1 … 64",)
+        lambda _: str(bundle("chat")), ("--draft-tokens", "65"),
+        ("--draft-tokens: must be from 1 to 64",),
     ),
     "a tree from what says one thing": (
         lambda _: "ngram", ("--draft-tree", "2,1"), ("--draft-tree: ngram", "(--draft-tokens, or")
@@ -124,7 +125,7 @@ def test_refused_with_field_and_remedy(
     out, err = capfd.readouterr()
     assert "Traceback" not in out + err
     refusal = err.splitlines()[-1]
-    # an option's value is a mistake in usage, a file that is refused is not
+    # an option's value is a usage error, a refused file is not
     assert code == (2 if refusal.startswith("error: --") else 1)
     assert refusal.startswith("error: ") and all(words in refusal for words in says), refusal
 
@@ -166,7 +167,7 @@ def test_a_model_that_drafts_for_itself_is_told_of(
 
 
 class Says(Drafter):
-    """Proposes what it is told to."""
+    """A drafter that proposes what it is told to."""
 
     name, nbytes = "says", 0
 

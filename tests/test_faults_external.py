@@ -1,5 +1,5 @@
-"""A graph that reaches out of its bundle is refused: for weights (row 8 of the fault table), or for
-memory that no run of its model needs.
+"""A graph that reaches outside its bundle is refused: for weights (row 8 of the fault table), or
+for memory that no run of its model needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GRAPH = "graphs/ort.onnx"
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Initializers, and tensors in attributes, of nested graphs too."""
+    """Yield initializers, and tensors in attributes, including nested graphs."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -32,11 +32,11 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _escaping(folder: Path, location: str, nested: bool) -> None:
-    """Let one tensor of the graph lie at `location`, with the hashes that belong to it."""
+    """Move one tensor of the graph to `location`, with matching hashes."""
     model = onnx.load(folder / GRAPH, load_external_data=False)
     outside = [tensor for tensor in model.graph.initializer if tensor.external_data]
     tensor = outside[0]
-    if nested:  # as the value of a node in a branch of an If that nobody asked for
+    if nested:  # as the value of a node in an unused branch of an If
         moved = onnx.TensorProto()
         moved.CopyFrom(tensor)
         tensor = moved
@@ -87,7 +87,7 @@ def test_row_8_weights_outside_of_the_bundle(how: str, nested: bool, tmp_path: P
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_row_8_the_same_graph_with_its_own_weights_runs(nested: bool, tmp_path: Path) -> None:
-    """What refuses the graphs above is where they point to, and nothing else about them."""
+    """The graphs above are refused for where they point, and for nothing else."""
     folder = tmp_path / "bundle"
     shutil.copytree(bundle("chat"), folder)
     _escaping(folder, "weights.bin", nested)
@@ -95,7 +95,7 @@ def test_row_8_the_same_graph_with_its_own_weights_runs(nested: bool, tmp_path: 
 
 
 def test_a_run_that_takes_memory_without_end_is_stopped(tmp_path: Path) -> None:
-    """A gigabyte of doublings, by ops that the exporter writes and with no size that is stated."""
+    """A gigabyte of doublings, by ops that the exporter writes, without any stated size."""
     folder = tmp_path / "bundle"
     shutil.copytree(bundle("chat"), folder)
     model = onnx.load(folder / GRAPH, load_external_data=False)
@@ -121,6 +121,6 @@ def test_a_run_that_takes_memory_without_end_is_stopped(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(EngineError, match="memory"):
                 session.generate("Hello", max_tokens=1).finish()
-        # the others are as they were
+        # the others are unchanged
         with load(bundle("chat"), engine="ort", threads=1) as good, good.session() as sound:
             assert sound.generate("Hello", max_tokens=2).finish().tokens

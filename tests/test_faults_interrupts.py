@@ -1,5 +1,5 @@
-"""An interrupt before any bytecode of the runtime: what was under way has happened or has not, and
-the session goes on.
+"""An interrupt before any bytecode of the runtime: the operation under way has happened or has not,
+and the session continues.
 
 EDGE_FAULT_INTERRUPTS=100000 interrupts at every one instead of a sample.
 """
@@ -52,10 +52,10 @@ class Interrupt:
 
 
 def interrupted(verb: Verb, session: Session, at: int, *, held: bool = False) -> int:
-    """Bytecodes that were run; `held`: somebody keeps the exception, and with it every frame."""
+    """Return the bytecodes that ran; `held`: the exception and its frames stay referenced."""
     tracer = Interrupt(at)
     before, hook = sys.gettrace(), sys.unraisablehook
-    sys.unraisablehook = lambda _: None  # pytest's keeps what is raised while an answer is dropped
+    sys.unraisablehook = lambda _: None  # pytest's hook keeps exceptions of a dropped answer
     sys.settrace(tracer)
     try:
         verb(session)
@@ -74,7 +74,7 @@ def say(session: Session) -> None:
 
 
 def drop(session: Session) -> None:
-    """Stop iterating; the answer ends when nobody has it any more."""
+    """Stop iterating; the answer ends when its last reference is gone."""
     answer = session.chat("and why", max_tokens=3, temperature=0)
     next(answer)
 
@@ -100,14 +100,14 @@ def fresh(engine: str, **options: Any) -> Session:
 
 
 def all_of(session: Session) -> tuple[Any, ...]:
-    """What a session is: transcript, tokens and the state's bytes."""
+    """Return the whole session: transcript, tokens and the state's bytes."""
     held = session.messages, session.tokens, session.pending, session.undo_levels
     arrays = states(session)
     return (*held, *(array.tobytes() for _, array in sorted(arrays.items())))
 
 
 def outcomes(verb: Verb, engine: str, **options: Any) -> list[tuple[Any, ...]]:
-    """Nothing, all of it, or an answer that ended after some token."""
+    """Return the valid outcomes: nothing, everything, or an answer that ended after some token."""
     found = [all_of(fresh(engine, **options))]
     for most in (1, 2, 3):
         session = fresh(engine, **options)
@@ -187,7 +187,7 @@ def _mark(tokens: list[int], nbytes: int) -> Any:
 def test_kept_states_are_found_or_forgotten_whatever_stopped_their_keeping(
     problem: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server lives on where memory is short for a moment, and so does what it keeps."""
+    """A server survives a short lack of memory, and so do its kept states."""
     rng = random.Random(3)
     talks = [[rng.randrange(3) for _ in range(rng.randint(1, 6))] for _ in range(10)]
     room = str(slot.__file__)
@@ -199,7 +199,7 @@ def test_kept_states_are_found_or_forgotten_whatever_stopped_their_keeping(
 
     for at in range(1, 100_000, 7):
         store, tracer = slot.PrefixStore(8000), Interrupt(at, room, problem)
-        monkeypatch.setattr(store, "_lock", nullcontext())  # what takes one raises nothing itself
+        monkeypatch.setattr(store, "_lock", nullcontext())  # acquiring it raises nothing itself
         before = sys.gettrace()
         sys.settrace(tracer)
         with suppress(problem):

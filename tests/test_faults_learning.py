@@ -1,4 +1,4 @@
-"""Long runs of learning: killed, on a full disk, or with damage in what they continue from."""
+"""Long training runs: killed, on a full disk, or with damage in what they resume from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quiet(line: str) -> None:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """A disk that takes no more than so many bytes of a file."""
+    """Limit the size of a file, like a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -43,7 +43,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 class Learner:
-    """A matrix and a vector that learn, and where they are kept."""
+    """A matrix and a vector that learn, and the folder that keeps them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -139,7 +139,7 @@ def distill(asked: tuple[Path, DistillOptions], out: Path) -> DistillSummary:
 def test_a_product_that_was_not_written_is_written_by_the_next_run(
     asked: tuple[Path, DistillOptions], tmp_path: Path
 ) -> None:
-    """A run ended between what it kept and its product: killed, or the disk was full."""
+    """A run ended between its last checkpoint and its product: killed, or on a full disk."""
     out = tmp_path / "hybrid"
     with largest_file(45_000), pytest.raises(ExportError, match="the same command continues"):
         distill(asked, out)
@@ -183,7 +183,7 @@ def test_one_process_at_a_time_continues_a_run(
             distill(asked, Path(name))
 
 
-# -- what a teacher said ---------------------------------------------------------------------------
+# -- teacher outputs -------------------------------------------------------------------------------
 
 
 def test_what_a_teacher_said_is_known_once_it_is_kept(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""Mutations of everything this package parses itself: a typed error, or a sound value.
+"""Mutations of everything that this package parses itself: a typed error, or a sound value.
 
 There are 250,000; EDGE_MUTATIONS=4 makes it a million.
 
-Parsers of other packages are behind hashes and checks of their own (tests/test_faults_bundles.py).
-A hang shows as a test that does not end; a crash ends the worker.
+Parsers of other packages are behind hashes and their own checks (tests/test_faults_bundles.py). A
+hang shows as a test that does not end; a crash ends the worker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edge.runtime.layout import Identity, StateLayout
 from tests.mutations import mutated
 from tests.session_models import bundle, model
 
-# over groups that different processes take
+# groups that different processes take
 GROUPS = 2
 TIMES = int(os.environ.get("EDGE_MUTATIONS", "1"))
 COUNTS = {"manifest": 25_000, "plan": 75_000, "state": 12_500, "json": 68_750, "wire": 68_750}
@@ -40,7 +40,7 @@ Parse = Callable[[bytes, int], None]
 
 def _manifest() -> tuple[bytes, Parse]:
     data = json.loads((bundle("base") / "manifest.json").read_text())
-    # mutations in long lists say nothing new
+    # mutations in long lists add nothing new
     data["accuracy"] = {}
 
     def parse(raw: bytes, seed: int) -> None:

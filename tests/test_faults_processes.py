@@ -28,7 +28,7 @@ from tests.test_faults_disk import names
 
 @pytest.fixture(autouse=True)
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine is shared: these tests look at how each is opened."""
+    """Share no engine: these tests check how each is opened."""
     monkeypatch.setattr("edge.runtime.model._ENGINES", MagicMock(get=lambda key: None))
 
 
@@ -63,7 +63,7 @@ def fork_in_the_middle(folder: str) -> None:
                 assert "forked" in str(problem), problem
             else:
                 raise AssertionError("a child used the engine of its parent")
-        sys.exit(7)  # an ordinary end, with all that Python does then
+        sys.exit(7)  # a normal exit, with all that Python does then
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     print(*answer.finish().tokens)
 
@@ -90,7 +90,7 @@ def started(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def ended(process: subprocess.Popen[bytes], number: int) -> tuple[str, str]:
-    """It ends soon, as one does that was told to; what it wrote."""
+    """Check that the process ends soon, with the exit code of its signal; return its output."""
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number, err.decode()
     assert b"Traceback" not in err, err.decode()
@@ -140,7 +140,7 @@ STAGES = {"reading": signal.SIGINT, "weights": signal.SIGTERM, "checking": signa
 
 
 def export_and_stop(source: str, out: str) -> None:
-    """`edge export` for each stage of its work, at which it is sent a signal."""
+    """Start `edge export` for each stage of its work, and signal it there."""
     from edge.apps import cli, interrupts
     from edge.export import exporter
 
@@ -154,7 +154,7 @@ def export_and_stop(source: str, out: str) -> None:
             progress(at, done)
             if at.startswith(stage):
                 os.kill(os.getpid(), number)
-                time.sleep(PATIENCE)  # a signal that is not heeded would show
+                time.sleep(PATIENCE)  # an ignored signal would show
 
         return real(*arguments, progress=report, **options)
 
@@ -168,7 +168,7 @@ def export_and_stop(source: str, out: str) -> None:
 
 
 def test_row_35_a_signal_while_exporting(checkpoint: Path, tmp_path: Path) -> None:
-    """It ends as one does that was told to, and leaves nothing behind."""
+    """It exits as the signal demands, and leaves nothing behind."""
     said = in_child(export_and_stop, checkpoint, tmp_path / "b")
     assert said.split() == [str(128 + number) for number in STAGES.values()]
 
@@ -177,7 +177,7 @@ def test_row_35_a_signal_while_exporting(checkpoint: Path, tmp_path: Path) -> No
 
 
 def load_within(folder: str, share: str) -> None:
-    """Load with so much more address space than there is now; "loaded", or what was refused."""
+    """Load with this much more address space than now; return "loaded", or the refusal."""
     import edge.runtime.cpu.engine
     import edge.runtime.ort
     import edge.text  # programs do not count
@@ -198,7 +198,7 @@ def load_within(folder: str, share: str) -> None:
 
 
 def test_row_46_no_memory_at_load() -> None:
-    """Whatever there is of it: a typed error, or a model that runs."""
+    """With any amount: a typed error, or a model that runs."""
     said = []
     for mib in (0, 8, 24, 40, 1024):
         said.append(in_child(
@@ -243,7 +243,7 @@ def test_row_46_a_memory_error_at_load_is_typed(monkeypatch: pytest.MonkeyPatch)
 
 
 def export_often(source: str, out: str, quant: str) -> None:
-    """Three times, and until stdin ends."""
+    """Export three times, and until stdin ends."""
     from edge.export.exporter import export_checkpoint
 
     print("ready", flush=True)
@@ -275,7 +275,7 @@ def test_row_60_two_processes_export_to_one_path(checkpoint: Path, tmp_path: Pat
             process.stdin.write(b"go\n")
             process.stdin.flush()
         whole = 0
-        while whole <= 5:  # however seldom this process has its turn
+        while whole <= 5:  # however rarely this process gets its turn
             assert all(process.poll() is None for process in processes), "they wait for stdin's end"
             whole += out.exists() and sound(out)
         for process in processes:
@@ -285,7 +285,9 @@ def test_row_60_two_processes_export_to_one_path(checkpoint: Path, tmp_path: Pat
 
 
 def sound(folder: Path) -> bool:
-    """Whether the bundle is whole. A reader that meets an exchange may see files go, not change."""
+    """Return whether the bundle is whole. During an exchange a reader may see files vanish, not
+    change.
+    """
     try:
         with open_bundle(folder) as opened:
             opened.verify()

@@ -1,5 +1,5 @@
-"""A save that is interrupted (rows 36, 51 and 60 of the fault table): the file is the old state or
-the new one, whole; what is left beside it is removed by the next save.
+"""An interrupted save (rows 36, 51 and 60 of the fault table): the file is the old state or the new
+one, complete; the next save removes what is left beside it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def shim() -> Path:
 
 
 def in_fork(act: Callable[[], None]) -> int:
-    """What `act` in a child process comes to, as `os.waitpid` says it."""
+    """Run `act` in a child process; return the status of `os.waitpid`."""
     child = os.fork()
     if not child:
         code = 1
@@ -54,7 +54,7 @@ def in_fork(act: Callable[[], None]) -> int:
 
 
 def kill_everywhere(name: str) -> None:
-    """Before each call of a save and after it, with half of what a write was given written."""
+    """Kill before and after each call of a save, and with half of a write written."""
     folder, faulty = Path(name), FaultyCalls()
     file = folder / "state"
     save(file, 0)
@@ -90,14 +90,14 @@ def test_row_36_killed_at_every_call_of_a_save(shim: Path, tmp_path: Path) -> No
 
 @contextmanager
 def in_memory() -> Iterator[Path]:
-    """A folder on a disk in memory where there is one: a real one syncs thousands of times."""
+    """Return a folder on a disk in memory if there is one: a real one syncs thousands of times."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as name:
         yield Path(name)
 
 
 def kill_anywhere(seeds: str) -> None:
-    """Kill a process that saves again and again, at a random moment; the next goes on."""
+    """Kill a process that saves repeatedly, at a random moment; the next one continues."""
     with in_memory() as folder:
         print(kill_in(folder, int(seeds)))
 
@@ -118,7 +118,7 @@ def kill_in(folder: Path, seeds: int) -> int:
         time.sleep(random.Random(seed).uniform(0, 3 * one_save))
         os.kill(child, signal.SIGKILL)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
-        # no more than the save that was running leaves something
+        # only the running save leaves something
         assert len(names(folder) - WHOLE) <= 2
         after = loaded(file)
         assert after >= before
@@ -161,7 +161,7 @@ def test_row_36_what_is_being_saved_is_not_taken_for_a_leftover(tmp_path: Path) 
 def test_the_file_before_is_kept_although_another_process_sweeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its passing name is locked by nobody: a load in the moment between takes it away."""
+    """Nobody locks its temporary name: a load in between would remove it."""
     file, rename, swept = tmp_path / "state", os.replace, []
 
     def late(old: Path, new: Path) -> None:
@@ -177,7 +177,7 @@ def test_the_file_before_is_kept_although_another_process_sweeps(
 
 
 def test_what_was_saved_is_not_remembered(tmp_path: Path) -> None:
-    """A robot that saves every minute keeps no list of it."""
+    """A robot that saves every minute accumulates no list of saves."""
     for number in range(9):
         save(tmp_path / "state", number)
     assert len(leftovers.writing) <= 1
@@ -185,7 +185,7 @@ def test_what_was_saved_is_not_remembered(tmp_path: Path) -> None:
 
 
 def kill_bundles_everywhere(name: str) -> None:
-    """The same for a bundle that takes the place of another."""
+    """The same for a bundle that replaces another."""
     folder, faulty = Path(name), FaultyCalls()
     target = folder / "b"
     write_bundle(target, b"0")
@@ -218,14 +218,14 @@ def test_row_36_killed_at_every_call_of_writing_a_bundle(shim: Path) -> None:
 # -- loss of power ---------------------------------------------------------------------------------
 
 
-Entries = dict[str, list[bytes]]  # what may be found in each file
+Entries = dict[str, list[bytes]]  # possible contents of each file
 
 
 class Disk:
-    """What may be found after a loss of power, by what fsync promises and nothing more.
+    """The possible contents after a power loss, given only what fsync guarantees.
 
-    Data that was not synced is there in part, or as zeros, or not at all; of changes to a folder
-    that was not synced any may be missing.
+    Data that was not synced is there in part, as zeros, or not at all; any unsynced change to a
+    folder may be missing.
     """
 
     def __init__(self, old: dict[str, bytes], new: bytes) -> None:
@@ -236,7 +236,7 @@ class Disk:
         self.data = [b""]  # of the new file, under whatever name
 
     def happens(self, verb: str, name: str, short: int) -> None:
-        """One call of a recorded save, which writes at most `short` bytes at a time."""
+        """Apply one call of a recorded save, which writes at most `short` bytes at a time."""
         if verb == "create":
             self.changes.append(lambda found: found.update({name: self.data}))
         elif verb == "write":
@@ -262,7 +262,7 @@ class Disk:
         found["state"] = self.data
 
     def found(self) -> Iterator[dict[str, bytes]]:
-        """Every folder there may be."""
+        """Return every folder state that may be found."""
         for kept in itertools.product((False, True), repeat=len(self.changes)):
             entries = dict(self.synced)
             for change, keep in zip(self.changes, kept, strict=True):
@@ -282,7 +282,7 @@ def record(name: str) -> None:
 
 
 def judge(calls: list[str], folder: Path) -> tuple[int, str]:
-    """How many outcomes there are, and what is wrong with the first bad one."""
+    """Return the number of outcomes, and what is wrong with the first bad one."""
     files = []
     for number in range(3):
         save(folder / "made", number)
@@ -314,7 +314,7 @@ def test_row_51_every_prefix_and_order_of_writes_after_a_loss_of_power(
     assert verbs.count("write") > 4 and verbs.count("fsync") == 2
     count, wrong = judge(calls, tmp_path)
     assert not wrong and count > 50
-    # and this would have noticed: what is wrong is found where a sync is left out
+    # the check works: it finds the fault where a sync is left out
     first, last = (at for at, verb in enumerate(verbs) if verb == "fsync")
     assert judge(calls[:first] + calls[first + 1 :], tmp_path)[1] == "torn"
     assert judge(calls[:last] + calls[last + 1 :], tmp_path)[1] == "lost"
@@ -361,7 +361,7 @@ def test_row_60_two_processes_save_to_one_path(tmp_path: Path) -> None:
 
 
 def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
-    """As root a device would be gone; a program that reads a pipe would wait for ever."""
+    """As root a device would be gone; a program that reads a pipe would wait forever."""
     pipe, folder, link = tmp_path / "pipe", tmp_path / "folder", tmp_path / "link"
     os.mkfifo(pipe)
     folder.mkdir()

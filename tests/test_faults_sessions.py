@@ -1,4 +1,4 @@
-"""What users of one process may do to each other: cancelling, threads, states used again, callbacks
+"""What users of one process may do to each other: cancelling, threads, reused states, callbacks
 (rows 27 and 30 to 33 of the fault table).
 """
 
@@ -23,7 +23,7 @@ PATIENCE = 120  # seconds, on a busy machine
 
 
 def same(one: Session, other: Session) -> None:
-    """Two sessions hold the same, to the last bit."""
+    """Check that two sessions hold the same, to the last bit."""
     assert (one.tokens, one.messages) == (other.tokens, other.messages)
     same_bits(one, other)
 
@@ -32,12 +32,16 @@ def same(one: Session, other: Session) -> None:
 
 
 def fixed(draft: Any) -> dict[str, Any]:
-    """Drafts of one length: a bandit's choices, and so the numbers drawn, hang on the clock."""
+    """Drafts of one length: a bandit's choices, and so the random numbers drawn, depend on the
+    clock.
+    """
     return {} if draft is None else {"draft": draft, "draft_tokens": 3}
 
 
 def cancelled(kind: str, prompt: list[int], at: int, draft: Any) -> tuple[Session, Any, int]:
-    """A session whose answer is cancelled during the engine's run number `at`; runs there were."""
+    """Return a session whose answer is cancelled during the engine's run number `at`, and the
+    number of runs.
+    """
     session = model(kind).session(**fixed(draft))
     session.generate([5, 6, 7], max_tokens=2, **HOT).finish()
     engine, runs = session.model.engine, []
@@ -60,7 +64,7 @@ def cancelled(kind: str, prompt: list[int], at: int, draft: Any) -> tuple[Sessio
 @pytest.mark.parametrize("draft", [None, "ngram"])
 @pytest.mark.parametrize("kind", ["bytes", "hybrid"])
 def test_row_27_cancelled_at_every_chunk_and_step(kind: str, draft: Any) -> None:
-    """Within one run. Before the first token: no trace. After it: the tokens there are stay."""
+    """Within one run. Before the first token nothing remains; after it the existing tokens stay."""
     prompt = [9, 8, 7] * 11  # three chunks of at most 16
     before = model(kind).session(**fixed(draft))
     before.generate([5, 6, 7], max_tokens=2, **HOT).finish()
@@ -70,7 +74,7 @@ def test_row_27_cancelled_at_every_chunk_and_step(kind: str, draft: Any) -> None
     for at in range(1, every + 1):
         session, result, runs = cancelled(kind, prompt, at, draft)
         assert runs == at or (at == every and result.finish_reason != "cancelled")
-        # nothing but the engine's own work comes after a cancel: at most what one run brings
+        # after a cancel only the current run completes, with at most its tokens
         assert result.tokens == whole.tokens[: len(result.tokens)]
         if at < chunks:
             assert result.finish_reason == "cancelled" and not result.tokens
@@ -80,7 +84,7 @@ def test_row_27_cancelled_at_every_chunk_and_step(kind: str, draft: Any) -> None
         assert result.tokens
         held = (*session.tokens, *(() if session.pending is None else (session.pending,)))
         assert held[-len(result.tokens) :] == result.tokens
-        if draft is None:  # drafting runs several tokens at a time, which rounds otherwise
+        if draft is None:  # drafting runs several tokens at a time, which rounds differently
             twin = model(kind).session()
             twin.generate([5, 6, 7], max_tokens=2, **HOT).finish()
             twin.generate(prompt, max_tokens=len(result.tokens), **HOT).finish()
@@ -91,7 +95,7 @@ def test_row_27_cancelled_at_every_chunk_and_step(kind: str, draft: Any) -> None
 
 
 def talks(kind: str, seed: int, pause: Callable[[], None]) -> list[Any]:
-    """What a session does, all of it drawn from `seed`; `pause` is called between runs."""
+    """Run a session whose actions are all drawn from `seed`; `pause` is called between runs."""
     rng = random.Random(seed)
     out: list[Any] = []
     session = model(kind).session(seed=seed)
@@ -121,7 +125,7 @@ def talks(kind: str, seed: int, pause: Callable[[], None]) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["base", "hybrid"])
 def test_row_30_sessions_interleaved_at_random_equal_serial_ones(kind: str) -> None:
-    """One step at a time, in an order drawn at random, so that it can be repeated; and freely."""
+    """One step at a time, in a random but repeatable order; and freely."""
     serial = [talks(kind, seed, lambda: None) for seed in range(8)]
     assert len({str(out) for out in serial}) == 8
     for order in (None, 1, 2, 3):
@@ -145,7 +149,7 @@ def test_row_30_sessions_interleaved_at_random_equal_serial_ones(kind: str) -> N
 
 
 class Baton:
-    """Of several threads one runs, until it passes on to one drawn at random."""
+    """Of several threads only one runs, until it passes the turn to a random one."""
 
     def __init__(self, rng: random.Random, runners: range) -> None:
         self._rng, self._left, self._turn = rng, list(runners), runners[0]
@@ -168,12 +172,12 @@ class Baton:
             self._changed.notify_all()
 
 
-# -- a state used again (row 31) -------------------------------------------------------------------
+# -- reused states (row 31) ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["base", "chat", "hybrid"])
 def test_row_31_a_cleared_state_holds_nothing_of_before(kind: str) -> None:
-    """Whatever lies in the slots and rows that are not in use, nobody sees it."""
+    """Whatever is in unused slots and rows is never read."""
     used, fresh = (model(kind).engine.new_state(capacity=40) for _ in range(2))
     rng, clean = np.random.default_rng(1), np.random.default_rng(2)
     model(kind).engine.run(rng.integers(0, 40, (1, 16)), used, commit=True)
@@ -215,7 +219,7 @@ def test_row_31_a_reset_session_answers_as_a_new_one(tmp_path: Path) -> None:
 
 
 def test_row_32_two_threads_race_for_one_session() -> None:
-    """One is served, the other gets an EdgeError at once; nothing is left in between."""
+    """One is served, the other gets an EdgeError at once; nothing in between remains."""
     session, start = model("bytes").session(), threading.Barrier(2)
     outcomes: list[str] = []
 
@@ -235,7 +239,7 @@ def test_row_32_two_threads_race_for_one_session() -> None:
     for thread in threads:
         thread.join(PATIENCE)
     assert len(outcomes) == 120 and outcomes.count("answered") >= 60
-    # each answered turn is there, whole, and none twice
+    # each answered turn is there, whole, and only once
     twin = model("bytes").session()
     for _ in range(outcomes.count("answered")):
         twin.generate("a", max_tokens=3, temperature=0).finish()
@@ -243,7 +247,7 @@ def test_row_32_two_threads_race_for_one_session() -> None:
 
 
 def test_row_33_a_callback_that_calls_the_session() -> None:
-    """From within a run: refused, without waiting for itself, and the answer goes on."""
+    """From within a run: refused without a deadlock, and the answer continues."""
     session = model("bytes").session()
     expected = model("bytes").session().generate("ab", max_tokens=6, **HOT).finish()
     engine, refused = session.model.engine, []

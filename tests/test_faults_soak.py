@@ -1,5 +1,5 @@
-"""A long life (rows 52 and 53 of the fault table): memory, files and threads stay as they are, and
-what a session says after it is what a new one says.
+"""A long life (rows 52 and 53 of the fault table): memory, files and threads stay constant, and a
+session then answers like a new one.
 
 EDGE_SOAK_TOKENS=1000000 makes it a million tokens, which takes some minutes;
 docs/inside/threat-model.md has figures.
@@ -26,14 +26,14 @@ from tests.faulty_calls import in_child
 from tests.session_models import states
 
 TOKENS = int(os.environ.get("EDGE_SOAK_TOKENS", "30000"))
-LONGEST = 3000  # tokens of a talk; what was said is kept, 8 to 36 bytes a token
-GROWTH = 3 << 19  # bindings are kept for as many places in the ring as are met, 256 at most
+LONGEST = 3000  # tokens of a conversation; its transcript is kept, 8 to 36 bytes a token
+GROWTH = 3 << 19  # bindings are cached for each position of the ring in use, at most 256
 WORDS = ["hello", "robot", "please", "count", "to", "seven", "and", "tell", "me", "why", "🤖", "é"]
 Turn = dict[str, Any]
 
 
 class Talk:
-    """A session that is used in every way, and the turns of it that are still in effect."""
+    """A session that is used in every way, and those of its turns that are still in effect."""
 
     def __init__(self, model: Model, rng: random.Random, folder: Path) -> None:
         self.model, self.rng, self.folder = model, rng, folder
@@ -71,7 +71,7 @@ class Talk:
             self.session = self.model.session(undo_levels=2)
             self.session.load(self.folder / "state")
         elif verb == 3 and session.undo_levels:
-            session.cancel()  # nothing is running: nothing happens
+            session.cancel()  # nothing is running, so nothing happens
         elif verb == 4:
             with suppress(StateError):
                 session.load(__file__)
@@ -86,7 +86,7 @@ class Talk:
 
 
 def said(session: Session, turn: Turn) -> int:
-    """Take a turn; how many tokens it took."""
+    """Take a turn; return the number of tokens."""
     options = {key: turn[key] for key in ("max_tokens", "temperature", "seed") if key in turn}
     answer = session.chat(turn["text"], **options)
     for number, _ in enumerate(answer):
@@ -96,7 +96,7 @@ def said(session: Session, turn: Turn) -> int:
 
 
 def figures(talk: Talk) -> dict[str, int]:
-    """What the process holds, with a new session in the place of one that has much to remember."""
+    """Return the resources of the process, with a new session instead of a long one."""
     talk.begin()
     gc.collect()
     memory.trim()
@@ -122,7 +122,7 @@ def live(tokens: str) -> None:
             talk.say()
             talk.other()
         left = sorted(entry.name for entry in Path(name).iterdir())
-    # by another engine, to which nothing has happened
+    # on another, unused engine
     new = edge.load("demo-draft", threads=1).session()
     for turn in talk.turns:
         said(new, turn)

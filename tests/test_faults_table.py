@@ -1,4 +1,4 @@
-"""docs/inside/threat-model.md names a test for every row of the fault table, and they are there."""
+"""docs/inside/threat-model.md names an existing test for every row of the fault table."""
 
 from __future__ import annotations
 

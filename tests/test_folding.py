@@ -1,4 +1,4 @@
-"""What ONNX Runtime computes of constants while it loads is counted before, and bounded."""
+"""What ONNX Runtime computes from constants while loading is counted before, and bounded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_recipe_is_folded(name: str, quant: str, tmp_path: Path) -> None:
     assert bounded(made.graph.read_bytes())
 
 
-# -- graphs of strangers --------------------------------------------------------------------------
+# -- hostile graphs -------------------------------------------------------------------------------
 
 # 800 MB of floats together: ONNX Runtime 1.31.1 itself folds no value of more than a gigabyte
 ROWS, COLUMNS = 1 << 14, 3 << 12
@@ -58,7 +58,7 @@ def _integers(name: str, values: list[int] | int) -> NodeProto:
 
 
 def _by_shape() -> Iterator[NodeProto]:
-    """A size that is computed, of constants."""
+    """A computed size, from constants."""
     yield from (_integers("high", [ROWS]), _integers("broad", [COLUMNS]))
     yield make("Mul", ["high", "broad"], ["size"])
     yield make("ConstantOfShape", ["size"], ["huge"])
@@ -122,7 +122,7 @@ def _by_a_static_shape() -> Iterator[NodeProto]:
 
 
 def _by_many() -> Iterator[NodeProto]:
-    """Each of them within what a node may fill."""
+    """Each of them within a single node's limit."""
     yield _integers("some", [1 << 24])
     for i in range(12):
         yield make("ConstantOfShape", ["some"], [f"m{i}"])
@@ -130,7 +130,7 @@ def _by_many() -> Iterator[NodeProto]:
 
 
 def _in_a_branch() -> Iterator[NodeProto]:
-    """Of an If whose condition is a constant, which its branch replaces."""
+    """Of an If with a constant condition, which its branch replaces."""
     yield make("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True)))
     inside = [_integers("high", [ROWS]), _integers("broad", [COLUMNS])]
     inside.append(make("Mul", ["high", "broad"], ["size"]))
@@ -147,16 +147,16 @@ def _in_a_function() -> Iterator[NodeProto]:
     yield make("Fills", ["high", "broad"], ["huge"], domain="edge")
 
 
-# what a walk and ONNX Runtime would read otherwise: a size that is nothing to one of them
+# what the walk and ONNX Runtime might read differently, where one of them sees no size
 
 
 def _chosen(name: str) -> Iterator[NodeProto]:
-    """A value as large as what `name`, a list of one or of no number, says: of none, one."""
+    """Return a value as large as the single number in `name`, or 1 if that list is empty."""
     yield make("ConstantOfShape", [name], ["huge"])
 
 
 def _by_numbers_of_32_bits() -> Iterator[NodeProto]:
-    """65,536² is 0 there."""
+    """In 32 bits 65,536² is 0."""
     for name, value in (("high", 1 << 16), ("end", 1)):
         tensor = numpy_helper.from_array(np.array([value], np.int32), name)
         yield make("Constant", [], [name], value=tensor)
@@ -167,7 +167,7 @@ def _by_numbers_of_32_bits() -> Iterator[NodeProto]:
 
 
 def _by_an_input_left_out() -> Iterator[NodeProto]:
-    """Steps back, behind axes that are not said."""
+    """Negative steps, after omitted axes."""
     yield from (_integers("start", [0]), _integers("end", [-9]), _integers("back", [-1]))
     yield _integers("sizes", [ROWS * COLUMNS])
     yield make("Slice", ["sizes", "start", "end", "", "back"], ["size"])
@@ -194,7 +194,7 @@ ATTACKS: tuple[Callable[[], Iterator[NodeProto]], ...] = (
 
 
 def attacked(how: Callable[[], Iterator[NodeProto]], folder: Path) -> None:
-    """A bundle, with hashes that fit, whose logits depend on a value of 800 MB."""
+    """Return a bundle, with correct hashes, whose logits depend on a value of 800 MB."""
     shutil.copytree(bundle("chat"), folder)
     model = onnx.load(folder / GRAPH, load_external_data=False)
     logits = model.graph.output[0].name
@@ -206,7 +206,7 @@ def attacked(how: Callable[[], Iterator[NodeProto]], folder: Path) -> None:
     model.functions.append(
         helper.make_function("edge", "Fills", ["a", "b"], ["filled"], body, opset)
     )
-    # by an op that is told of constants: what is not alone makes a graph unbounded
+    # through an op that uses constants: anything else makes a graph unbounded by itself
     model.graph.node.extend([*how(), make("Size", ["huge"], ["count"])])
     model.graph.node.append(make("Cast", ["count"], ["much"], to=TensorProto.FLOAT))
     model.graph.node.append(make("Add", ["kept", "much"], [logits]))
@@ -252,7 +252,7 @@ def test_a_run_of_what_is_not_folded_is_the_same(
     assert said() == folded
 
 
-# -- what is told of constants --------------------------------------------------------------------
+# -- constant propagation -------------------------------------------------------------------------
 
 
 DRAWN = (
@@ -263,7 +263,7 @@ DRAWN = (
 
 
 def _drawn(rng: random.Random, known: dict[str, NDArray[Any]]) -> NodeProto:
-    """A node over values that are there, in one of the ways that may fit them."""
+    """Return a node over existing values, in one of the ways that may fit them."""
     a, b, c = (rng.choice([*known]) for _ in range(3))
     op = rng.choice(DRAWN)
     axis, out = rng.randint(-2, 2), [f"v{len(known)}"]
@@ -285,7 +285,9 @@ def _drawn(rng: random.Random, known: dict[str, NDArray[Any]]) -> NodeProto:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_is_told_of_constants_is_so() -> None:
-    """Of random nodes over random constants: their sizes, shapes and numbers against ONNX's own."""
+    """Random nodes over random constants: the inferred sizes, shapes and numbers against ONNX's
+    own.
+    """
     told = unknown = 0
     for seed in range(400):
         rng = random.Random(seed)
@@ -303,7 +305,7 @@ def test_what_is_told_of_constants_is_so() -> None:
                     None, {name: known[name] for name in node.input}
                 )
             except Exception:
-                continue  # such a graph is refused by whoever runs it
+                continue  # every runtime refuses such a graph
             if all(isinstance(v, np.ndarray) or np.isscalar(v) for v in made):
                 known |= {n: np.asarray(v) for n, v in zip(node.output, made, strict=True)}
                 nodes.append(node)
@@ -313,9 +315,9 @@ def test_what_is_told_of_constants_is_so() -> None:
             scope: dict[bytes, Any] = {b"": folding._OMITTED}
             walk = folding._Walk(model)
             for tensor in model["graph"]["initializer"]:
-                scope[tensor["name"]] = folding._stored(tensor)
+                scope[tensor["name"]] = folding._tensor_constant(tensor)
             try:
-                walk._nodes(model["graph"], scope, {}, 0)
+                walk._walk_nodes(model["graph"], scope, {}, 0)
             except (folding.Unbounded, ArithmeticError, ValueError, IndexError, TypeError):
                 unknown += 1
                 break

@@ -1,4 +1,4 @@
-"""Small things that got in people's way, each as it was met."""
+"""Small usability problems, each as it was found."""
 
 from __future__ import annotations
 
@@ -101,8 +101,12 @@ def test_another_models_conversation_names_the_models(tmp_path: Path) -> None:
 def test_ranges_are_written_as_people_write_them() -> None:
     with pytest.raises(InputError, match="from 1 to 2,147,483,648, not 0"):
         SamplingParams(max_tokens=0)
-    with pytest.raises(InputError, match=r"above 0 to 1, not 0\.0"):
+    with pytest.raises(InputError, match=r"above 0 to 1, not 0$"):
         SamplingParams(top_p=0.0)
+    with pytest.raises(InputError, match=r"from 0 to 1,000, not 3,000,000$"):
+        SamplingParams(logprobs=3_000_000)
+    with pytest.raises(InputError, match=r"^window: must be from 1 to 256, not 0$"):
+        model("chat").session(window=0)
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -110,7 +114,7 @@ def test_ranges_are_written_as_people_write_them() -> None:
 
 def test_names_with_spaces_are_saved_listed_and_removed(chat: Chat, home: Path) -> None:
     assert str(home / "my talk.edge") in do(chat, "/save my talk")
-    do(chat, "/save my talk")  # the save before stays beside it
+    do(chat, "/save my talk")  # the previous save stays beside it
     assert "my talk" in do(chat, "/list") and (home / "my talk.edge~").exists()
     assert do(chat, "/load my talk").startswith("resumed")
     assert do(chat, "/rm my talk") == "removed my talk"
@@ -189,7 +193,8 @@ def edge_chat(*arguments: str, **more: object) -> subprocess.CompletedProcess[by
 
 
 def test_one_answer_as_json() -> None:
-    done = edge_chat(str(bundle("chat")), "--json", "--max-tokens", "4", input=b"hello")
+    given = ("--json", "--max-tokens", "4", "--seed", "1")
+    done = edge_chat(str(bundle("chat")), *given, input=b"hello")
     facts = json.loads(done.stdout)
     assert done.returncode == 0 and done.stderr == b""
     assert facts["generated_tokens"] == 4 and facts["finish_reason"] == "length"
@@ -236,7 +241,7 @@ def test_help_and_version() -> None:
             "Arguments:",
             "Options:",
             "Running the model:",
-            "Sampling, by",
+            "Sampling (defaults",
             "Constrained answers",
         ]
         places = [said.index(group) for group in groups]
@@ -246,7 +251,7 @@ def test_help_and_version() -> None:
             line for line in said.splitlines()[1:] if line.endswith("...")
         ]
     assert runner.invoke(chat_app, ["--version"]).output.strip() == edge.__version__
-    for bare in (["list"], ["train", "draft"]):  # with no argument of their own
+    for bare in (["list"], ["train", "draft"]):  # without arguments of their own
         assert "Options:" in runner.invoke(app, [*bare, "-h"]).output
     said = " ".join(runner.invoke(app, ["export", "-h"]).output.split())
     assert "[default: fp16]" in said and "--quant" in said
@@ -340,7 +345,7 @@ def test_a_misspelt_role_is_asked_about() -> None:
         talk = [{"role": role, "content": "x"}, {"role": "user", "content": "y"}]
         with pytest.raises(InputError, match=f"unknown role '{role}' .did you mean '{meant}'"):
             session.chat(talk, max_tokens=1).finish()
-    # a template may have roles of its own
+    # a template may have its own roles
     session.chat([{"role": "observation", "content": "x"}], max_tokens=1).finish()
 
 
@@ -387,6 +392,7 @@ def test_an_argument_that_alone_is_missing_is_told_with_the_usage() -> None:
     ("typed", "fault"),
     [
         (["doctor", "no-such-model"], "no-such-model: is neither a folder nor the name of a model"),
+        (["doctor", "./no-such-folder"], "no-such-folder: does not exist (make one with: edge exp"),
         (["chat", "--threads", "2000"], "--threads: must be a whole number from 1 to 1,024, not"),
         (["serve", "demo", "--allow-host", "http://robot:80", "--port", "0"],
          "--allow-host: 'http://robot:80' is not a host name (write it without scheme"),

@@ -1,4 +1,4 @@
-"""GGUF files read as checkpoints, against the checkpoints they were made of and transformers."""
+"""GGUF files read as checkpoints, against their source checkpoints and transformers."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ READ_BY_TRANSFORMERS = ("llama", "mamba", "qwen2", "qwen3")
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint to convert."""
+    """Return a checkpoint to convert."""
     return save_llama(tmp_path_factory.mktemp("llama"))
 
 
@@ -183,7 +183,7 @@ def test_a_conversion_is_undone(name: str, tmp_path: Path) -> None:
     whole, converted = open_checkpoint(folder), open_checkpoint(file)
     assert not converted.unknown_fields
     ours, theirs = (c.config.model_dump() for c in (converted, whole))
-    if ours["max_context"] == 1 << 20:  # written for models that know no positions
+    if ours["max_context"] == 1 << 20:  # written for models without positions
         theirs["max_context"] = ours["max_context"]
     for made in (ours, theirs):
         layers = made["layers"]
@@ -193,12 +193,12 @@ def test_a_conversion_is_undone(name: str, tmp_path: Path) -> None:
     assert ours == theirs
     for tensor, expected in whole.tensors():
         if whole.family == "falcon_h1" and tensor.startswith(("norm_f", "lm_head")):
-            continue  # llama.cpp has the factor of the logits in one, and edge in the other
+            continue  # llama.cpp stores the factor of the logits in one, and edge in the other
         torch.testing.assert_close(converted.tensor(tensor), expected, rtol=1e-5, atol=1e-6)
     tokens = torch.randint(0, VOCABULARY, (1, 17), generator=torch.Generator().manual_seed(1))
     judge = AutoModelForCausalLM.from_pretrained(folder)
     if whole.family in READ_BY_TRANSFORMERS:
-        # from_pretrained(gguf_file=…) does this, and asks for the package accelerate
+        # from_pretrained(gguf_file=…) does the same, but needs the package accelerate
         read = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=judge)
         randomise(judge, seed=9)
         absent = judge.load_state_dict(read["tensors"], strict=False)
@@ -236,7 +236,7 @@ def test_each_quantized_type_is_read_as_the_package_reads_it(tmp_path: Path) -> 
 
 
 def test_a_k_quant_of_random_bytes(tmp_path: Path) -> None:
-    """Types that only llama.cpp writes: any bytes are a tensor of them."""
+    """Types that only llama.cpp writes: any bytes are a valid tensor."""
     folder = save_llama(tmp_path / "hf", hidden_size=256, intermediate_size=256, head_dim=64)
     for kind in (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL):
         file = write_gguf(folder, tmp_path / "k.gguf")
@@ -264,7 +264,7 @@ def test_a_k_quant_of_random_bytes(tmp_path: Path) -> None:
 
 
 def test_from_a_file_to_a_conversation(llama: Path, tmp_path: Path) -> None:
-    """The bundle of a GGUF says what the bundle of its checkpoint says."""
+    """The bundle of a GGUF file answers like the bundle of its checkpoint."""
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     file = write_gguf(llama, tmp_path / "tiny.gguf", tokenizer__chat_template=template)
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")

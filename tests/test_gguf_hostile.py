@@ -1,4 +1,4 @@
-"""GGUF files that were cut, damaged or made to harm: refused by name, within bounds."""
+"""GGUF files that were truncated, damaged or made hostile: refused by name, within bounds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def try_reading(data: bytes, file: Path) -> CheckpointError | None:
 
 
 def test_cut_anywhere(good: bytes, tmp_path: Path) -> None:
-    """Of the last tensor everything is needed, of the padding behind it nothing."""
+    """All of the last tensor is needed, and none of the padding after it."""
     file = tmp_path / "x.gguf"
     assert try_reading(good, file) is None
     head = good.index(b"blk.0.")
@@ -65,7 +65,7 @@ def spoilt(good: bytes, at: int, kind: str, value: int) -> bytes:
 
 
 def value_at(good: bytes, key: bytes) -> int:
-    """Where the type of a key's value stands."""
+    """Return where the type of a key's value is stored."""
     return good.index(struct.pack("<Q", len(key)) + key) + 8 + len(key)
 
 
@@ -100,7 +100,7 @@ def test_tensors_out_of_place(good: bytes, tmp_path: Path) -> None:
         assert message in problem.message
     problem = try_reading(spoilt(good, info, "I", 9), tmp_path / "x.gguf")
     assert problem is not None and "9 dimensions" in problem.message
-    # whole numbers are no weights
+    # integers are not weights
     problem = try_reading(spoilt(good, kind, "I", 26), tmp_path / "x.gguf")
     assert problem is not None and "not fp32, fp16 or bf16 (1)" in problem.message
 
@@ -150,7 +150,7 @@ _ODD: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("good", [_BPE, _PIECES], ids=["bpe", "pieces"])
 def test_every_value_of_every_key_of_text(good: dict[str, Any], tmp_path: Path) -> None:
-    """A tokenizer, or a reason; and what is made of one is read or refused."""
+    """A tokenizer, or an error; a bundle made with the tokenizer is read or refused."""
     made = refused = 0
     for name in [*good, "scores", "merges", "pre", "chat_template"]:
         for value in _ODD:

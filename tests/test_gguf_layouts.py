@@ -1,4 +1,4 @@
-"""GGUF files of OLMo 3, Qwen3.5 with experts and Qwen3-Next: forms, keys and what is refused."""
+"""GGUF files of OLMo 3, Qwen3.5 with experts and Qwen3-Next: layouts, keys and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.transformers_checkpoints import save_olmo3
 
 @pytest.fixture(scope="module")
 def olmo3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four blocks of OLMo 3."""
+    """Return four blocks of OLMo 3."""
     kinds = ["sliding_attention"] * 3 + ["full_attention"]
     made = tmp_path_factory.mktemp("olmo3")
     return save_olmo3(made, num_hidden_layers=4, layer_types=kinds, sliding_window=5)
@@ -36,14 +36,14 @@ def test_tensors_that_conversions_join(case: str, form: str, tmp_path: Path) -> 
     whole = open_checkpoint(folder)
     apart = open_checkpoint(write_gguf(folder, tmp_path / "apart.gguf"))
     joined = open_checkpoint(write_gguf(folder, tmp_path / "joined.gguf", **{form: True}))
-    # not whole.config: a file has an eps in fp32, and so another number
+    # not whole.config: a file has an fp32 eps, and so a different number
     assert joined.config == apart.config
     for tensor, expected in whole.tensors():
         torch.testing.assert_close(joined.tensor(tensor), expected, rtol=1e-5, atol=1e-6)
 
 
 SLIDES = "olmo2__attention__sliding_window"
-# what a file says of its blocks → which of four see all, or its fault
+# a file's description of its blocks → which of four see all, or the error
 PATTERNS: dict[str, tuple[Any, str]] = {
     "silence": (..., "sss-"),
     "every third": (3, "ss-s"),
@@ -102,7 +102,7 @@ def test_an_engine_gives_what_the_checkpoint_gives(name: str, tmp_path: Path) ->
     np.testing.assert_allclose(found[1], expected, atol=1e-4 * float(expected.abs().max()))
 
 
-# case, changes of what its file says → the key that is at fault, and what of it
+# case, changes of the file's metadata → the key at fault, and part of the message
 HYBRID_METADATA: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "no experts": (
         "qwen3.5-experts", {"expert_count": ...}, "qwen35moe.expert_count", "is missing"

@@ -1,4 +1,4 @@
-"""Tokenizers rebuilt from GGUF metadata, against those that the metadata were made of."""
+"""Tokenizers rebuilt from GGUF metadata, against the tokenizers that the metadata came from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXTS = [
     "camelCaseWords IN UPPER.\n\n", "", " ", "def f(x):\n        return x  # 3.14159\n",
     "สวัสดีครับ ผมชื่อ हिन्दी में, लिखा",
 ]  # fmt: skip
-# as the published tokenizer.json files have them
+# as in the published tokenizer.json files
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -47,7 +47,7 @@ GPT4O = (
 
 
 def words_of(pre: str) -> Any:
-    """How the original cuts a text."""
+    """Split a text as the original does."""
     if pre in ("gpt-2", "mpt"):
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     if pre == "smollm":

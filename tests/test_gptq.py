@@ -1,4 +1,4 @@
-"""GPTQ against rounding to nearest, on inputs that are correlated as a model's are."""
+"""GPTQ against rounding to nearest, on inputs correlated like a model's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _weight(rows: int, columns: int, seed: int = 0) -> F32:
 
 
 def _inputs(rows: int, columns: int, rank: int, seed: int = 1) -> F64:
-    """A few directions carry most of it, and channels differ in size."""
+    """A few directions carry most of the energy, and channels differ in size."""
     random = np.random.default_rng(seed)
     directions, sizes = random.normal(size=(rank, columns)), random.normal(0, 0.7, columns)
     mixed = random.normal(size=(rows, rank)) @ directions
@@ -46,7 +46,7 @@ def test_output_error_is_well_below_rounding_to_nearest(columns: int, block: int
     nearest = _error(weight, *quantize_blocks(weight, 4, block), x)
     found = _error(weight, *quantize_gptq(weight, x.T @ x, block), x)
     assert found < 0.5 * nearest
-    # and on inputs that calibration did not see, from the same source
+    # and on inputs from the same source that calibration did not see
     unseen = _inputs(4000, columns, columns // 8)[2000:]
     nearest = _error(weight, *quantize_blocks(weight, 4, block), unseen)
     found = _error(weight, *quantize_gptq(weight, x.T @ x, block), unseen)

@@ -1,4 +1,4 @@
-"""The check that an engine computes what the reference ops do: it passes, and it can fail."""
+"""The check that an engine matches the reference ops passes, and can fail."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def shift_zero_point(model: ModelProto) -> None:
 
 
 def forget_the_skip(model: ModelProto) -> None:
-    """The scan's D·x is taken away instead of added."""
+    """The scan's D·x is subtracted instead of added."""
     for function in model.functions:
         if function.name.startswith("SelectiveScan"):
             nodes = list(all_nodes(function.node))
@@ -83,7 +83,7 @@ def test_a_wrong_function_body_is_refused(
 
 
 def test_a_value_at_the_threshold_of_outliers_is_one_flip() -> None:
-    """Its row has other scales and numbers then; a wrong number in another row is still found."""
+    """Its row then has other scales and numbers; a wrong number in another row is still found."""
     engine = {
         "y": np.array([[127, 3], [60, 127]], np.int8), "scale": np.array([[0.01], [0.1]]),
         "outliers": np.array([[0.0, 0.0], [0.0, 0.0]], np.float32),

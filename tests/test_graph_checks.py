@@ -65,7 +65,7 @@ def test_graphs_that_ship_pass(name: str) -> None:
     refused(bare, "is not one that the exporter writes")
 
 
-# -- where tensors lie ----------------------------------------------------------------------------
+# -- tensor locations -----------------------------------------------------------------------------
 
 
 def _initializer(model: ModelProto, tensor: TensorProto) -> None:
@@ -118,7 +118,7 @@ OUTSIDE = (
 def test_a_tensor_lies_in_the_weights(
     place: Callable[[ModelProto, TensorProto], None], model: bytes
 ) -> None:
-    """Every reason is one on its own: the tensor at its right place passes."""
+    """Each reason alone suffices: the tensor in its right place passes."""
     whole = ModelProto.FromString(model)
     place(whole, external("weights.bin"))
     graph.check(whole.SerializeToString(), WEIGHTS, "graph")
@@ -156,13 +156,13 @@ def test_a_tensor_lies_in_the_weights(
 
 
 def test_what_libraries_would_read_otherwise(model: bytes) -> None:
-    """A field twice, which some merge and some do not; unknown ones; numbers that are cut."""
+    """A duplicate field, which some merge and some do not; unknown fields; truncated numbers."""
     inner = onnx.ModelProto.FromString(model).graph.SerializeToString()
     refused(model + put(7, 2, inner), "graph twice")
     refused(model + put(20, 2, b""), "field 20")
     refused(model + put(1, 2, b"x"), "not an integer")
     refused(model + put(7, 0, 1), "number")
-    # number 7 once the upper bits of the key are cut, as C++ does
+    # number 7 once the upper bits of the key are cut off, as C++ does
     refused(model + b"\xba\x80\x80\x80\x10" + b"\x00", "field")
     for name, field in (("sparse_initializer", 15), ("quantization_annotation", 14)):
         changed = ModelProto.FromString(model)
@@ -315,7 +315,7 @@ def test_nesting_is_bounded(model: bytes) -> None:
 
 
 def test_damage_is_told_and_nothing_else(model: bytes) -> None:
-    """Cut, flipped and shuffled bytes end in BundleError or pass."""
+    """Truncated, flipped and shuffled bytes end in BundleError or pass."""
     chosen = random.Random(0)
     for _ in range(300):
         data = bytearray(model[: chosen.choice((len(model), chosen.randrange(len(model))))])

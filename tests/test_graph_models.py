@@ -49,7 +49,7 @@ MAMBA1 = Mamba1Config(d_inner=128, d_state=8, dt_rank=4)
 MAMBA1_ODD = Mamba1Config(
     d_inner=72, d_state=5, d_conv=3, dt_rank=3, conv_bias=False, proj_bias=True
 )
-# of MambaInLlama, whose groups are many; and of Zamba
+# of MambaInLlama, which has many groups; and of Zamba
 MAMBA1_GROUPS = Mamba1Config(
     d_inner=96, d_state=8, dt_rank=4, B_groups=2, C_groups=6, reads_input=True
 )
@@ -63,15 +63,15 @@ MAMBA2_MLP = Mamba2Config(
     gated_norm=False, proj_bias=True, dt_limit=(0.02, 0.3),
 )  # fmt: skip
 ATTENTION = AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=16, rope=RopeConfig(dim=16))
-# 18 is no multiple of 8, and rotates only in part; it looks back five tokens, and its
-# scores are bounded.
+# 18 is not a multiple of 8, and is rotated only in part; the window is five tokens, and the scores
+# are bounded.
 ATTENTION_ODD = AttentionConfig(
     n_heads=4, n_kv_heads=1, head_dim=18, rope=RopeConfig(dim=6, theta=500.0), qkv_bias=True,
     out_bias=True, window=5, softcap=1.5,
 )  # fmt: skip
 NO_ROPE = AttentionConfig(n_heads=2, n_kv_heads=2, head_dim=8)
 MLP = MlpConfig(d_intermediate=48, bias=True)
-# of GPT-NeoX: both read the same stream, which two in turn do not
+# of GPT-NeoX: both read the same stream, unlike two in sequence
 PARALLEL = MlpConfig(d_intermediate=40, bias=True, form="gelu", parallel=True)
 GELU = MlpConfig(d_intermediate=48, form="gelu_tanh")
 # frequencies that stay, that are divided, and between
@@ -81,7 +81,7 @@ STRETCHED = AttentionConfig(
         dim=12, theta=100.0, scaling=RopeScaling(kind="llama3", factor=8.0, original_context=64)
     ),
 )  # fmt: skip
-# heads normed before they are turned; 12 values are filled up to 16
+# heads normed before the rotation; 12 values are padded to 16
 NORMED = AttentionConfig(
     n_heads=4, n_kv_heads=2, head_dim=12, rope=RopeConfig(dim=12), qk_norm=True, qkv_bias=True
 )
@@ -106,14 +106,14 @@ LATENT = ExpertsConfig(
         top_k=3, score="sigmoid", correction=True, scale=2.5, groups=4, top_groups=2
     ),
 )  # fmt: skip
-# of Qwen3.5: heads share keys; attention normed, in part turned, and gated
+# of Qwen3.5: heads share keys; attention is normed, partly rotated, and gated
 DELTANET = GatedDeltaNetConfig(n_heads=4, head_dim=12, n_groups=2, d_state=10, d_conv=3)
 DELTANET_WIDE = GatedDeltaNetConfig(n_heads=3, head_dim=16, n_groups=3, d_state=24, beta_max=2.0)
 GATED = AttentionConfig(
     n_heads=4, n_kv_heads=2, head_dim=12, rope=RopeConfig(dim=4), qk_norm=True, qkv_bias=True,
     output_gate=True,
 )  # fmt: skip
-# of LFM3: a convolution over seven tokens, attention with a window and a gate a head
+# of LFM3: a convolution over seven tokens, attention with a window and one gate per head
 SHORT_WIDE = ShortConvConfig(d_model=64, d_conv=7)
 HEAD_GATED = AttentionConfig(
     n_heads=6, n_kv_heads=2, head_dim=12, rope=RopeConfig(dim=6), qk_norm=True, window=5,
@@ -143,7 +143,7 @@ CAPPED = {"capped"}
 
 
 def network(name: str, d_model: int = 64, seed: int = 0) -> Network:
-    """A network whose every tensor is random, so that no constant hides a mistake."""
+    """Return a network whose every tensor is random, so that no constant hides a mistake."""
     torch.manual_seed(seed)
     config = ModelConfig(
         family="test",
@@ -169,7 +169,7 @@ def logits(net: Network, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def runner(net: Network, folder: Path, quant: str = "fp32") -> GraphRunner:
-    # fp16 caches would hide what weights are
+    # fp16 caches would hide the error of the weights
     mixed = mixture(
         net.config, quant, Choices(kv_cache="fp32" if net.config.has_attention else None)
     )
@@ -281,7 +281,7 @@ def test_weights_are_aligned_and_stored_once(tmp_path: Path) -> None:
         entry = {e.key: e.value for e in tensor.external_data}
         assert entry["location"] == WEIGHT_FILE and int(entry["offset"]) % 64 == 0
     assert built.weight_bytes == built.weights.stat().st_size
-    # The head is the largest tensor; tied and 8-bit, the file stays near a byte a number.
+    # The head is the largest tensor; tied and with 8 bits, the file stays near one byte per number.
     assert built.weight_bytes < 2 * sum(p.numel() for p in net.parameters())
 
 
@@ -295,7 +295,7 @@ def test_nodes_are_edge_ops_over_standard_ones(tmp_path: Path) -> None:
 
 
 def rounded(net: Network, quant: str) -> Network:
-    """The network with every weight replaced by what the recipe stores."""
+    """Return the network with every weight replaced by what the recipe stores."""
     plan = plan_model(net.config, recipe(quant))
     joined = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
               "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}  # fmt: skip
@@ -346,7 +346,7 @@ def test_a_quantized_graph_is_the_network_with_rounded_weights(
 def test_onnx_runtime_fuses_what_the_bodies_are_written_for(
     name: str, expected: dict[str, int], tmp_path: Path
 ) -> None:
-    """Speed rests on these fusions; a body that misses one still gives the right numbers."""
+    """Speed depends on these fusions; a body that misses one still gives the right numbers."""
     net = network(name)
     if name == "mamba1":
         net.config = net.config.model_copy(update={"norm": NormConfig()})
@@ -361,7 +361,7 @@ def test_onnx_runtime_fuses_what_the_bodies_are_written_for(
     assert {op: counts[op] for op in expected} == expected
     for unfused in ("Sigmoid", "Pow", "ReduceMean", "Sqrt"):
         assert counts[unfused] == 0
-    # of few numbers, one a head, Softplus is the quicker
+    # for few numbers, one per head, Softplus is faster
     assert bool(counts["Softplus"]) == (name == "mamba2")
     assert {n.domain for n in nodes} <= {"", "com.microsoft"}
 

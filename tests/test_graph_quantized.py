@@ -1,4 +1,4 @@
-"""Graphs of plans: what each says, and that ONNX Runtime and the references agree on them."""
+"""Graphs of plans: their contents, and that ONNX Runtime and the references agree on them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HYBRID = ModelConfig(
 
 
 def random_tensors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
-    """Of values that no library's exp() rounds in its own way: A_log is 0."""
+    """Return values that every library's exp() rounds alike: A_log is 0."""
     rng = np.random.default_rng(0)
     return {
         name: (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
@@ -63,7 +63,7 @@ def random_tensors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
 def test_bundles_without_rounded_activations_stay_as_they_were(
     quant: str, expected: str, tmp_path: Path
 ) -> None:
-    """Byte for byte, but for the bodies of functions: a change here is one of the graph."""
+    """Byte for byte, except the bodies of functions: a change here changes the graph."""
     plan = plan_model(HYBRID, mixture(HYBRID, quant, Choices(kv_cache="fp32")))
     built = build_graph(HYBRID, random_tensors(HYBRID), tmp_path, plan)
     model = onnx.load(built.graph, load_external_data=False)
@@ -77,10 +77,10 @@ ROUNDING = ("w8a8", "w8a8-o", "w4a8", "w8a8-static", "w8a8-dynamic", "w8a8-smoot
 
 
 def agree(name: str, folder: Path) -> None:
-    """ONNX Runtime means what the references mean: over a prefill, odd chunks and steps.
+    """Check ONNX Runtime against the references: over a prefill, odd chunks and steps.
 
-    A sum that falls on the edge between two integers may round either way, and what follows it is
-    then rounded again: rarely, and by no more than rounding costs in the first place.
+    A sum halfway between two integers may round either way, and later values are then rounded
+    again: rarely, and by no more than rounding costs in the first place.
     """
     engine, reference = runners(name, folder)
     tokens = tokens_of(60, seed=5)
@@ -152,7 +152,7 @@ def test_every_product_that_was_planned_in_integers_is_one(quant: str, tmp_path:
     counts = Counter(node.op_type for node in model.graph.node)
     integer = sum(counts[op] for op in ("MatMulIntegerToFloat", "QLinearMatMul", "MatMulInteger"))
     assert integer == int8 and counts["MatMulNBits"] == int4
-    # What is left of floating products has no matrix but columns that stay floating.
+    # The remaining floating-point products have no matrix but the columns left in floating point.
     weights = {i.name for i in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type in ("MatMul", "FusedMatMul", "Gemm"):
@@ -188,7 +188,7 @@ def test_experts_that_come_in_blocks_of_4_bits_keep_their_numbers(
 
 
 def test_columns_that_stay_floating_do_not_cost_the_grid_of_their_blocks(tmp_path: Path) -> None:
-    """Zeros in their places would: so a file's 4-bit codes would be rounded a second time."""
+    """Zeros in their places would: a file's 4-bit codes would then be rounded a second time."""
     config = ModelConfig(
         family="test",
         vocab_size=48,

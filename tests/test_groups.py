@@ -19,7 +19,7 @@ def _noise(maxima: F32, labels: NDArray[np.int64]) -> float:
 
 
 def _least(maxima: F32, groups: int) -> float:
-    """By trying every way to cut the sorted values."""
+    """Try every way to cut the sorted values."""
     ordered = np.sort(maxima).astype(np.float64)
     found = []
     for cuts in combinations(range(1, len(ordered)), groups - 1):
@@ -41,7 +41,7 @@ def test_partition_is_the_best_there_is(count: int, groups: int) -> None:
 def test_partition_finds_what_is_plainly_there() -> None:
     maxima = np.array([5, 0.1, 100, 5.1, 0.11, 100, 0.1], np.float32)
     np.testing.assert_array_equal(partition(maxima, 3), [1, 0, 2, 1, 0, 2, 0])
-    # fewer different values than groups; and more groups than values
+    # fewer distinct values than groups; and more groups than values
     np.testing.assert_array_equal(partition(np.zeros(4, np.float32), 4), [0, 0, 0, 0])
     np.testing.assert_array_equal(partition(np.array([3, 1], np.float32), 4), [1, 0])
 

@@ -1,4 +1,4 @@
-"""Hadamard matrices, the rotations made of them, and the fast transform of whole weights."""
+"""Hadamard matrices, the rotations built from them, and the fast transform of whole weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edge.plugins.hadamard.reference import hadamard
 # d_inner of Mamba-130M to 2.8B and of MambaByte, head widths, and the smallest of every kind
 WHOLE = (1, 2, 4, 12, 20, 24, 28, 40, 48, 56, 80, 128, 768, 1536, 1792, 2048)
 LARGE = (3072, 3584, 4096, 5120)
-# n → blocks: no Hadamard matrix of that order is built
+# n → blocks: no Hadamard matrix of that order is constructed
 IN_BLOCKS = {3: 3, 6: 3, 10: 5, 14: 7, 36: 9, 44: 11, 96 * 3: 9, 2304: 9, 600: 75}
 
 
 def dense(n: int) -> NDArray[np.float64]:
-    """R as the statement of the op has it: slow ⊗ fastᵀ."""
+    """Return R as in the statement of the op: slow ⊗ fastᵀ."""
     slow, fast = (part.astype(np.float64) for part in factors(n))
     return np.kron(slow, fast.T)
 

@@ -1,4 +1,4 @@
-"""How much of the house one token of an answer, and one turn of a chat, walk through."""
+"""How many files one token of an answer, and one turn of a chat, pass through."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def demo() -> Model:
 
 
 def crossed(work: Callable[[], object]) -> set[str]:
-    """Files of the project in which a function ran meanwhile."""
+    """Return the project's files in which a function ran meanwhile."""
     names: set[str] = set()
 
     def profiled(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
             names.add(frame.f_code.co_filename)
 
-    gc.collect()  # what earlier tests left is not this work's
+    gc.collect()  # do not count finalizers of earlier tests
     sys.setprofile(profiled)
     try:
         work()

@@ -1,4 +1,4 @@
-"""What `edge info --launches` tells of a plan."""
+"""The report of `edge info --launches` on a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_launches_weights_and_memory_of_every_kind_of_run(tmp_path: Path) -> Non
     assert facts["variants"] == len(plan.variants)
     step, many = rows["chain <= 1"], rows["chain"]
     assert step["layer"] == {"mamba1": 6, "attention": 5, "mlp": 5, "mamba2": 5}
-    # embedding, the norm of the head and the head are of no layer
+    # embedding, the norm of the head and the head belong to no layer
     assert step["launches"] == sum(step["layer"].values()) + 3
     assert many["layer"]["mamba1"] == 8 and rows["settle"]["launches"] == 4
     assert sum(step["kernels"].values()) == step["launches"]

@@ -79,7 +79,7 @@ def test_a_token_reads_the_experts_that_it_chooses() -> None:
     idle = 4 * (3 * 32 * 64) + 5 * (2 * 24 * 32)
     assert read_parameters(config) == parameters(config) - idle
     assert read_bytes(config, 2 * parameters(config)) == 2 * read_parameters(config)
-    # two tokens choose others, in part; many choose all
+    # two tokens choose partly different experts; many choose all
     assert read_parameters(config) < read_parameters(config, 2) < 2 * read_parameters(config)
     assert read_parameters(config, 1000) == parameters(config)
 
@@ -135,7 +135,7 @@ def test_each_advice_followed_makes_it_fit() -> None:
 
 
 def test_fewer_bits_are_advised_where_they_are_enough() -> None:
-    chat = manifest("chat")  # in fp32; grown, so that its weights are what counts
+    chat = manifest("chat")  # in fp32, and enlarged so that its weights dominate
     wide = chat.model.model_copy(update={"vocab_size": 4_000_000})
     large = chat.model_copy(update={"model": wide})
     sizes = PlanSizes(1, 1, 0)

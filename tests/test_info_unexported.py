@@ -1,4 +1,4 @@
-"""`edge info` of what is not exported: its figures are those of the bundles made of it."""
+"""`edge info` of models that are not exported: its figures are those of their later bundles."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_weights_are_those_of_a_graph(name: str, recipe: str, tmp_path: Path) ->
     tensors = dict(net.canonical_tensors())
     built = build_graph(net.config, tensors, tmp_path, recipe)
     found = weight_bytes(Layout(net.config), recipe).stored
-    # each tensor starts at a multiple of 256 bytes; heads may be filled up with zeros
+    # each tensor starts at a multiple of 256 bytes; heads may be padded with zeros
     assert 0 <= built.weight_bytes - found < 256 * (len(tensors) * 2 + 8) + 0.04 * found
 
 
 @pytest.mark.parametrize("name", ["demo", "demo-fp16", "demo-draft"])
 def test_the_plan_is_that_of_the_bundle(name: str) -> None:
-    """But for channels that calibration left floating, and what is estimated."""
+    """Except for channels that calibration left in floating point, and for estimates."""
     with open_bundle(resolve(name)) as bundle:
         manifest, plan = bundle.manifest, open_plan(bundle)
     weights = manifest.files[[each.path for each in manifest.files].index("weights.bin")].size
@@ -58,7 +58,7 @@ def test_the_plan_is_that_of_the_bundle(name: str) -> None:
     assert guessed["kv_cache"] == expected["kv_cache"]
     assert guessed["state_ring"] == expected["state_ring"] or manifest.state_dtypes
     assert abs(guessed["program"] / expected["program"] - 1) < 0.1
-    # what may be wrong makes it more
+    # the uncertain parts make it larger
     assert expected["total"] < guessed["total"] < expected["total"] + 13_000_000
 
 
@@ -86,7 +86,7 @@ def test_a_config_alone_says_what_the_model_takes() -> None:
     assert w4["plan"]["weights"] == w4["weight_bytes"]
     assert w4["predicted_tokens_per_s"]["102"] == pytest.approx(102e9 / w4["token_bytes"])
     text = call(file, "--memory", "1GB")
-    assert text.exit_code == 1  # by no recipe
+    assert text.exit_code == 1  # with no recipe
     for line in ("lfm2_moe", "of which a token uses", "does not fit", "unproven", "1 GB are free"):
         assert line in text.stdout
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 60  # seconds, on a busy machine; nothing takes that long
 
-# what holds things that are half-written, then stays in a call that no signal ends
+# holds half-written files, then stays in a call that no signal ends
 STUCK = """
 import ctypes, os, sys, tempfile
 from pathlib import Path
@@ -43,7 +43,7 @@ sys.exit(exit_code_of({"writing": writing, "learning": learning}[sys.argv[1]]))
 
 
 def started(what: str, folder: Path) -> subprocess.Popen[str]:
-    """A process that is stuck by now."""
+    """Return a process that is stuck by now."""
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK, what], cwd=folder, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -64,7 +64,7 @@ def test_what_cannot_be_interrupted_ends_and_leaves_nothing(
 
 
 def test_an_interrupted_program_does_not_take_its_interpreter_down() -> None:
-    """Which took 4 s where torch was loaded; what is to be done at the end is done."""
+    """Which took 4 s if torch was loaded; exit handlers still run."""
     code = (
         "import atexit\nfrom edge.apps.exits import leave\n"
         "class Loaded:\n    def __del__(self): print('taken down', flush=True)\n"
@@ -107,7 +107,7 @@ sys.exit(exit_code_of(forks))
 
 
 def test_signals_to_a_forked_child_are_its_own() -> None:
-    """As when a library's pool of processes ends its workers."""
+    """As when a library's process pool ends its workers."""
     done = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=PATIENCE,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -120,7 +120,7 @@ def test_programs_import_nothing_before_an_interrupt_is_quiet() -> None:
     code = (
         "import signal, sys; from edge.apps import start; "
         "assert 'typer' not in sys.modules and 'edge.apps.exits' not in sys.modules; "
-        f"assert all(callable(getattr(start, n)) for n in {names}); start._quiet(); "
+        f"assert all(callable(getattr(start, n)) for n in {names}); start._quiet_interrupts(); "
         "assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL"
     )
     assert len(names) == 2

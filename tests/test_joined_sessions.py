@@ -1,5 +1,5 @@
-"""Conversations in several threads of one model, whose tokens are run together: each says what it
-says alone.
+"""Conversations in several threads of one model, whose tokens run together: each gets the answer
+that it gets alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge.runtime.model import Model
 from edge.runtime.result import GenerationResult
 
 TOKENS = 24
-# what each is asked, and how
+# the prompt of each conversation, and its options
 TALKS: list[tuple[str, dict[str, Any]]] = [
     ("Hello", {"temperature": 0}),
     ("What is a robot? " * 12, {"temperature": 0.9, "seed": 3, "top_k": 20}),
@@ -43,7 +43,7 @@ def answer(model: Model, talk: tuple[str, dict[str, Any]]) -> GenerationResult:
 
 
 def together(*work: Callable[[], Any]) -> list[Any]:
-    """What each gives, run in a thread of its own."""
+    """Run each in its own thread; return their results."""
     found: list[Any] = [None] * len(work)
 
     def one(index: int) -> None:
@@ -66,7 +66,7 @@ def test_each_says_what_it_says_alone(model: Model, monkeypatch: pytest.MonkeyPa
     """
     alone = [answer(model, talk) for talk in TALKS]
     sizes = _sizes(model, monkeypatch)
-    for _ in range(20):  # until three came together
+    for _ in range(20):  # until three ran together
         found = together(*(lambda talk=talk: answer(model, talk) for talk in TALKS))
         for one, other in zip(alone, found, strict=True):
             assert (one.text, one.tokens, one.finish_reason) == (
@@ -127,21 +127,21 @@ def test_one_that_is_cancelled_late_or_failing_leaves_the_others_whole(
 
 
 class _Interrupt(BaseException):
-    """As KeyboardInterrupt is, in any thread."""
+    """Like KeyboardInterrupt, in any thread."""
 
 
 @pytest.mark.parametrize("when", ["before", "behind", "waiting"])
 def test_an_interrupt_of_one_is_not_the_others(
     model: Model, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Of who makes the step of all, before it or behind it, or of who waits for it."""
+    """Of the thread that runs the joint step, before or after it, or of a waiting thread."""
     engine, joint = model.engine, model.engine.engine
     assert isinstance(engine, JoinedEngine)
     if joint.most_joined < 2:
         pytest.skip("no joint steps on this engine")
     expected = answer(model, TALKS[0]).tokens
     real, wait = joint.step_jointly, engine._changed.wait
-    members: list[int] = []  # states of the step that is under way
+    members: list[int] = []  # states of the current step
     interrupted: list[int] = []
     seen = threading.Event()
 
@@ -168,7 +168,7 @@ def test_an_interrupt_of_one_is_not_the_others(
     monkeypatch.setattr(engine._changed, "wait", waits)
 
     def talk() -> list[list[int]]:
-        """What is said, also a second time by the one that was interrupted."""
+        """Return the answers, including a second one of the interrupted conversation."""
         with model.session() as session:
             said = []
             with suppress(_Interrupt):
@@ -181,8 +181,8 @@ def test_an_interrupt_of_one_is_not_the_others(
                 said += [session.generate("Hello", max_tokens=TOKENS, temperature=0).finish()] * 2
             return [one.tokens for one in said]
 
-    count = 2 if when == "waiting" else 3  # so that who waits, waits for the step
-    for _ in range(20):  # until two came together
+    count = 2 if when == "waiting" else 3  # so that the waiting thread waits for the step
+    for _ in range(20):  # until two ran together
         found = together(*[talk] * count)
         if interrupted:
             break
@@ -203,8 +203,10 @@ def test_who_reads_a_long_prompt_lets_others_step_in_between(
         if tokens.shape[1] > 1:
             meanwhile.release()
             until = time.monotonic() + 60
-            while not engine._steps and len(engine._alone) < 2 and time.monotonic() < until:
-                time.sleep(0.001)  # the other one comes meanwhile
+            while (
+                not engine._steps and len(engine._exclusive_queue) < 2 and time.monotonic() < until
+            ):
+                time.sleep(0.001)  # the other one arrives meanwhile
         return real(tokens, *arguments, **options)
 
     monkeypatch.setattr(engine.engine, "run", run)
@@ -227,7 +229,7 @@ def test_who_reads_a_long_prompt_lets_others_step_in_between(
 
 
 def _sizes(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """States of each joint run from now on."""
+    """Collect the number of states of each joint run from now on."""
     sizes, joint = [1], model.engine.engine
     if hasattr(joint, "step_jointly"):
         real = joint.step_jointly

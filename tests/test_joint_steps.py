@@ -32,7 +32,7 @@ def engine_of(name: str, quant: str) -> CpuEngine:
 
 
 class Twins:
-    """A state that is stepped with others, and one that goes alone."""
+    """A state that is stepped with others, and one that is stepped alone."""
 
     def __init__(self, engine: CpuEngine, window: int, prompt: np.ndarray) -> None:
         self.engine = engine
@@ -47,7 +47,7 @@ class Twins:
         return self.joined, self.alone
 
     def check(self, step: JointStep, found: Stepped) -> None:
-        """What it gave is what a step alone gives."""
+        """Check that a result equals that of a step alone."""
         token = np.asarray([[step.token]])
         if step.greedy:
             assert found == self.engine.run_greedy(token, self.alone)[0]
@@ -56,7 +56,7 @@ class Twins:
             assert found.tobytes() == self.engine.run(token, self.alone).tobytes()
 
     def meddle(self, rng: random.Random) -> None:
-        """Do something else to both."""
+        """Do another operation on both."""
         verb = rng.choice(["rewind", "restore", "fork", "run", "clear"])
         for index, state in enumerate(self.both):
             if verb == "rewind":
@@ -85,7 +85,7 @@ class Twins:
      ("all", "fp32")],
 )  # fmt: skip
 def test_each_gets_the_bits_of_its_own_step(name: str, quant: str) -> None:
-    """At other positions and windows; they come and go, go back, fork and read on in between."""
+    """At other positions and windows; they join and leave, rewind, fork and read in between."""
     engine, rng = engine_of(name, quant), random.Random(1)
     prompts = [np.random.default_rng(i).integers(0, V, (1, 1 + 5 * i)) for i in range(5)]
     every = [Twins(engine, 1 + i % 3, prompt) for i, prompt in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""Kernels become cubins: the same bytes everywhere, what they take read right, kept in a cache."""
+"""Kernels become cubins: the same bytes everywhere, resources read correctly, kept in a cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytest.importorskip("triton")
 
 
 def rounding(width: int = 256, aligned: bool = True, **changes: Any) -> Variant:
-    """`quantize` of `width` channels with one scale."""
+    """Return `quantize` of `width` channels with one scale."""
     at16 = ":16" if aligned else ""
     fields: dict[str, Any] = {
         "kernel": "rounding.quantize",
@@ -45,7 +45,7 @@ def rounding(width: int = 256, aligned: bool = True, **changes: Any) -> Variant:
 
 
 def rows(width: int, scale: bool = True, warps: int = 4) -> Variant:
-    """`quantize_rows`, which leaves the scales out where `scale` is False."""
+    """Return `quantize_rows`, without stored scales if `scale` is False."""
     constants = {"WIDTH": width, "X_STRIDE": width, "BACK": not scale, "BLOCK": width}
     return Variant.model_validate({
         "kernel": "rounding.quantize_rows",
@@ -57,7 +57,7 @@ def rows(width: int, scale: bool = True, warps: int = 4) -> Variant:
 
 
 def said_by(tool: str, *arguments: str | Path) -> str:
-    """What one of NVIDIA's tools says, where Triton brings it."""
+    """Return the output of one of NVIDIA's tools, if Triton ships it."""
     folder = Path(str(importlib.metadata.distribution("triton").locate_file("triton")))
     path = folder / "backends/nvidia/bin" / tool
     if not path.exists():
@@ -73,13 +73,13 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[pool.Worker]:
-    """One for many tests: to start one takes as long as ten small kernels."""
+    """One for many tests: starting one takes as long as ten small kernels."""
     with pool.Worker() as started:
         yield started
 
 
 class Shared:
-    """Stands where workers are started, and has one worker compile each kernel once."""
+    """Replaces the starting of workers; one worker compiles each kernel once."""
 
     made: ClassVar[dict[tuple[str, int], pool.Compiled]] = {}
     lock = threading.Lock()
@@ -107,7 +107,7 @@ class Shared:
 
 @pytest.fixture
 def compiled(compiler: pool.Worker, monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
-    """How often each kernel is asked for from here on, of workers that are all the one."""
+    """Count how often each kernel is requested, with workers that are all the same one."""
     counts: Counter[tuple[str, int]] = Counter()
     monkeypatch.setattr(pool, "Worker", Shared(compiler, counts))
     return counts
@@ -143,7 +143,7 @@ def test_what_a_kernel_takes() -> None:
     assert kernel.local_bytes == 0 and 8 < kernel.registers < 64
     found = cubin.resources(data, kernel.symbol)
     assert found.threads == 64 and found.parameters == 3 + kernel.scratch
-    # a maximum over a row of several warps goes through shared memory
+    # a maximum over a row with several warps goes through shared memory
     assert aot.compile_variant(rows(1024), 87)[0].shared_bytes > 0
 
 
@@ -156,7 +156,7 @@ def test_an_absent_pointer_is_no_parameter() -> None:
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("sm", [75, 87, 120])
 def test_registers_that_run_out_show_as_cuobjdump_shows_them(sm: int, tmp_path: Path) -> None:
-    kernel, data = aot.compile_variant(rows(8192, warps=1), sm)  # 256 values a thread
+    kernel, data = aot.compile_variant(rows(8192, warps=1), sm)  # 256 values per thread
     assert kernel.local_bytes > 0
     (tmp_path / "a.cubin").write_bytes(data)
     said = said_by("cuobjdump", "-res-usage", tmp_path / "a.cubin")
@@ -189,7 +189,7 @@ def test_what_cannot_be_compiled_is_named(
     with pytest.raises(ExportError) as caught:
         compiler.compile(variant, 87)
     assert said in str(caught.value) and caught.value.field == variant.kernel
-    # the worker is as good as before
+    # the worker still works
     assert compiler.compile(rounding(), 87).kernel.symbol == "quantize"
 
 
@@ -295,7 +295,7 @@ def test_an_entry_is_named_by_all_that_changes_it(
 
 @pytest.fixture
 def own_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the kernels' files, which names entries; workers compile the real ones."""
+    """A copy of the kernels' files, which sets the cache keys; workers compile the real ones."""
     copy = tmp_path / "plugins"
     shutil.copytree(catalogue.FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(catalogue, "FOLDER", copy)
@@ -348,7 +348,7 @@ def test_what_a_file_imports_counts_with_what_that_imports(own_sources: Path) ->
 def elsewhere(
     compiled: Counter[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A folder of kernels that another machine compiled; here is another Triton."""
+    """A folder of kernels that another machine compiled, with another Triton than here."""
     folder = tmp_path / "precompiled"
     variants = [rounding(64), rounding(128)]
     aot.compile_variants(variants, [90])
@@ -369,7 +369,7 @@ def test_kernels_of_another_machine_are_taken(
     built = aot.compile_variants([rounding(64), rounding(128)], [90])[90]
     assert not compiled and built.get(rounding(64))[0].symbol == "quantize"
     assert built.get(rounding(128))[1][:4] == b"\x7fELF"
-    # for another architecture they are nothing
+    # for another architecture they are useless
     aot.compile_variants([rounding(64)], [87])
     assert dict(compiled) == {(rounding(64).key, 87): 1}
 
@@ -377,7 +377,7 @@ def test_kernels_of_another_machine_are_taken(
 def test_a_bundle_takes_none_of_another_machine(
     elsewhere: Path, compiled: Counter[tuple[str, int]]
 ) -> None:
-    """Its index says by which Triton its kernels were made."""
+    """Its index says which Triton made its kernels."""
     aot.compile_variants([rounding(64)], [90], precompiled=False)
     assert dict(compiled) == {(rounding(64).key, 90): 1}
 
@@ -457,8 +457,8 @@ def test_what_the_cache_keeps_is_what_an_index_says(cache_folder: Path) -> None:
 def test_a_models_kernels_stay_in_registers(
     model: str, sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """tests/test_kernels_sass.py sees the products of each architecture."""
-    monkeypatch.undo()  # compiled into everybody's cache: tests/cuda launches them too
+    """tests/test_kernels_sass.py checks the products of each architecture."""
+    monkeypatch.undo()  # compiled into the shared cache: tests/cuda launches them too
     graph = quantized_models.built(model, quantized_models.plan_of(model, "w8a8")[1], tmp_path)
     plan = lower(graph.graph.read_bytes(), tmp_path)
     built = aot.compile_variants(plan.variants, [sm])[sm]

@@ -1,4 +1,4 @@
-"""A bundle's plan and kernels: what was touched or is missing is refused, by name, with remedy."""
+"""A bundle's plan and kernels: altered or missing files are refused, by name, with a remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VARIANTS = tuple(
 
 
 def plan_of(vocabulary: int) -> LaunchPlan:
-    """Rounds a value to logits, twice: a plan that the model of so many tokens may have."""
+    """Return a plan that rounds a value to logits, twice, for a model with this many tokens."""
     rows = Buffer(dtype="f32", elements=Size(times=vocabulary, of="LB"))
     arguments = (
         Pointer(space="value", name="x"),
@@ -69,7 +69,7 @@ PLAN = plan_of(FIELDS["model"].vocab_size)
 
 
 def cubin(variant: Variant, sm: int) -> bytes:
-    """Stands in for one: bundles only hash it."""
+    """A stand-in for a cubin: bundles only hash it."""
     return f"{variant.key} {sm}".encode() * 10
 
 
@@ -105,7 +105,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def refused(bundle: Path, sm: int = 87) -> BundleError:
-    """What opening the bundle, its plan and a kernel of it raises."""
+    """Return the error of opening the bundle, its plan and one of its kernels."""
     with pytest.raises(BundleError) as caught, open_bundle(bundle) as opened:
         open_plan(opened)
         open_kernels(opened, sm).get(VARIANTS[1])
@@ -154,7 +154,7 @@ def test_damage_is_seen_before_the_first_use(bundle: Path) -> None:
         problem = refused(bundle)
         assert problem.file == str(file)
         assert "manifest says" in problem.message or "SHA-256" in problem.message
-        with open_bundle(bundle) as opened:  # the others are as they were
+        with open_bundle(bundle) as opened:  # the others are unchanged
             assert open_kernels(opened, 87).get(VARIANTS[0])[1] == cubin(VARIANTS[0], 87)
             assert open_kernels(opened, 120).get(VARIANTS[1])[1] == cubin(VARIANTS[1], 120)
     file.unlink()
@@ -243,7 +243,7 @@ def test_targets_are_architectures_and_boards() -> None:
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What is compiled, by a compiler that gives the stand-ins."""
+    """Return what is compiled, with a compiler that returns stand-ins."""
     found: list[tuple[str, int]] = []
 
     def compile_it(self: pool.Worker, variant: Variant, sm: int) -> pool.Compiled:

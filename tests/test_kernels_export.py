@@ -45,7 +45,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan of two small kernels in the place of the model's own, compiled once."""
+    """Use a plan of two small kernels in place of the model's own, compiled once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
     def stand_in(model: bytes, folder: Path) -> LaunchPlan:
@@ -67,7 +67,7 @@ def manifest_of(bundle: Path) -> Manifest:
 
 
 def check_kernels(bundle: Path, *architectures: int) -> None:
-    """It has the plan, exactly these kernels, and they are cubins."""
+    """Check that the bundle has the plan and exactly these kernels, and that they are cubins."""
     with open_bundle(bundle) as opened:
         opened.verify()
         plan = open_plan(opened)
@@ -128,12 +128,12 @@ def test_it_is_the_same_every_time_and_may_replace_itself(bundle: Path, tmp_path
 def test_targets_are_added_to_those_there(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_targets(bundle, tmp_path / "one")  # the plan alone
+    add_targets(bundle, tmp_path / "one")  # only the plan
     check_kernels(tmp_path / "one")
     add_targets(tmp_path / "one", tmp_path / "two", [120])
     add_targets(tmp_path / "two", tmp_path / "three", [87])
     check_kernels(tmp_path / "three", 87, 120)
-    # of another plan there is another variant: nothing of the old one is left
+    # another plan has another variant: nothing of the old one remains
     shorter = plan_of(HYBRID.vocab_size)
     shorter = shorter.model_copy(
         update={
@@ -211,7 +211,7 @@ def test_a_plan_without_a_graph_of_plugins(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What an export says where a device op takes less than its kernel does."""
+    """The export's note when a device op takes less than its kernel does."""
 
     def refuse(model: bytes, folder: Path) -> ModelProto:
         raise LoweringError("reads some columns of 'wide' as x", field="layers.0.norm")
@@ -288,7 +288,7 @@ def test_options_that_change_weights_do_not_retarget(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An int8 bundle cannot be quantized again: with --quant that is what is asked."""
+    """An int8 bundle cannot be quantized again, but --quant asks for that."""
     for option in (["--quant", "w8"], ["--groups"], ["--ssm-state", "int8"]):
         code = run(monkeypatch, "export", bundle, "-o", tmp_path / "o", "--target", "cpu", *option)
         assert code == 1 and "stored as int8" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the machine code must have: read from the cubins of a Mamba-130M, no GPU needed."""
+"""Requirements on the machine code: read from the cubins of a Mamba-130M, no GPU needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _disassembler() -> Path:
 
 @cache
 def plan() -> LaunchPlan:
-    """Of two layers of Mamba-130M's widths in `w8a8`."""
+    """Return a plan of two layers of Mamba-130M's widths in `w8a8`."""
     whole = MODELS["mamba-130m"]
     with TemporaryDirectory() as folder:
         short = whole.model_copy(update={"layers": whole.layers[:2]})
@@ -37,14 +37,14 @@ def plan() -> LaunchPlan:
             return open_plan(bundle)
 
 
-# the kernel, and the most rows of the run that launches it; None is any number
+# the kernel, and the maximum number of rows of the run that launches it; None for any
 PRODUCTS = [("linear_int8.few", 1), ("linear_conv.few", 1), ("linear_int8.many", None)]
 ARCHITECTURES = [87, 90, 120]
 
 
 @cache
 def variant(kernel: str, rows: int | None) -> Variant:
-    """The largest `kernel` that a run of so many rows launches."""
+    """Return the largest `kernel` that a run of this many rows launches."""
     program = next(p for p in plan().programs if p.kind == "chain" and p.max_rows == rows)
     found = [plan().variants[plan().launches[index].variant] for index in program.launches]
     return max((v for v in found if v.kernel == kernel), key=_size)
@@ -52,7 +52,7 @@ def variant(kernel: str, rows: int | None) -> Variant:
 
 @cache
 def compiled() -> dict[int, aot.Kernels]:
-    """All at once: to start a compiler takes as long as a kernel does."""
+    """Compile all at once: starting a compiler takes as long as a kernel."""
     return aot.compile_variants([variant(*product) for product in PRODUCTS], ARCHITECTURES)
 
 
@@ -80,7 +80,7 @@ def test_int8_products_are_tensor_cores_fed_by_16_bytes_at_once(
 ) -> None:
     found = instructions(kernel, sm, rows)
     assert any(name.startswith(("IMMA", "IGMMA")) for name in found)
-    # a product of a single step is read straight into registers
+    # a product with a single step reads directly into registers
     loads = [name for name in found if name.startswith(("LDGSTS", "LDG."))]
     assert sum(name.endswith(".128") for name in loads) >= 16
     assert not any(name.endswith((".U8", ".S8", ".U16", ".S16")) for name in loads)
@@ -88,7 +88,7 @@ def test_int8_products_are_tensor_cores_fed_by_16_bytes_at_once(
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_the_convolution_reads_what_was_made_behind_a_barrier(sm: int) -> None:
-    """Other threads of the program stored it; without a barrier some are not there yet."""
+    """Other threads of the program stored it; without a barrier some values are not there yet."""
     found = instructions("linear_conv.few", sm, 1)
     stored = next(i for i, name in enumerate(found) if name.startswith("STG"))
     behind = [name for name in found[stored:] if name.startswith(("BAR", "LDG."))]

@@ -1,4 +1,4 @@
-"""Plans that are damaged, or made to do harm, are refused before anything is run."""
+"""Damaged or hostile plans are refused before anything runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATES = {"layers.0.conv_state": "int8"}
 
 
 def made() -> dict[str, Any]:
-    """A plan with an argument of every kind, as JSON gives it."""
+    """Return a plan with an argument of every kind, as JSON has it."""
     tables = Tables()
     at = Lowering(Regime("chain", None), tables, {})
     view = at.new("layers.0.xz", "i8", "TB", 48)
@@ -196,7 +196,7 @@ def test_damage_is_refused_where_it_is(name: str) -> None:
 
 
 def leaves(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths of everything inside."""
+    """Yield the paths of everything inside."""
     if not isinstance(data, dict | list):
         return [path]
     items = data.items() if isinstance(data, dict) else enumerate(data)
@@ -222,7 +222,7 @@ def test_damage_of_any_kind_is_refused_or_harmless(changes: list[tuple[Any, Any]
                 holder = holder[key]
             holder[path[-1]] = junk
         except (TypeError, KeyError, IndexError):
-            continue  # an earlier change took away what this one is about
+            continue  # an earlier change removed the target of this one
     try:
         plan = judge(data)
     except (BundleError, ValidationError):

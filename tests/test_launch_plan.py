@@ -30,7 +30,7 @@ _BOTH = ("LinearConv", "LinearInt8QuantizeConv")
 
 
 def fake(at: Lowering, node: Node) -> None:
-    """A launch that reads all values and constants of a node and writes its outputs."""
+    """Return a launch that reads all values and constants of a node and writes its outputs."""
     inputs = list(node.inputs.values())
     read = [name for name in inputs if name in at.views or name in at.constants]
     arguments: dict[str, tuple[Argument, str]] = {
@@ -132,7 +132,7 @@ def test_the_last_norm_picks_the_wanted_rows() -> None:
     step = program(plan, "chain", None)
     *_, norm, head = step.launches
     assert pointers(plan, norm)["in0"].name == "layers.1.residual"
-    # its sum is read by nobody, so it has one output
+    # nobody reads its sum, so it has one output
     assert "out1" not in pointers(plan, norm)
     assert plan.values["final"].elements.of == "LB"
     assert plan.values["logits"].elements.value({"L": 2, "B": 1}) == 80
@@ -143,7 +143,7 @@ def test_attention_reads_rows_whatever_the_order_of_axes_in_the_graph() -> None:
     plan = lower(*graph_of("attention"), ops=FAKES)
     step = program(plan, "tree", 16)
     names = kernels(plan, step)
-    # q, k and v are columns of what the bias was added to, transposed in the graph only
+    # q, k and v are columns of the sum with the bias, transposed only in the graph
     ropes = [pointers(plan, i) for i, n in zip(step.launches, names, strict=True) if n == "rope"]
     assert [(r["in0"].name, r["in0"].at) for r in ropes[:2]] == [
         ("layers.0.qkv", 0), ("layers.0.qkv", 32),
@@ -212,7 +212,7 @@ def test_few_rows_run_fused_and_many_do_not(tmp_path: Path) -> None:
 
 
 def recorded(model: bytes, folder: Path, ops: Mapping[str, Lower]) -> dict[str, Node]:
-    """The nodes of the first program, by op: the first of each."""
+    """Return the nodes of the first program, by op: the first of each."""
     seen: dict[str, Node] = {}
 
     def note(at: Lowering, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""How many launches a layer takes: in a step and in a prefill, by recipe."""
+"""The number of launches of a layer, in a step and in a prefill, by recipe."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edge.launch import LaunchPlan
 from tests.lowered_models import lowered
 from tests.test_launch_plan import program
 
-# model of tests/lowered_models.py and a layer of it: recipe → (in a step, in a prefill), the table
-# of docs/inside/launch-plan.md
+# model of tests/lowered_models.py and one of its layers: recipe → (in a step, in a prefill), the
+# table of docs/inside/launch-plan.md
 COUNTS: dict[tuple[str, int], dict[str, tuple[int, int]]] = {
     ("mamba1 odd", 1): {
         "fp32": (5, 8),
@@ -20,7 +20,7 @@ COUNTS: dict[tuple[str, int], dict[str, tuple[int, int]]] = {
         "w8": (6, 8),
         "w4": (6, 8),
         "w4a16": (6, 8),
-        # one more in a prefill of one group: `widen`
+        # one more in a prefill with one group: `widen`
         "w8a8": (6, 9),
         "w8a8-static": (6, 9),
         "w4a8": (7, 9),
@@ -53,5 +53,5 @@ def test_launches_of_a_layer(model: str, layer: int, quant: str) -> None:
     plan = lowered(model, quant)
     expected = COUNTS[model, layer][quant]
     assert (counted(plan, 1, layer), counted(plan, None, layer)) == expected
-    # what is fused for one token is for a few
+    # ops fused for one token are also fused for a few
     assert counted(plan, 16, layer) == expected[0]

@@ -1,4 +1,4 @@
-"""libedge, the C library: to the bit what Python's `cpu` engine does, which runs its kernels."""
+"""libedge, the C library: the same bits as Python's `cpu` engine, whose kernels it runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def python(kind: str) -> Model:
 
 @cache
 def engine(kind: str) -> Engine:
-    """Python's, without a tokenizer."""
+    """Return Python's engine, without a tokenizer."""
     if kind not in TINY:
         return python(kind).engine
     with open_bundle(folder(kind)) as opened:
@@ -74,7 +74,7 @@ def folder(kind: str) -> Path:
 
 
 class Pair:
-    """A state of Python's engine and a session of C's, of which the same is asked."""
+    """A state of Python's engine and a session of C's, which get the same calls."""
 
     def __init__(self, kind: str, window: int = 4) -> None:
         self.engine = engine(kind)
@@ -97,7 +97,7 @@ class Pair:
         self.session.rewind(count)
 
     def same(self, path: Path) -> None:
-        """By what C saves and Python reads."""
+        """Compare the state that C saves and Python reads."""
         assert (self.session.position, self.session.reach) == (
             self.state.position,
             self.state.reach,
@@ -156,7 +156,7 @@ def test_a_tree_of_many_tokens() -> None:
 @compiled
 @pytest.mark.parametrize("kind", ["all", "parallel", "short", "window"])
 def test_caches_that_slide_have_the_bits_of_pythons(kind: str, tmp_path: Path) -> None:
-    """Far past the window, whatever is done; a session of few tokens keeps all of them."""
+    """Far past the window, with every operation; a session of few tokens keeps all of them."""
     pair, rng = Pair(kind), random.Random(kind)
     assert pair.state.layout.slots is not None and pair.state.layout.slots < 80
     small = native(kind).session(window=2, capacity=79)
@@ -210,7 +210,7 @@ def test_memory_plan(kind: str) -> None:
 
 
 def test_schemas_are_those_of_the_models() -> None:
-    """python -m edge.runtime.cpu.schemas writes them anew."""
+    """python -m edge.runtime.cpu.schemas rewrites them."""
     for name, content in schemas.files().items():
         assert (SOURCE / "src" / name).read_text() == content, name
 
@@ -228,7 +228,7 @@ def test_every_pattern_has_a_reader() -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make install` of runtime/libedge puts somewhere, with the library that is here."""
+    """Run `make install` of runtime/libedge into a folder, with the present library."""
     for tool in ("make", "cc", "c++"):
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool}: apt-get install build-essential")
@@ -247,7 +247,7 @@ def ran(*command: object, **options: Any) -> str:
 
 
 def built(source: Path, where: Path, *flags: str) -> Path:
-    """A program, compiled with every warning an error."""
+    """Compile a program with every warning an error."""
     program = where / source.stem
     compiler = ["cc", "-std=c99"] if source.suffix == ".c" else ["c++", "-std=c++17"]
     ran(
@@ -282,12 +282,12 @@ def test_the_cpp_example(installed: Path, tmp_path: Path) -> None:
     said = ran(program, folder("demo-draft"), tmp_path / "state", *prompt).splitlines()
     assert re.match(r"[1-9]\d* tokens within", said[0]) and said[1] == "0 tokens after a stop"
     session = python("demo-draft").session()
-    assert said[2] == f"goes on after {session.load(tmp_path / 'state')} tokens"
+    assert said[2] == f"continues after {session.load(tmp_path / 'state')} tokens"
 
 
 @compiled
 def test_the_core_of_the_ros_node(installed: Path) -> None:
-    """It says what a chat in Python says; the node around it is unproven."""
+    """It answers like a chat in Python; the node around it is unproven."""
     program = built(ROOT / "docs/examples/c/robot_speech.cpp", installed)
     questions = ["Hello, who are you?", "Say <|end|> twice."]
     said = ran(program, folder("demo-draft"), "60", "0", input="\n".join(questions) + "\n")
@@ -301,7 +301,7 @@ def test_the_core_of_the_ros_node(installed: Path) -> None:
 @compiled
 @pytest.mark.parametrize("name", ["demo", "demo-bytes"])
 def test_nothing_is_allocated_per_token(name: str, installed: Path) -> None:
-    """And what has no room is refused."""
+    """And too large inputs are refused."""
     program = built(ROOT / "tests/libedge_memory.c", installed)
     assert ran(program, folder(name)).split() == ["0", str(libedge.MEMORY)]
 
@@ -325,7 +325,7 @@ def test_packages_find_it(installed: Path, tmp_path: Path) -> None:
 
 
 def test_the_header_says_what_there_is() -> None:
-    """No function more or fewer than the library gives out, and each said once."""
+    """Exactly the library's exported functions, each declared once."""
     header = (SOURCE / "include/edge.h").read_text()
     stated = re.findall(r"^EDGE_API [^(]*?(edge_\w+)\(", header, re.M)
     written = re.findall(

@@ -1,4 +1,4 @@
-"""Bundles and states that are damaged or made to do harm: libedge refuses what Python refuses.
+"""Damaged or hostile bundles and states: libedge refuses what Python refuses.
 
 `make -C runtime/libedge asan` runs many more of them under the address sanitizer.
 """
@@ -37,7 +37,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def judged(target: Path) -> str:
-    """ "refused" by C, else "taken": what C takes Python takes too."""
+    """Return "refused" if C refuses it, else "taken"; what C accepts Python must accept too."""
     try:
         CBundle(target)
     except EdgeFault as fault:
@@ -57,7 +57,7 @@ def test_every_field_of_a_manifest(target: Path) -> None:
     found, wrong = Counter[str](), []
     for number, (name, spoil) in enumerate([*manifest_cases(json.loads(before)), *text_cases()]):
         if number % 7 and not name.startswith("manifest:"):
-            continue  # other numbers, other wrongs: all places come up
+            continue  # a different number fails differently: every place is covered
         spoil(target)
         try:
             found[judged(target)] += 1
@@ -90,7 +90,7 @@ def test_a_number_is_a_number_and_nothing_that_equals_it(target: Path) -> None:
 
 
 def test_files_that_are_not_what_they_were(tmp_path: Path) -> None:
-    """Damaged, hashed anew and loaded: refused, or run as Python would."""
+    """Damaged, rehashed and loaded: refused, or run as Python would."""
     paths = ["graphs/cuda.json", "weights.bin"]
     found = Counter[str]()
     for _, spoil in [*file_cases(paths), *link_cases(paths)]:
@@ -105,7 +105,7 @@ def test_files_that_are_not_what_they_were(tmp_path: Path) -> None:
             found["refused"] += 1
         shutil.rmtree(target)
         (tmp_path / "outside").unlink(missing_ok=True)
-    # weights of other values are weights
+    # weights with other values are still weights
     assert found["refused"] >= 0.6 * found.total() and found["taken"] > 0
 
 
@@ -134,7 +134,7 @@ def test_mutated_plans(target: Path) -> None:
 
 
 def test_plans_that_say_something_else(target: Path) -> None:
-    """What is well-formed and does not belong to the model, or leads out of its memory."""
+    """Well-formed plans that do not belong to the model, or point outside its memory."""
     before = json.loads((target / "graphs/cuda.json").read_text())
     pointer = before["launches"][1]["arguments"][0]
     assert pointer["space"] == "value"
@@ -166,7 +166,9 @@ def test_plans_that_say_something_else(target: Path) -> None:
 
 
 def test_states_that_were_hashed_anew(tmp_path: Path) -> None:
-    """Behind the digest: header, tensors and transcript are looked at before anything is taken."""
+    """Even with a valid digest, header, tensors and transcript are checked before anything is
+    accepted.
+    """
     session = native("demo").session(capacity=16)
     session.run([1, 2, 3], 1)
     session.save(tmp_path / "state")
@@ -180,7 +182,7 @@ def test_states_that_were_hashed_anew(tmp_path: Path) -> None:
     for number in range(90):
         changed = list(parts)
         which = number % 3
-        # of the payload what names the tensors
+        # of the payload only the part that names the tensors
         cut = len(changed[which]) if which != 1 else 1000
         changed[which] = mutated(changed[which][:cut], rng) + changed[which][cut:]
         prefix = struct.pack("<8sIIQQ", b"EDGESTAT", 1, *map(len, changed))
@@ -206,7 +208,7 @@ def test_plans_of_more_values_than_memory_is_for(target: Path) -> None:
 
 
 def test_messages_are_fit_to_print(target: Path) -> None:
-    """No control characters of strangers, no half characters, no open files left."""
+    """No control characters from strangers, no partial characters, no files left open."""
     (target / "manifest.json").write_text(
         (target / "manifest.json")
         .read_text()

@@ -1,4 +1,4 @@
-"""Sessions of libedge: answers, what ends them, files that Python shares, and what is refused."""
+"""Sessions of libedge: answers, stop reasons, files shared with Python, and refusals."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_chat_keeps_its_messages(tmp_path: Path) -> None:
 
 
 def test_a_state_without_a_session(tmp_path: Path) -> None:
-    """What `State.save` wrote: of the tokens nothing is known, and what was beside it stays."""
+    """A file from `State.save`: its tokens are unknown, and the metadata beside it stays."""
     state = python("demo").engine.new_state()
     python("demo").engine.run(np.array([[5, 6, 7]]), state, commit=True)
     state.save(tmp_path / "a", {"note": "ü"})
@@ -72,7 +72,7 @@ def test_a_state_without_a_session(tmp_path: Path) -> None:
     assert (there.position, there.tokens) == (3, [])
     there.save(tmp_path / "b")
     assert python("demo").engine.new_state().load(tmp_path / "b") == {"note": "ü"}
-    # random numbers are its own still
+    # it keeps its own random numbers
     python("demo").engine.new_state().save(tmp_path / "empty", {})
     again, usual = (native("demo").session(seed=3, has_seed=1) for _ in range(2))
     again.load(tmp_path / "empty")
@@ -176,12 +176,12 @@ def test_cancelling_from_another_thread() -> None:
     )
     other.join(60)
     assert result.finish == libedge.CANCELLED
-    libedge.asked("edge_session_cancel", None, session.handle)  # before the answer: it ends that
+    libedge.asked("edge_session_cancel", None, session.handle)  # before the answer: it ends it
     said, result = session.generate([1], max_tokens=4, ignore_eos=1)
     assert (said, result.finish) == ([], libedge.CANCELLED)
     assert len(session.generate([1], max_tokens=4, ignore_eos=1)[0]) == 4
     libedge.asked("edge_session_cancel", None, session.handle)
-    libedge.asked("edge_session_resume", None, session.handle)  # as if it had not been
+    libedge.asked("edge_session_resume", None, session.handle)  # as if it had not been cancelled
     assert len(session.generate([1], max_tokens=4, ignore_eos=1)[0]) == 4
 
 
@@ -211,8 +211,8 @@ def test_snapshots_and_forks() -> None:
 
 
 def test_sessions_on_threads_of_their_own() -> None:
-    """They share a model of two threads, and each says what it says alone, also while others
-    begin.
+    """They share a model of two threads, and each answers as it does alone, also while others
+    start.
     """
     model = CModel(folder("demo-draft"), threads=2)
     sentence = golden.SENTENCES["demo-draft"]
@@ -274,6 +274,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
     session.generate([1], lambda _: bool(held.append(refused(libedge.ENGINE, session.run, [1]))),
                      max_tokens=1)  # fmt: skip
     assert "in use" in held[0].message
+    # a refused call leaves no old handle behind
+    handles = [Handle(1), Handle(1)]
+
+    def copy_while_busy(_: object) -> bool:
+        for verb, handle in zip(("fork", "snapshot"), handles, strict=True):
+            refused(libedge.ENGINE, session.do, verb, c.byref(handle))
+        return False
+
+    session.generate([1], copy_while_busy, max_tokens=1)
+    assert [handle.value for handle in handles] == [None, None]
 
 
 def test_damaged_and_foreign_files(tmp_path: Path) -> None:
@@ -298,7 +308,7 @@ def test_damaged_and_foreign_files(tmp_path: Path) -> None:
     refused(libedge.STATE, session.load, tmp_path / "none")
     refused(libedge.STATE, session.load, tmp_path)
     assert "regular" in refused(libedge.STATE, session.save, tmp_path).message
-    # a save keeps the one before, follows links and leaves nothing else; neither does a load
+    # a save keeps the previous file, follows links and leaves nothing else; neither does a load
     left = tmp_path / ".state.saving-0123456789abcdef"
     left.write_bytes(b"of a save that was killed")
     with left.open("rb") as held:

@@ -1,4 +1,4 @@
-"""Text in and out of libedge: the ids and the bytes that Python's tokenizers give."""
+"""Text in and out of libedge: the ids and bytes of Python's tokenizers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PIECES = [
 
 
 def odd_text(rng: random.Random, count: int) -> str:
-    """Words, odd characters and white space of every kind."""
+    """Return words, odd characters and every kind of white space."""
     out: list[str] = []
     for _ in range(count):
         kind = rng.randrange(5)
@@ -46,7 +46,7 @@ def odd_text(rng: random.Random, count: int) -> str:
 
 
 def byte_level(regex: str | None = None, **options: Any) -> Callable[[Tokenizer], None]:
-    """The pre-tokenizers of a model: words by an expression, or digits and GPT-2's."""
+    """Return a model's pre-tokenizers: words by an expression, or digits and GPT-2's."""
 
     def into(tokenizer: Tokenizer) -> None:
         last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex is None)
@@ -76,7 +76,7 @@ def trained_text(shape: str) -> str:
 
 
 def trained(shape: str) -> dict[str, Any]:
-    """A `tokenizer.json` of 600 pieces, of which some are added."""
+    """Train a `tokenizer.json` of 600 pieces, some of which are added tokens."""
     return dict(json.loads(trained_text(shape)))
 
 
@@ -90,7 +90,7 @@ SHAPES: dict[str, Callable[[Tokenizer], None]] = {
 
 
 def with_tokenizer(where: Path, data: dict[str, Any]) -> CBundle:
-    """A bundle of this `tokenizer.json`."""
+    """Return a bundle with this `tokenizer.json`."""
     shutil.copytree(folder("demo-draft"), where, dirs_exist_ok=True)
     shutil.rmtree(where / "tokenizer")
     (where / "tokenizer").mkdir()
@@ -110,7 +110,7 @@ def with_tokenizer(where: Path, data: dict[str, Any]) -> CBundle:
 
 
 def same(found: CBundle, where: Path, texts: list[str]) -> None:
-    """Ids and bytes are Python's."""
+    """Check that ids and bytes equal Python's."""
     with open_bundle(where) as opened:
         expected = load_tokenizer(opened)
     for text in texts:
@@ -132,7 +132,7 @@ def test_the_demonstrations(name: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_byte_level_bpe(shape: str, tmp_path: Path) -> None:
-    """At every place where a class of characters begins or ends, too."""
+    """Also at every place where a class of characters begins or ends."""
     data = trained(shape)
     data["model"]["ignore_merges"] = shape == "llama3"
     found = with_tokenizer(tmp_path, data)
@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "Split", "pattern": {"Regex": "a+"}, "behavior": "Isolated", "invert": False},
     ),
     "WordPiece": ("decoder", {"type": "WordPiece"}),
-    "two pieces of one id": ("vocab", {"zzz": 300}),
+    "two pieces with the same id": ("vocab", {"zzz": 300}),
 }
 
 
@@ -206,7 +206,7 @@ def test_prompts_in_parts() -> None:
 
 
 def test_streamed_text_is_that_of_python() -> None:
-    """Of bytes in any order, with stop texts and without."""
+    """With bytes in any order, with and without stop texts."""
     found = CBundle(folder("demo-bytes"))
     with open_bundle(folder("demo-bytes")) as opened:
         tokenizer = load_tokenizer(opened)
@@ -230,7 +230,7 @@ def test_streamed_text_is_that_of_python() -> None:
 
 
 def test_a_byte_without_a_name(tmp_path: Path) -> None:
-    """A zero ends a list of digits in C, and is none of them."""
+    """A zero ends a list of digits in C, but is not a digit."""
     shutil.copytree(folder("demo"), tmp_path, dirs_exist_ok=True)
     file = tmp_path / "tokenizer/tokenizer.model"
     for name in (b"<0x\0\0>", b"<0x4\0>", b"<0x4g>"):
@@ -238,7 +238,7 @@ def test_a_byte_without_a_name(tmp_path: Path) -> None:
             (folder("demo") / "tokenizer/tokenizer.model").read_bytes().replace(b"<0x41>", name)
         )
         resigned(tmp_path)
-        with pytest.raises(EdgeFault, match="names no byte"):
+        with pytest.raises(EdgeFault, match="does not name a byte"):
             CBundle(tmp_path).prompt("A")
 
 

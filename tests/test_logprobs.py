@@ -1,4 +1,4 @@
-"""Log probabilities of what was said, against the engine asked again; and answers in numbers."""
+"""Log probabilities of generated tokens, against the engine asked again; and answers in numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = "one two three one two three one two"
 
 
 def expected(model: Model, prompt: list[int], tokens: tuple[int, ...]) -> Any:
-    """[N, V]: log softmax before each token, of one run over all of them in fp64."""
+    """Return [N, V]: log softmax before each token, from one run over all of them in fp64."""
     state, size = model.engine.new_state(), model.tokenizer.vocab_size
     feed = np.array([[*prompt, *tokens[:-1]]], np.int64)
     rows = [
@@ -43,7 +43,7 @@ def expected(model: Model, prompt: list[int], tokens: tuple[int, ...]) -> Any:
     ids=["greedy", "sampled", "held"],
 )
 def test_they_are_the_models_own(draft: str, sampling: dict[str, Any]) -> None:
-    """Whatever chose the token: bias, penalties, temperature, a grammar, or a verified draft."""
+    """However the token was chosen: bias, penalties, temperature, a grammar, a verified draft."""
     target = model("base")
     drafter = {"none": None, "ngram": "ngram", "model": model("base")}[draft]
     session = target.session(draft=drafter, draft_tokens=3 if drafter else None, seed=4)
@@ -71,7 +71,7 @@ def test_none_are_kept_unasked_and_the_end_is_no_text() -> None:
     result = answer.result
     assert result.tokens == (*told, int(END)) and len(result.logprobs) == len(told) + 1
     assert all(one.top == () for one in result.logprobs)
-    # what a stop string takes away is not told of
+    # text removed by a stop string is not reported
     stop = result.text[3:6]
     cut = session.regenerate(temperature=0, logprobs=0, stop=stop)
     text = cut.finish().text
@@ -96,7 +96,7 @@ def test_more_answers_begin_from_one_prefill(monkeypatch: pytest.MonkeyPatch) ->
     assert [count for count in runs if count > 1] == [16, 4]
     assert len({result.tokens for result in (first, *others)}) == 3
     assert [result.reused_tokens for result in others] == [20, 20]
-    # each is what a session says that has read the prompt itself, with the same random numbers
+    # each equals the answer of a session that read the prompt itself, with the same random numbers
     session = tiny.session()
     again = session.generate(prompt, **_keywords(hot)).finish()
     assert again.tokens == first.tokens
@@ -160,7 +160,7 @@ def test_completions_tell_them_in_their_own_shape(client: openai.OpenAI) -> None
     assert told is not None and told.tokens and told.token_logprobs and told.top_logprobs
     assert len(told.tokens) == len(told.text_offset or []) == len(told.top_logprobs) == 12
     for token, at in zip(told.tokens, told.text_offset or [], strict=True):
-        text = choice.text[at:].lstrip("\ufffd")  # of a character that was not finished
+        text = choice.text[at:].lstrip("\ufffd")  # of an unfinished character
         assert token.startswith("bytes:\\x") or text.startswith(token)
     assert any(token.startswith("bytes:\\x") for token in told.tokens)
     assert all(math.isfinite(value or 0) for value in told.token_logprobs)

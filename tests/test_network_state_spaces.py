@@ -1,4 +1,4 @@
-"""state-spaces and MambaByte checkpoints: nothing installed can run them, so this judges.
+"""state-spaces and MambaByte checkpoints against a reference, since no installed package runs them.
 
 `Plain` is a second implementation, in float64 and token by token, written from the papers and from
 mamba_ssm's published source; it reads the stored tensors by their stored names.
@@ -153,7 +153,7 @@ class Plain:
 
     @staticmethod
     def rotate(x: Tensor, attn: dict[str, Any]) -> Tensor:
-        """Each pair (j, j + dim/2) as a complex number, turned by position · base^(-2j/dim)."""
+        """Rotate each pair (j, j + dim/2) as a complex number, by position · base^(-2j/dim)."""
         half = attn.get("rotary_emb_dim", 0) // 2
         if not half:
             return x

@@ -1,4 +1,4 @@
-"""Mistakes that newcomers make: what is said leads on."""
+"""Mistakes that newcomers make: the message shows the way."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def code_of(*words: str) -> int:
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *absent: str) -> None:
-    """As if packages were not installed."""
+    """Hide packages as if they were not installed."""
     find: Any = importlib.util.find_spec
     monkeypatch.setattr(exporter, "find_spec", lambda name: None if name in absent else find(name))
 
 
-# -- what is no bundle -----------------------------------------------------------------------------
+# -- not a bundle ----------------------------------------------------------------------------------
 
 
 def test_what_is_no_bundle_but_could_become_one(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_models_inside_the_package_are_shown_and_not_pulled(tmp_path: Path) -> N
     assert "demo is the name of a model inside the package (choose another)" in str(problem)
 
 
-# -- what is not installed -------------------------------------------------------------------------
+# -- not installed ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

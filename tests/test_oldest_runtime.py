@@ -1,4 +1,4 @@
-"""The oldest ONNX Runtime that is supported runs the embedded bundles like the newest."""
+"""The oldest supported ONNX Runtime runs the embedded bundles like the newest."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_both_give_the_same_logits() -> None:
         np.testing.assert_allclose(oldest[name], newest[name], atol=1e-3, err_msg=name)
 
 
-# every fifth case of a test: in no step with its parameters, which have 2, 3, 4, 7 or 13 values
+# every fifth case of a test: not in step with its parameters, which have 2, 3, 4, 7 or 13 values
 _PYTEST = """
 import sys, onnxruntime, pytest
 assert onnxruntime.__version__ == "1.23.2"

@@ -1,4 +1,4 @@
-"""The oldest Triton that is supported compiles the kernels that the newest does."""
+"""The oldest supported Triton compiles the kernels that the newest does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(aot.triton_version(), made.count(87), made.count(90))
 
 
 def _plans() -> list[LaunchPlan]:
-    """Embedded bundles, and Mamba-1 and 4-bit weights, of which there is none."""
+    """Return plans of embedded bundles, and of Mamba-1 and 4-bit weights, which no bundle has."""
     found = [lowered("mamba1", "w8a8"), lowered("mamba2", "w4a8"), lowered("mamba1", "w4")]
     for name in ("demo", "demo-fp16"):
         with open_bundle(resolve(name)) as bundle:
@@ -41,7 +41,7 @@ def _plans() -> list[LaunchPlan]:
 
 @pytest.mark.skipif(not OLDEST.is_dir(), reason="Triton 3.6.0 is not there: run `make test`")
 def test_it_compiles_a_variant_of_every_kernel(tmp_path: Path) -> None:
-    """All for sm_87; for sm_90, whose products are made in another way, those with products."""
+    """All for sm_87; for sm_90, whose products are compiled differently, those with products."""
     variants = {variant.kernel: variant for plan in _plans() for variant in plan.variants}
     products = {
         name: variant

@@ -37,7 +37,7 @@ from tests.onnx_ops import (
 
 Array = NDArray[Any]
 both = pytest.mark.parametrize("flavour", FLAVOURS)
-# the device graph, which other bodies are for, has its own of these ops
+# the other flavour is for the device graph, which has its own versions of these ops
 ort_alone = pytest.mark.parametrize("flavour", ["ort"])
 batches = pytest.mark.parametrize("batch", [1, 3])
 
@@ -60,7 +60,9 @@ def batch_first(*arrays: Array) -> list[torch.Tensor]:
 
 
 def close(found: Array, expected: torch.Tensor, tolerance: float = 3e-6) -> None:
-    """Within `tolerance` of the largest expected value; NaN and wrong shapes fail."""
+    """Check that values are within `tolerance` of the largest expected one; NaN and wrong shapes
+    fail.
+    """
     assert found.shape == tuple(expected.shape)
     scale = max(1.0, float(expected.abs().max()))
     assert float(np.abs(found - expected.numpy()).max()) <= tolerance * scale
@@ -242,7 +244,7 @@ def test_convolution(
 def scan_feeds(
     rng: np.random.Generator, steps: int, batch: int, groups: int = 1
 ) -> dict[str, Array]:
-    """`groups` of C, half as many of B."""
+    """Return feeds; `groups` of C, half as many of B."""
     e, n = 24, 8
     return {
         "x": normal(rng, steps, batch, e),
@@ -360,7 +362,7 @@ def test_selective_scan_heads(
 def test_logged_tokens_come_before_the_run(
     flavour: Flavour, batch: int, groups: int, count: int, steps: int, rng: np.random.Generator
 ) -> None:
-    """What a run of all of them gives, whose first ones are no longer wanted."""
+    """The same as one run over all tokens whose first outputs are not wanted."""
     f, whole = heads_feeds(rng, count + steps, batch, groups), count + steps
     name = "SelectiveScanHeads_1" if groups == 1 else "SelectiveScanHeads"
     sizes = {"heads": 4, "head_dim": 8, "groups": groups, "d_state": 16,

@@ -27,7 +27,7 @@ from tests.onnx_ops import one_op_model, run_op
 
 Array = NDArray[Any]
 both = pytest.mark.parametrize("flavour", FLAVOURS)
-# the device graph, which other bodies are for, has its own of these ops
+# the other flavour is for the device graph, which has its own versions of these ops
 ort_alone = pytest.mark.parametrize("flavour", ["ort"])
 # (tokens, batch): one step, odd runs, more than a chunk
 RUNS = ((1, 1), (1, 3), (7, 1), (7, 3), (65, 3))
@@ -58,7 +58,7 @@ def torched(*arrays: Array) -> list[torch.Tensor]:
 def run(
     op: str, flavour: Flavour, feeds: dict[str, Array], **attributes: float
 ) -> dict[str, Array]:
-    """Outputs by name, int8 where the statement says i8|u8, whatever the flavour carries."""
+    """Return outputs by name, int8 where the statement says i8|u8, whatever the flavour uses."""
     statement = op_of(op)
     carried = {v.name for v in statement.inputs if "u8" in v.dtypes and "i8" in v.dtypes}
     if flavour == "ort":
@@ -90,7 +90,9 @@ class Steps:
 
 
 def close(found: Array, expected: torch.Tensor, tolerance: float = 3e-6) -> None:
-    """Within `tolerance` of the largest expected value; NaN and wrong shapes fail."""
+    """Check that values are within `tolerance` of the largest expected one; NaN and wrong shapes
+    fail.
+    """
     assert found.shape == tuple(expected.shape)
     largest = float(expected.abs().max())
     assert float(np.abs(found - expected.numpy()).max()) <= tolerance * largest
@@ -138,7 +140,7 @@ def test_a_scale_may_come_with_the_run(
 @pytest.mark.parametrize("op", ["Quantize", "FakeQuantize"])
 @pytest.mark.parametrize("channels", [1, 8])
 def test_ties_and_extremes(flavour: Flavour, op: str, channels: int) -> None:
-    """Powers of two divide without rounding: these must be right to the last value."""
+    """Division by powers of two does not round, so every value must be exact."""
     scale = np.full(channels, 0.25, np.float32)
     for x in (TIES, EXTREMES):
         found = run(op, flavour, {"x": x * np.float32(0.25), "scale": scale})["y"]
@@ -231,7 +233,7 @@ def test_linear_int8(flavour: Flavour, per_row: bool, rng: np.random.Generator) 
 
 
 def test_products_are_exact_integers(rng: np.random.Generator) -> None:
-    """ONNX Runtime's sums, where every product of a pair overflows 16 bits and fp32 sums 2^24."""
+    """Exact where each pair of products overflows 16 bits and fp32 sums exceed 2^24."""
     columns = 4096
     x, w = int8(rng, 5, 1, columns), int8(rng, 33, columns)
     x[0], w[0], x[1], w[1] = -128, -128, 127, 127
@@ -364,8 +366,9 @@ def test_embedding(flavour: Flavour, per_row: bool, rng: np.random.Generator) ->
 
 @pytest.mark.parametrize("n", [256, 1536])
 def test_a_run_gives_the_bits_of_its_tokens_one_by_one(n: int, rng: np.random.Generator) -> None:
-    """What makes greedy speculation equal plain greedy. LinearInt4 in ONNX Runtime does not: its
-    sums are fp32, in another order for one row than for many."""
+    """This makes greedy speculation equal plain greedy decoding. LinearInt4 in ONNX Runtime does
+    not: its sums are fp32, in a different order for one row than for many.
+    """
     slow, fast = factors(n)
     x, many, one = normal(rng, 65, 1, n), positive(rng, n, 0.02), positive(rng, 1, 0.02)
     product = {
@@ -399,7 +402,7 @@ def test_a_run_gives_the_bits_of_its_tokens_one_by_one(n: int, rng: np.random.Ge
 
 @pytest.mark.parametrize("count", [1, 24])
 def test_standard_bodies_mean_the_same_to_onnx(count: int, rng: np.random.Generator) -> None:
-    """A scale of one value is [1] everywhere, where ONNX speaks of a scalar."""
+    """A scale of one value is [1] everywhere, where ONNX has a scalar."""
     x, scale = normal(rng, 3, 2, 24), positive(rng, count, 0.02)
     product = {
         "x": int8(rng, 3, 2, 16), "x_scale": positive(rng, 1, 0.02), "weight": int8(rng, 24, 16),

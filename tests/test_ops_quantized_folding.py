@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of the int8 convolution and scans when it loads a model."""
+"""How ONNX Runtime optimizes the int8 convolution and scans when it loads a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.int8_recurrent import (
 from tests.onnx_ops import all_nodes, chain, inputs_of, one_op_model, taps
 
 both = pytest.mark.parametrize("flavour", FLAVOURS)
-# the device graph, which other bodies are for, has its own of these ops
+# the other flavour is for the device graph, which has its own versions of these ops
 ort_alone = pytest.mark.parametrize("flavour", ["ort"])
 scans = pytest.mark.parametrize(("op", "groups"), CASES)
 states = pytest.mark.parametrize("state_bits", [32, 16, 8])
@@ -39,7 +39,7 @@ def rng() -> np.random.Generator:
 def optimized(
     op: str, flavour: Flavour, feeds: dict[str, Array], folder: Path, **attributes: float
 ) -> onnx.GraphProto:
-    """The graph that ONNX Runtime runs, with weights and scales as initializers."""
+    """Return the graph that ONNX Runtime runs, with weights and scales as initializers."""
     inputs = inputs_of(OPS[op], feeds)
     weights = {v.name: inputs[v.name] for v in OPS[op].inputs if v.role == "weight"}
     types = [array.dtype for array in inputs.values()]
@@ -72,7 +72,7 @@ def test_what_is_constant_is_computed_when_the_model_is_loaded(
     graph = optimized(op, flavour, f, tmp_path, **attributes)
     read = {name for node in all_nodes(graph.node) for name in node.input}
     assert not read & {"A_log", "D", "dt_bias", "A_log_scale", "D_scale", "dt_bias_scale"}
-    # What is left to be decided is which way the tokens take.
+    # Only the choice between the ways of the tokens is left.
     assert [node.op_type for node in graph.node].count("If") == 1
     constants = [onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer]
     rates = -np.exp(f["A_log"] * f["A_log_scale"])

@@ -1,5 +1,6 @@
-"""What ONNX Runtime makes of a chain of int8 ops: only integer products, and nothing left to do at
-run time that can be done at load."""
+"""How ONNX Runtime optimizes a chain of int8 ops: only integer products, and nothing is left for
+run time that can be done on loading.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +125,7 @@ def inputs() -> dict[str, Array]:
 
 
 def apart(found: dict[str, Array], wanted: dict[str, Array]) -> float:
-    """How far the rounded values in the middle of the chain are off, in steps, on average."""
+    """Return the mean difference of the rounded values in the middle of the chain, in steps."""
     assert np.array_equal(found["sum"], wanted["sum"])
     error = np.abs(found["y"] - wanted["y"]) / np.abs(wanted["y"]).max()
     steps = float(np.abs(found["hidden"].astype(int) - wanted["hidden"]).mean())
@@ -139,14 +140,14 @@ def test_a_chain_is_integer_products_and_nothing_more(
     weights = constants(np.random.default_rng(5), per_row)
     model = session(chain(weights), precise, tmp_path / "optimized.onnx")
     optimized = onnx.load(tmp_path / "optimized.onnx")
-    # which processors are made precise by other weights is ONNX Runtime's to know
+    # ONNX Runtime decides which processors need other weights for exact products
     only_integer_products(optimized, TensorProto.INT8, *[TensorProto.UINT8] * precise)
     only_these_run(optimized)
     found = dict(zip(OUTPUTS, model.run(None, inputs()), strict=True))
     assert apart(found, expected(weights, **inputs())) <= 1e-3
 
 
-# Runs where there is no torch: the emulator is slow.
+# Runs without torch, since the emulator is slow.
 PROGRAM = """
 import sys
 import numpy as np
@@ -184,7 +185,7 @@ def test_a_processor_without_vnni_gets_the_right_numbers(tmp_path: Path) -> None
 
 
 def only_integer_products(optimized: onnx.ModelProto, *weights: int) -> None:
-    """Fails for a product of int8 values in floating point, or by signed activations."""
+    """Fail for a product of int8 values in floating point, or with signed activations."""
     nodes = list(optimized.graph.node)
     constant = {i.name: i for i in optimized.graph.initializer}
     maker = {o: n for n in nodes for o in n.output}
@@ -195,15 +196,15 @@ def only_integer_products(optimized: onnx.ModelProto, *weights: int) -> None:
         assert quantize.op_type == "QuantizeLinear"
         zero = numpy_helper.to_array(constant[quantize.input[2]])
         assert zero.dtype == np.uint8 and (zero == 128).all()
-        # transposed at load, or it would be no constant
+        # transposed on loading, otherwise it would not be a constant
         assert constant[node.input[1]].data_type in weights
     floating = [n for n in nodes if "MatMul" in n.op_type and n.op_type not in PRODUCTS]
-    for node in floating:  # the rotation alone
+    for node in floating:  # only the rotation
         assert {"slow", "fast"} & set(node.input), node.op_type
 
 
 def only_these_run(optimized: onnx.ModelProto) -> None:
-    """Fails when a transpose, a constant's dequantization or a choice by a constant remains."""
+    """Fail if a transpose, a constant's dequantization or a choice by a constant remains."""
     run = [n.op_type for n in optimized.graph.node]
     assert not {"Transpose", "DequantizeLinear", "If", "Constant", "Size", "Concat"} & set(run)
     constant = {i.name for i in optimized.graph.initializer}

@@ -39,7 +39,7 @@ from tests.onnx_ops import (
 )
 
 both = pytest.mark.parametrize("flavour", FLAVOURS)
-# the device graph, which other bodies are for, has its own of these ops
+# the other flavour is for the device graph, which has its own versions of these ops
 ort_alone = pytest.mark.parametrize("flavour", ["ort"])
 batches = pytest.mark.parametrize("batch", [1, 3])
 lengths = pytest.mark.parametrize("steps", LENGTHS)
@@ -80,7 +80,7 @@ def test_convolution(
 
 @both
 def test_convolution_saturates_and_rounds_half_to_even(flavour: Flavour) -> None:
-    """With one tap of weight 1 and huge inputs silu(v) is v: steps are known exactly."""
+    """With one tap of weight 1 and huge inputs silu(v) is v, so the steps are known exactly."""
     q = np.array([-128, -1, 0, 1, 25, 26, 27, 100, 127], np.int8)
     f = {
         "x": q[None, None], "x_scale": np.array([64], np.float32),
@@ -182,13 +182,13 @@ def test_logged_tokens_come_before_the_run(
     compared.check()
 
 
-# -- what holds whatever the route -----------------------------------------------------------------
+# -- for any route ---------------------------------------------------------------------------------
 
 
 def one_by_one(
     op: str, flavour: Flavour, feeds: dict[str, Array], **attributes: float
 ) -> tuple[Array, Array]:
-    """y [T, …] and the state after T runs of one token each."""
+    """Return y [T, …] and the state after T runs of one token each."""
     f, ys = dict(feeds), []
     moving = [n for n in ("x", "dt", "B", "C", "z") if n in feeds]
     for t in range(feeds["x"].shape[0]):
@@ -223,8 +223,9 @@ def test_a_run_leaves_the_state_of_as_many_steps(
 def test_a_wide_run_of_mamba_1_is_as_many_steps_to_the_bit(
     steps: int, state_bits: int, rng: np.random.Generator
 ) -> None:
-    """What makes greedy speculation exact. Channels must fill vectors: the rest of a row goes
-    through code of other rounding."""
+    """This makes greedy speculation exact. Channels must fill vectors: the rest of a row goes
+    through code with other rounding.
+    """
     op, f = "SelectiveScanInt8", scan_feeds(rng, steps, 1, state_bits, e=64)
     y, state = one_by_one(op, "ort", f, state_bits=state_bits)
     for kept, last_only in ((np.arange(steps), False), (np.array([steps - 1]), True)):
@@ -282,9 +283,9 @@ def test_extreme_states_stay_what_the_reference_says(
 def test_of_a_wide_state_few_values_are_apart(
     state_bits: int, one_in: int, rng: np.random.Generator
 ) -> None:
-    """Values enough, 400,000, for a bound to mean something: the state of a model of 130M.
+    """400,000 values, enough to make a bound meaningful: the state of a 130M model.
 
-    fp16 has steps so small that fp32's own errors cross a half more often than int8's, and where
+    fp16 has such small steps that fp32's own errors cross a half more often than int8's, and where
     a sum cancels they are two of its steps.
     """
     steps = 16
@@ -300,7 +301,7 @@ def test_of_a_wide_state_few_values_are_apart(
 
 
 def judged_by_onnx(op: str, feeds: dict[str, Array], **attributes: float) -> list[Array]:
-    """Outputs of the standard flavour as ONNX's own evaluator understands it."""
+    """Return outputs of the standard flavour from ONNX's own evaluator."""
     ordered = inputs_of(OPS[op], feeds)
     types = [a.dtype for a in ordered.values()]
     name = OPS[op].function(attributes)

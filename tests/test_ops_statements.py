@@ -1,4 +1,4 @@
-"""The op statements are whole, light to import, and what the ONNX functions implement."""
+"""The op statements are complete, light to import, and implemented by the ONNX functions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""ONNX Runtime's providers: which one is chosen, what is refused, and what says which one ran.
+"""ONNX Runtime's providers: the choice, the refusals, and the report of which one ran.
 
-Another provider than the CPU's is played by a session that runs on the CPU and says otherwise.
+A provider other than the CPU's is simulated by a session that runs on the CPU and claims otherwise.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from edge.runtime.ort_providers import PROVIDERS, VARIABLE, Choice, choose
 
 @pytest.fixture(autouse=True)
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine is shared: these tests look at how each is opened."""
+    """Share no engine: these tests check how each is opened."""
     monkeypatch.setattr("edge.runtime.model._ENGINES", MagicMock(get=lambda key: None))
 
 
@@ -47,13 +47,13 @@ CPU, CUDA, TENSORRT = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["tensorrt"]
 
 @dataclass
 class StandIn:
-    """ONNX Runtime as it may be installed.
+    """A simulated installation of ONNX Runtime.
 
     Attributes:
-        built: the providers of its build.
-        starts: those whose libraries are there; others are dropped, as ONNX Runtime drops CUDA's.
-        raises: those for which a session raises, as it does without TensorRT's libraries.
-        asked: for each session, the providers with their options.
+        built: providers of its build.
+        starts: providers whose libraries exist; others are dropped, as ONNX Runtime drops CUDA's.
+        raises: providers for which a session raises, as it does without TensorRT's libraries.
+        asked: the providers with their options, for each session.
     """
 
     built: Sequence[str] = (TENSORRT, CUDA, CPU)
@@ -70,7 +70,7 @@ def ort(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         def __init__(
             self, graph: bytes, options: Any, providers: Any, enable_fallback: int
         ) -> None:
-            # its own falling back prints on standard output
+            # its own fallback prints on standard output
             assert enable_fallback == 0
             this.asked.append(dict(providers))
             if wrong := [name for name in this.asked[-1] if name in this.raises]:
@@ -127,7 +127,7 @@ def test_a_name_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_other_engines_have_no_providers(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match=f"provider: engine {engine} has no providers"):
         edge.load("no-such-bundle", engine=engine, provider="cuda")
-    # what is in the environment is not meant for them
+    # the environment variable does not apply to them
     monkeypatch.setenv(VARIABLE, "gpu")
     check_provider(engine, None)
     with pytest.raises(EngineError, match="unknown provider 'gpu'"):
@@ -157,7 +157,7 @@ def test_what_stands_behind_a_provider(
     ort.built = built
     model = edge.load("demo-draft", provider=provider)
     assert [list(each) for each in ort.asked] == [asked]
-    # TF32 would be another model than the one that was exported and checked
+    # with TF32 it would not be the model that was exported and checked
     assert ort.asked[0].get(CUDA, {"use_tf32": "0"}) == {"use_tf32": "0"}
     assert model.engine.provider == provider
     assert title(model.engine) == ("ort" if provider == "cpu" else f"ort ({provider})")
@@ -165,7 +165,7 @@ def test_what_stands_behind_a_provider(
     assert np.array_equal(logits(model), logits(edge.load("demo-draft", provider="cpu")))
 
 
-# -- refusing, and going on -----------------------------------------------------------------------
+# -- refusals and fallbacks -----------------------------------------------------------------------
 
 
 def test_a_provider_that_the_build_lacks_is_refused(
@@ -177,7 +177,7 @@ def test_a_provider_that_the_build_lacks_is_refused(
         edge.load("demo-draft", provider="cuda")
     said, remedy = str(caught.value), caught.value.remedy or ""
     assert f"built without {CUDA}: it has AzureExecutionProvider, {CPU}" in said
-    # the CPU's package has to go, or it stays in the other's place
+    # the CPU's package must be removed, or it stays in the other's place
     assert remedy.index("pip uninstall -y onnxruntime,") < remedy.index('"mamba-edge[ort-gpu]"')
     assert ort.asked == []
 
@@ -382,7 +382,7 @@ def test_doctor_tries_each_provider(ort: StandIn, monkeypatch: pytest.MonkeyPatc
 
 
 def without(code: str, path: Path | None = None) -> str:
-    """What a program prints where the module is missing, or where `path` comes first."""
+    """Return a program's output when the module is missing, or when `path` comes first."""
     hide = "sys.modules['onnxruntime'] = None" if path is None else f"sys.path.insert(0, '{path}')"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys\n{hide}\n{code}"],
@@ -416,7 +416,7 @@ def test_one_that_does_not_load_says_why(tmp_path: Path) -> None:
 
 
 def test_a_signal_while_it_loads_is_no_fault_of_it(tmp_path: Path) -> None:
-    """Its compiled module tells an interrupt so."""
+    """Its compiled module reports an interrupt this way."""
     fake = "raise ImportError('initialization failed') from {}"
     for cause in ("KeyboardInterrupt()", "SystemExit(143)"):
         (tmp_path / "onnxruntime.py").write_text(fake.format(cause))

@@ -1,4 +1,4 @@
-"""What is installed with what: no extra may put one build of ONNX Runtime over another."""
+"""Installed requirements: no extra may put one build of ONNX Runtime over another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 
 def packages(lines: list[str]) -> Iterator[str]:
-    """What these requirements install, extras of our own followed."""
+    """Return the packages that these requirements install, following our own extras."""
     for line in lines:
         wanted = Requirement(line)
         if wanted.name == PROJECT["name"]:
@@ -51,7 +51,7 @@ def test_the_constraints_of_each_jetpack_are_for_what_is_installed() -> None:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """A virtual environment whose pip tells what it is asked for, in the file `asked`.
+    """A virtual environment whose pip writes its requests to the file `asked`.
 
     Its Python sees the packages in the folder `site`, and none of this environment's.
     """
@@ -72,7 +72,7 @@ esac
 
 
 def install(venv: Path, package: str) -> None:
-    """As pip does: the files that name a package and its module."""
+    """Install as pip does: the files that name a package and its module."""
     folder = venv / "site" / f"{package.replace('-', '_')}-1.31.1.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.31.1\n")
@@ -80,10 +80,10 @@ def install(venv: Path, package: str) -> None:
 
 
 def made(venv: Path, target: str, *arguments: str, lacks: str = "nothing") -> str:
-    """What `make` hands to pip with -r and -e; pip refuses the one that the index `lacks`."""
+    """Return what `make` passes to pip with -r and -e; pip refuses what the index `lacks`."""
     if shutil.which("make") is None:
         pytest.skip("no make here")
-    # what the make that runs these tests was given is not for this one
+    # the options of the outer make do not apply to this one
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     subprocess.run(
         ["make", f"VENV={venv}", *arguments, f"{venv}/{target}"],
@@ -113,14 +113,14 @@ def test_make_leaves_another_build_where_it_is(
     for package in there:
         install(environment, package)
     packages, *own = chat.split()
-    # what tests need comes beside the kernels, which only the package's own install compiles
+    # the tests' requirements come with the kernels, which only the package's own install compiles
     test = [*own, ".[dev]"] if "LOCKED=" in arguments else ["locks/test.txt", "locks/torch-cpu.txt"]
     wanted = [packages, *(own if target == ".runtime" else test)]
     assert made(environment, target, *arguments).split() == wanted
 
 
 def test_what_tests_need_is_installed_by_hash_alone(environment: Path) -> None:
-    """Where no CPU build of torch is known, the one that the index has, by its hash as well."""
+    """If no CPU build of torch is known, the index's build is used, also by hash."""
     wanted = "locks/ort.txt locks/test.txt locks/torch-cpu.txt locks/torch.txt locks/rtx.txt"
     assert made(environment, ".rtx", lacks="torch-cpu.txt") == wanted
     for line in (environment / "asked").read_text().splitlines():
@@ -129,7 +129,7 @@ def test_what_tests_need_is_installed_by_hash_alone(environment: Path) -> None:
 
 @functools.cache
 def locked(name: str) -> dict[str, set[str]]:
-    """The versions of each package in a lock, in which every entry has its hashes."""
+    """Return the versions of each package in a lock, in which every entry has its hashes."""
     found: dict[str, set[str]] = {}
     for entry in (ROOT / "locks" / f"{name}.txt").read_text().replace("\\\n", " ").splitlines():
         assert "--hash=sha256:" in entry, entry
@@ -140,7 +140,7 @@ def locked(name: str) -> dict[str, set[str]]:
 
 
 def test_the_locks_have_all_that_is_installed_and_every_file_by_its_hash() -> None:
-    """And no version that the project does not take; `make lock` writes them anew."""
+    """And no version that the project does not accept; `make lock` rewrites them."""
     runtime = [*PROJECT["dependencies"], "setuptools>=77"]
     everything = [*runtime, *(line for extra in ("dev", *EXTRAS) for line in EXTRAS[extra])]
     known = {canonicalize_name(wanted.name): wanted for wanted in map(Requirement, everything)}
@@ -154,7 +154,7 @@ def test_the_locks_have_all_that_is_installed_and_every_file_by_its_hash() -> No
         lock = locked(file)
         for name in names:
             assert lock[name] and all(known[name].specifier.contains(v) for v in lock[name]), name
-        # what is in two locks is the same
+        # packages in two locks have the same version
         shared = lock.keys() & locked("ort").keys()
         assert {n: lock[n] for n in shared} == {n: locked("ort")[n] for n in shared}, file
     pins = dict(line.split("==") for line in _lines("constraints.txt"))

@@ -1,5 +1,5 @@
-"""Where time goes: events of ONNX Runtime's profiler, told their layer by the optimized graph; on
-`cpu` calls of kernels, told theirs by the launch plan.
+"""The time breakdown: events of ONNX Runtime's profiler, assigned to layers by the optimized graph;
+on `cpu` calls of kernels, assigned by the launch plan.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def test_nodes_inside_a_function_are_of_the_layer_they_read() -> None:
 
 
 def test_graphs_are_read_as_onnx_reads_them(tmp_path: Path) -> None:
-    """Of a real optimized graph; its events come in the order of its nodes, and no weights lie
-    beside it.
+    """A real optimized graph; its events come in the order of its nodes, and no weights lie beside
+    it.
     """
     with open_bundle(bundle("hybrid")) as opened:
         engine = OrtEngine.from_bundle(opened, threads=1, profile=tmp_path)

@@ -35,13 +35,13 @@ def run(*arguments: object, hidden: Sequence[str] = ()) -> tuple[int, str, str]:
 
 
 def here(*arguments: object) -> tuple[int, str, str]:
-    """The same in this process, which has torch."""
+    """Run the same in this process, which has torch."""
     return called(main, "profile", *arguments)
 
 
 @cache
 def measured() -> tuple[dict[str, Any], str]:
-    """The object and the page of one measurement of two bundles."""
+    """Return the object and the page of one measurement of two bundles."""
     path = bundle("base").parent / "profile.html"
     code, out, err = run(
         bundle("base"), *FEW, "--against", bundle("chat"), "--json", "--html", path
@@ -124,7 +124,7 @@ def test_one_token_and_one_repetition_lack_what_they_lack() -> None:
     facts = json.loads(out)
     assert facts["tpot_ms"] is facts["itl_ms"] is facts["decode_tokens_per_s"] is None
     assert facts["ttft_ms"] == facts["ttlt_ms"] and facts["contexts"] == []
-    assert facts["threads"] >= 1  # also where none were asked for
+    assert facts["threads"] >= 1  # also when none were given
     assert facts["ratio"][0]["tpot"] is None and facts["ratio"][0]["ttft"]["low"] is None
     wanted = {"tpot_ms", "itl_ms", "contexts", "breakdown", "roofline", "interval of the ratio"}
     assert wanted <= facts["absent"].keys()
@@ -134,7 +134,7 @@ def test_one_token_and_one_repetition_lack_what_they_lack() -> None:
 
 
 class Outline(HTMLParser):
-    """Refuses tags that do not match; collects what a browser would fetch or run."""
+    """Refuses unbalanced tags; collects what a browser would fetch or run."""
 
     VOID = ("meta",)
 
@@ -194,11 +194,11 @@ def test_page_escapes_what_a_bundle_is_called() -> None:
     assert "<script>" not in bars and "&lt;script&gt;" in bars and "a&amp;b $x$" in bars
     table = FigureTable(("<b>",), [("<i>",)])
     html = page.render("x", "<u>", ["<s>"], ["<q>"], [], [Drawing("<a>", "", "")], [table])
-    assert not re.search("<[buisqa]>", html) and html.count("&lt;") == 7  # the title stands twice
+    assert not re.search("<[buisqa]>", html) and html.count("&lt;") == 7  # the title occurs twice
 
 
 def drawn(svg: str) -> ET.Element:
-    """A picture that holds nothing that is not finite."""
+    """Check that a picture contains only finite numbers."""
     assert not re.search(r"\b(nan|inf)\b", svg, re.IGNORECASE)
     return ET.fromstring(svg)
 

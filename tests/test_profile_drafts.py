@@ -1,4 +1,4 @@
-"""`edge profile --draft`: the formula, where time goes, what is refused. Nothing asserts a time."""
+"""`edge profile --draft`: the formula, the time breakdown, the refusals. Nothing asserts a time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_acceptance_rate_is_found_again(alpha: float) -> None:
 def test_expected_speedup_is_the_formula_of_one_chain_and_a_mean_of_several() -> None:
     chain, tree = (1, 1, 1), (2, 1)
     prices = {chain: Prices(0.6, 1.4), tree: Prices(0.5, 2.0)}
-    # 10 rounds of chains with 27 tokens in all: 27 / (10 · 2)
+    # 10 rounds of chains with 27 tokens in total: 27 / (10 · 2)
     alone = draft_costs.expected_speedup(27, 0, {chain: 10}, prices)
     alpha = draft_costs.acceptance_rate(2.7, 3)
     assert alone == pytest.approx(1.35)
@@ -86,7 +86,7 @@ def test_figures_by_hand() -> None:
                            verify_s=0.05, shapes={(1, 1): 4},
                            sources={MODEL: Share(4, 8, 6, {(1, 1): 4})})  # fmt: skip
 
-    # two prompts: one twice as quick with drafts, one as quick as without
+    # two prompts: one twice as fast with drafts, one as fast as without
     drafted = [[_run(11, 0.1, sums(), target=0.05, drafter=0.02, reading=0.004),
                 _run(11, 0.2, sums(), target=0.1, drafter=0.04, reading=0.004)]]  # fmt: skip
     plain = [[_run(10, 0.2, target=0.19), _run(10, 0.2, target=0.19)]]
@@ -139,7 +139,7 @@ def test_page_of_drafts_that_were_given_up_or_lose() -> None:
 
 
 def test_no_prompt_with_a_second_token_has_no_slowest_tenth() -> None:
-    # of each prompt one round yields a single token, another one each time
+    # of each prompt one round yields a single token, each time another one
     one, more = _run(0, 0.0), _run(4, 0.2)
     absent: dict[str, str] = {}
     found = draft_report.to_dict(_drafted([[one, more], [more, one]], [[more, more]] * 2), absent)
@@ -186,7 +186,7 @@ def _measured(kind: str, draft: Model | None, **shape: Any) -> dict[str, Any]:
 
 
 def test_reading_of_a_prompt_that_fits_the_drafters_window_is_no_drafting() -> None:
-    # 64 drafted tokens: a window that takes the prompt as any other run
+    # 64 drafted tokens: a window that takes the prompt like any other run
     found = _measured("base", edge.load(bundle("base"), threads=1), tokens=64)
     assert found["reading_ms"] > 0
 

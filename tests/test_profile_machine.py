@@ -1,4 +1,4 @@
-"""What the kernel and NVML say, from a made-up tree and a made-up library."""
+"""Readings of the kernel and NVML, from a made-up tree and a made-up library."""
 
 from __future__ import annotations
 
@@ -144,13 +144,13 @@ def test_counters_for_root_only_are_named(tmp_path: Path) -> None:
 
 def test_watts_become_joules_between_two_moments() -> None:
     log = PowerLog("W")
-    for i in range(13):  # 4 W for a second, up to 8 W within the next, and so on for a third
+    for i in range(13):  # 4 W for a second, rising to 8 W within the next, and so on for a third
         log.add(i / 4, {"VDD_IN": min(8.0, max(4.0, i))})
     assert log.joules("VDD_IN", [(0.0, 3.0)]) == pytest.approx(4 + 6 + 8)
     assert log.joules("VDD_IN", [(0.5, 1.5), (2.0, 3.0)]) == pytest.approx(2 + 2.5 + 8)
     # between two readings their mean power counts
     assert log.joules("VDD_IN", [(0.9, 2.1)]) == pytest.approx(0.4 + 6 + 0.8)
-    assert log.joules("VDD_IN", [(0.1, 0.9)]) is None  # three readings say too little
+    assert log.joules("VDD_IN", [(0.1, 0.9)]) is None  # three readings are too few
     assert log.joules("VDD_SOC", [(0.0, 3.0)]) is None
     assert log.joules("VDD_IN", []) is None
 
@@ -206,7 +206,7 @@ class Library:
         return 3  # NVML_ERROR_NOT_SUPPORTED
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: Any, value: Any) -> int:
-        value._obj.value = 0x1 | 0x4 | 0x40  # idle is no throttling
+        value._obj.value = 0x1 | 0x4 | 0x40  # idle is not throttling
         return 0
 
 
@@ -226,7 +226,7 @@ def test_no_gpu_is_no_source() -> None:
     assert NvmlGpu.of(library) is None
 
 
-# -- memory and the roof --------------------------------------------------------------------------
+# -- memory and roofline --------------------------------------------------------------------------
 
 
 def status(anonymous: int, file: int, peak: int) -> str:
@@ -269,7 +269,7 @@ def test_work_of_a_step_and_a_chunk() -> None:
     chunk = roofline.work(tied, 1000, 40, 64)
     assert chunk.flops - step.flops == pytest.approx(63 * (step.flops - 2 * table))
     untied = CONFIGS["mamba2"]
-    assert roofline.work(untied, 1000, 0, 1).bytes < 1000  # of the embedding only a row is read
+    assert roofline.work(untied, 1000, 0, 1).bytes < 1000  # of the embedding only one row is read
     roof = roofline.Roof(read=2e3, copy=1e3, buffer_bytes=1, flops=None)
     assert roofline.bound_s(step, roof) == pytest.approx(0.54)
 

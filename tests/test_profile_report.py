@@ -1,4 +1,4 @@
-"""What the report makes of samples, readings of power and a machine's conditions, all given."""
+"""The report from given samples, power readings and machine conditions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def side(name: str, step: float = 0.1) -> ProfileSide:
 
 
 class Rails:
-    """VDD_IN is all there is, VDD_SOC a part of it."""
+    """VDD_IN is the total, VDD_SOC a part of it."""
 
     name = "INA3221"
     unit: Unit = "W"

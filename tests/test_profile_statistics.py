@@ -1,4 +1,4 @@
-"""Percentiles, deviations, ratios with an interval, and what is asked of a sample of times."""
+"""Percentiles, deviations, ratios with an interval, and the checks of a sample of times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_spread_of_few() -> None:
 
 
 def inside(freedom: int, half: float) -> float:
-    """How much of Student's distribution lies between -half and half, by its density."""
+    """Return the mass of Student's distribution between -half and half, from its density."""
     t = np.linspace(-half, half, 200_001)
     scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     density = math.exp(scale) / math.sqrt(freedom * math.pi)
@@ -45,7 +45,7 @@ def test_quantiles_of_student_hold_95_percent(freedom: int) -> None:
 
 
 def test_ratio_is_taken_within_pairs() -> None:
-    """A slow repetition slows both sides: the ratio does not move."""
+    """A slow repetition slows both sides: the ratio does not change."""
     found = ratio([10.0, 200.0, 30.0], [5.0, 100.0, 15.0])
     assert found.value == pytest.approx(2) and found.low == pytest.approx(2)
     assert found.high == pytest.approx(2) and found.pairs == 3
@@ -75,7 +75,7 @@ def test_one_pair_has_no_interval() -> None:
     assert (found.value, found.low, found.high) == (2.0, None, None)
 
 
-# -- measuring with a clock that only moves when told ---------------------------------------------
+# -- measuring with a manual clock ----------------------------------------------------------------
 
 
 class Clock:

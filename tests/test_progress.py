@@ -1,4 +1,4 @@
-"""Loading, what callers are told of it and of prompts that are read, and the bar for people."""
+"""Loading: progress reports to callers, for loading and for prompts, and the progress bar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.session_models import bundle, model
 def test_loading_tells_of_every_byte(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is known to be unchanged
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no file is known to be unchanged
     told: list[tuple[str, int, int]] = []
     edge.load(bundle("chat"), engine=engine, on_progress=lambda *now: told.append(now))
     size = (bundle("chat") / "weights.bin").stat().st_size
@@ -87,6 +87,6 @@ def test_the_bar_has_a_rate_and_the_time_left(
     before = len(screen.getvalue())
     monkeypatch.setattr(progress, "PATIENCE_S", 10)
     with progress.waiting("loading x", counts, unit):
-        pass  # over before anybody would read a bar
+        pass  # over before anybody could read a bar
     assert len(screen.getvalue()) == before
     assert "loading x" in plain() and re.search(shown, plain()), plain()

@@ -1,7 +1,7 @@
-"""The config.json of models that people run, as published: read as the right model, or refused.
+"""The published config.json of popular models: read as the right model, or refused.
 
-The files hold what public sources say is in them; the number of parameters, which model cards
-state, judges that every size is read as it was meant.
+The files have the content that public sources give. The number of parameters on model cards checks
+that every size is read as intended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     "bamba-9b-v1": ("bamba", 64, 9_780_235_392, 262144),
     # the norm that both mixers of a block read is counted twice here
     "falcon-h1-0.5b-base": ("falcon_h1", 108, 521_411_104 + 36 * 1024, 16384),
-    # and the norms of dt, B and C are written out
+    # and the norms of dt, B and C are stored
     "falcon-mamba-7b": ("falcon_mamba", 64, 7_272_665_088 + 64 * (256 + 32), None),
     # here too, where experts and their shared MLP read it
     "granite-4.0-h-small": ("granitemoehybrid", 120, 32_207_337_984 + 40 * 4096, 131072),
@@ -35,10 +35,10 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     "granite-3.1-3b-a800m-instruct": ("granitemoe", 64, 3_298_793_472, 131072),
     "granite-3.3-8b-instruct": ("granite", 80, 8_170_864_640, 131072),
     "jamba-v0.1": ("jamba", 64, 51_570_323_328, 262144),
-    # the router's biases are not counted elsewhere
+    # other sources do not count the router's biases
     "lfm2-8b-a1b": ("lfm2_moe", 48, 8_339_929_856 + 22 * 32, 128000),
     "lfm2-350m": ("lfm2", 32, 354_483_968, 128000),
-    # as transformers' class has it by default
+    # with the defaults of transformers' class
     "lfm3-1.7b": ("lfm3", 48, 1_728_801_536, 128000),
     "llama-2-7b": ("llama", 64, 6_738_415_616, 4096),
     "llama-3.1-8b": ("llama", 64, 8_030_261_248, 131072),
@@ -52,12 +52,12 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     "mambabyte-code": ("mambabyte", 53, 353_628_160, None),
     "mistral-7b-v0.1": ("mistral", 64, 7_241_732_096, 32768),
     "mixtral-8x7b-v0.1": ("mixtral", 64, 46_702_792_704, 32768),
-    # nor here, where the norm before experts is counted twice too
+    # here too: the norm before experts is also counted twice
     "nemotron-3-nano-30b-a3b": ("nemotron_h", 75, 31_577_937_344 + 23 * 2816, 262144),
     "nemotron-nano-9b-v2": ("nemotron_h", 56, 8_888_227_328, 131072),
     "olmo-2-1b": ("olmo2", 32, 1_484_916_736, 4096),
     "olmo-3-7b": ("olmo3", 64, 7_298_011_136, 65536),
-    # 4096 positions were trained before LongRoPE; the other's window slides
+    # 4096 positions were trained before LongRoPE; the other has a sliding window
     "phi-3-mini-4k-instruct": ("phi3", 64, 3_821_079_552, 4096),
     "phi-4-mini-instruct": ("phi3", 64, 3_836_021_760, 4096),
     "pythia-160m": ("gpt_neox", 24, 162_322_944, 2048),
@@ -67,20 +67,20 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     "qwen3-30b-a3b": ("qwen3_moe", 96, 30_532_122_624, 40960),
     "qwen3-next-80b-a3b-instruct": ("qwen3_next", 144, 79_674_391_296 + 48 * 2048, 262144),
     "qwen3.5-0.8b": ("qwen3_5", 48, 752_393_024, 262144),
-    # sizes of experts as transformers' class has them by default
+    # expert sizes are the defaults of transformers' class
     "qwen3.5-35b-a3b": ("qwen3_5_moe", 120, 34_660_610_688 + 40 * 2048, 262144),
     "qwen3.5-4b": ("qwen3_5", 64, 4_205_751_296, 262144),
     "smollm2-135m-instruct": ("llama", 60, 134_515_008, 8192),
     "smollm3-3b": ("smollm3", 72, 3_075_098_624, 65536),
-    # 13 uses of one block, each with the matrix behind it multiplied in; two heads beside zeros
+    # 13 uses of one block, each with the following matrix multiplied in; two heads beside zeros
     "zamba-7b-v1": (
         "zamba", 102,
         7_232_490_496 + 12 * 358_263_680 - 13 * 3712**2 + 76 * (528 * 3712 + 7424 * 232), 4096,
     ),
-    # six uses of one block have a sixth each of its adapters, and the rest of it six times
+    # six uses of one block have a sixth each of its adapters, and six copies of the rest
     "zamba2-1.2b": ("zamba2", 50, 1_702_158_976, 4096),
 }  # fmt: skip
-# field, and what is said of it
+# field, and part of the message
 REFUSED: dict[str, tuple[str, str]] = {
     "qwen2.5-0.5b-instruct-gptq-int4": ("quantization_config", "are already quantized"),
     "zamba2-7b": ("use_shared_block_lora", "is a field of Zyphra's fork of transformers"),
@@ -97,7 +97,7 @@ def layout_of(name: str) -> tuple[str, Layout, list[str]]:
 def test_every_file_and_every_family_is_tried() -> None:
     assert {file.stem for file in FOLDER.iterdir()} == READ.keys() | REFUSED.keys()
     tried = {family for family, *_ in READ.values()}
-    # mamba_in_llama is two files; of others no published file was at hand
+    # mamba_in_llama is two files; for the others no published file was available
     untried = {"arcee", "granitemoeshared", "mamba_in_llama", "mistral_mamba", "olmo_hybrid"}
     assert {family.name for family in FAMILIES} - tried <= untried
 
@@ -120,7 +120,7 @@ def test_a_model_is_refused(name: str) -> None:
 
 
 def test_what_steers_the_models_is_read() -> None:
-    """Of fields that no number of parameters shows."""
+    """Fields that do not affect the number of parameters."""
     _, mamba, _ = layout_of("falcon-mamba-7b")
     assert mamba.config.layers[0].model_dump()["inner_eps"] == 1e-6
     _, smollm3, _ = layout_of("smollm3-3b")

@@ -31,7 +31,7 @@ INT8 = [name for name in names() if "a8" in name]
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Enough words for a few sequences and held-out tokens."""
+    """Return enough words for a few sequences and held-out tokens."""
     words = " ".join(checkpoints.CORPUS).split()
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("text") / "calibration.txt"
@@ -101,7 +101,11 @@ def test_every_recipe_makes_a_bundle(
 def test_a_recipe_that_is_poor_for_a_model_is_told_of() -> None:
     figures = {"perplexity_before": 20.0, "perplexity": 21.9}
     told = poor_line("w8a8", True, figures)
-    assert told is not None and "w8a8 costs this model 1.09 times" in told and "w8, w4" in told
+    assert (
+        told is not None
+        and "w8a8 multiplies this model's perplexity by 1.09" in told
+        and "w8, w4" in told
+    )
     assert "w8, fp16" in str(poor_line("w4", False, figures))
     assert poor_line("w8a8", True, figures | {"perplexity": 20.9}) is None
     assert poor_line("w8a8", True, {"skipped": "too large"}) is None
@@ -155,7 +159,7 @@ def test_progress_names_the_stages(
 
 
 def test_calibration_text_makes_four_bits_closer(text: Path, tmp_path: Path) -> None:
-    """GPTQ: what a product gives is kept close, not its weights."""
+    """GPTQ keeps a product's output close, not its weights."""
     source = transformers_checkpoints.save_mamba(tmp_path / "checkpoint", hidden_size=64)
     opened = open_checkpoint(source)
     reader = checkpoint_reader(opened, opened.config)
@@ -196,7 +200,7 @@ def test_an_engine_that_differs_from_the_references_is_refused(
     sources: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgetful(folder: Path) -> ReferenceGraph:
-        """Rounds y without rotating it."""
+        """Round y without rotating it."""
         ops = {"HadamardQuantize": lambda x, scale: quantize(x, scale)}
         return ReferenceGraph((folder / GRAPH_FILE).read_bytes(), folder, ops=ops)
 

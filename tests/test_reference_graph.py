@@ -43,7 +43,7 @@ def build(name: str, folder: Path, quant: str = "fp32") -> Network:
 def in_runs(
     session: GraphSession, net: Network, tokens: Any, runs: Sequence[int]
 ) -> tuple[Any, list[GraphState]]:
-    """Logits of tokens [B, T] and the state after every token, by runs of such lengths."""
+    """Return logits of tokens [B, T] and the state after every token, by runs of these lengths."""
     runner = GraphRunner(session, net.config)
     state = runner.initial(tokens.shape[0], sum(runs), fill=np.nan)
     pieces, states, start = [], [], 0
@@ -77,7 +77,7 @@ def test_a_graph_runs_as_the_network_and_as_onnx_runtime(name: str, tmp_path: Pa
     for ours, other in zip(states, theirs, strict=True):
         assert ours.position == other.position and ours.arrays.keys() == other.arrays.keys()
         for key, array in ours.arrays.items():
-            # Slots of a KV cache beyond the tokens mean nothing.
+            # KV cache slots after the last token are undefined.
             valid = slice(ours.position) if key.endswith("_cache") else slice(None)
             array, same = array[:, :, valid], other.arrays[key][:, :, valid]
             np.testing.assert_allclose(array, same, rtol=1e-4, atol=1e-5)
@@ -202,7 +202,7 @@ def test_weights_are_read_from_the_mapped_file(tmp_path: Path) -> None:
     feeds = runner.feeds(tokens_of(1, 3), runner.initial(1))
     before = graph.run(None, feeds)[0]
     assert np.abs(before).max() > 0
-    # Pages nobody wrote follow the file.
+    # Unwritten pages follow the file.
     (tmp_path / WEIGHT_FILE).open("r+b").write(bytes((tmp_path / WEIGHT_FILE).stat().st_size))
     assert np.abs(graph.run(None, feeds)[0]).max() == 0
 

@@ -37,7 +37,7 @@ from tests.int8_recurrent import UNSIGNED
 from tests.onnx_ops import run_op
 
 SITES = ("conv_in", "z", "x", "dt", "B", "C")
-# Enough tokens that rounded values are many; odd, and more than one.
+# Enough tokens for many rounded values; odd, and more than one.
 TOKENS, BATCH = 37, 1
 CONFIG = ModelConfig(
     family="test",
@@ -58,7 +58,7 @@ def scale(most: float, channels: int = 1) -> NDArray[np.float32]:
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Weights that keep values about 1, so that a scale of 4/127 covers them."""
+    """Return weights that keep values near 1, so that a scale of 4/127 covers them."""
     generator = torch.Generator().manual_seed(5)
     return {
         name: random_tensor(name, shape, generator) for name, shape in tensor_shapes(CONFIG).items()
@@ -147,14 +147,15 @@ EXPECTED = {
 
 
 INT8_OPS = set.union(*EXPECTED.values())
-# beside its kernels, in tests/kernels/test_experts.py; in tests/test_ops_quantized_recurrent.py
+# tested beside its kernels, in tests/kernels/test_experts.py; in
+# tests/test_ops_quantized_recurrent.py
 ELSEWHERE = {"ExpertLinearInt8", "SelectiveScanGroupsInt8"}
 
 
 def run_signed(
     name: str, inputs: dict[str, NDArray[Any]], **attributes: float
 ) -> dict[str, NDArray[Any]]:
-    """A body with int8 values in and out, also where it holds them as u8 with 128 added."""
+    """Run a body with int8 values in and out, even if it holds them as u8 with 128 added."""
     op = op_of(name)
     held = {v.name for v in op.inputs if {"i8", "u8"} <= {*v.dtypes}} | {*UNSIGNED.get(op.name, ())}
     for each in held & inputs.keys():
@@ -167,7 +168,9 @@ def run_signed(
 
 
 def run(folder: Path) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
-    """A graph and all its values: fed, stored and made by the references in two runs."""
+    """Return a graph and all its values: inputs, constants, and the results of two runs by the
+    references.
+    """
     graph = open_reference(folder)
     runner = GraphRunner(graph, CONFIG)
     model = onnx.load(folder / GRAPH_FILE, load_external_data=False)
@@ -197,7 +200,7 @@ def test_every_int8_node_is_its_body(name: str, tmp_path: Path) -> None:
         op = op_of(node.op_type)
         seen.add(op.name)
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        # those at the end that nothing looks at are left out
+        # unused inputs at the end are left out
         inputs = (
             {"ancestors": np.zeros((0, 0), np.float32)} if op.name.endswith("HeadsInt8") else {}
         )
@@ -219,8 +222,8 @@ def test_every_int8_node_is_its_body(name: str, tmp_path: Path) -> None:
 
 
 def test_a_product_with_outliers_is_the_papers(tmp_path: Path) -> None:
-    """LLM.int8(), section 3.2, of one token after the other: what reaches the threshold is
-    multiplied in 16 bits, all else in integers, with a scale for the token and one for the row.
+    """LLM.int8(), section 3.2, token by token: values at or above the threshold are multiplied in
+    16 bits, all others in integers, with one scale per token and one per row.
     """
     build_graph(CONFIG, tensors(), tmp_path, PLANS["dynamic"])
     _, values = run(tmp_path)
@@ -235,7 +238,7 @@ def test_a_product_with_outliers_is_the_papers(tmp_path: Path) -> None:
         wanted = scale_of_x * steps * (rows @ q) + w[:, large].astype(np.float16) @ x[large]
         np.testing.assert_allclose(y, wanted, atol=2e-3 * np.abs(wanted).max())
         counts.add(int(large.sum()))
-    assert len(counts) > 3  # columns of every token's own
+    assert len(counts) > 3  # every token has its own columns
 
 
 def test_every_int8_op_is_in_one_of_these_graphs() -> None:

@@ -23,7 +23,7 @@ LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0, 1.5, -math.inf], np.float32)
 def plain_distribution(
     logits: list[float], params: SamplingParams, history: list[int]
 ) -> dict[int, float]:
-    """The filters one by one over a dictionary, as transformers states them."""
+    """Apply the filters one by one over a dictionary, as transformers states them."""
     scores = dict(enumerate(logits))
     for token, bias in params.logit_bias.items():
         scores[token] = float(np.float32(scores[token]) + np.float32(bias))
@@ -75,7 +75,7 @@ def test_every_filter_is_its_definition(
     plain = plain_distribution(scores, params, history)
     free = replace(params, top_p=1.0, min_p=0.0)
     sizes = sorted(plain_distribution(scores, free, history).values(), reverse=True)
-    # fp32 may decide otherwise for a token that lies on a limit
+    # fp32 may decide differently for a token exactly on a limit
     sums = [sum(sizes[: n + 1]) for n in range(len(sizes))]
     assume(not any(abs(total - top_p) < 1e-4 for total in sums))
     assume(not any(abs(size / sizes[0] - min_p) < 1e-4 for size in sizes))
@@ -83,7 +83,7 @@ def test_every_filter_is_its_definition(
 
 
 def test_the_definitions_above_tell_a_wrong_filter() -> None:
-    """Order matters: top-p before temperature, or min-p of the wrong reference, would show."""
+    """Order matters: top-p before temperature, or min-p of the wrong maximum, would show."""
     params = SamplingParams(temperature=2.0, top_p=0.6, min_p=0.7)
     logits = LOGITS.astype(float).tolist()
     right = plain_distribution(logits, params, [])
@@ -114,9 +114,9 @@ def test_drawn_tokens_follow_the_distribution(values: dict[str, Any]) -> None:
     def chi_square(expected: dict[int, float]) -> float:
         return sum((observed.get(i, 0) - count * p) ** 2 / (count * p) for i, p in expected.items())
 
-    # 99.9 % of chi-square with 6 degrees of freedom, the most there are here, is below 22.5
+    # 99.9 % of chi-square with 6 degrees of freedom, the most that occur here, is below 22.5
     assert chi_square(plain) < 22.5
-    # and a distribution that is 15 % off in one token would be seen
+    # and a distribution that is 15 % off in one token would be detected
     shifted = {
         i: p * (1.15 if i == max(plain, key=plain.__getitem__) else 1) for i, p in plain.items()
     }
@@ -125,7 +125,7 @@ def test_drawn_tokens_follow_the_distribution(values: dict[str, Any]) -> None:
 
 
 def test_top_p_over_a_large_vocabulary() -> None:
-    """More tokens than the first guess looks at, against sorting everything."""
+    """With more tokens than the first guess covers, against sorting everything."""
     logits = np.random.default_rng(3).normal(size=50_000).astype(np.float32)
     for top_p in (0.001, 0.3, 0.9, 0.9999):
         found = shares(Sampler(SamplingParams(temperature=1.0, top_p=top_p)).distribution(logits))

@@ -1,4 +1,4 @@
-"""Drafting in the server: the same greedy answers, whatever was asked before."""
+"""Drafting in the server: the same greedy answers, whatever requests came before."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_answers_are_those_without_drafts(kind: str, tree: tuple[int, ...] | Non
         assert found.tokens == wanted.tokens
         assert found.speculation is not None and found.speculation.problem == ""
         verified += found.speculation.rounds
-    # a bandit may leave a drafter alone that costs as much as its target
+    # a bandit may not use a drafter that costs as much as its target
     assert verified or tree is None
 
 
@@ -87,7 +87,7 @@ class Failing(Drafter):
 
 
 def _figures(kind: str = "chat", accept: str = "exact", fails: str = "") -> dict[str, Any]:
-    """What the second of two answers says of drafts; `fails`: why the drafter does, if it does."""
+    """Return the second answer's draft figures; `fails`: the drafter's error, if any."""
     target = model(kind)
     drafts = drafting(target, edge.load(bundle(kind), threads=1), 3, None, None, accept)
     assert drafts is not None

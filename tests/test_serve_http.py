@@ -1,4 +1,4 @@
-"""What strangers and broken programs send: raw sockets against a real server process."""
+"""Requests from strangers and broken programs: raw sockets against a real server process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def server() -> Iterator[Server]:
 
 
 def alive(server: Server) -> bool:
-    """Whether it still answers."""
+    """Return whether the server still answers."""
     return server.request("POST", CHAT, ASK)[0] == 200
 
 
@@ -101,7 +101,7 @@ def test_further_hosts_and_origins_can_be_allowed() -> None:
         assert server.request("POST", CHAT, ASK, other)[0] == 403
 
 
-# -- what is no request (faults 21, 58, 59) ------------------------------------------------------
+# -- invalid requests (faults 21, 58, 59) --------------------------------------------------------
 
 
 def test_errors_of_every_kind_have_the_apis_shape(server: Server) -> None:
@@ -122,7 +122,7 @@ def test_errors_of_every_kind_have_the_apis_shape(server: Server) -> None:
         (b"\x00\xff\x16\x03\x01\r\n\r\n", 400),
         (b"hello\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\n\r\n", 400),  # no host
-        (b"GET /health HTTP/1.0\r\n\r\n", 403),  # allowed to have none, but then it is not ours
+        (b"GET /health HTTP/1.0\r\n\r\n", 403),  # may have no host, but then it is not ours
         (b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx\r\n\r\n", 400),
         (b"GET /h\xc3\xa9 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
@@ -256,7 +256,7 @@ def test_a_connection_that_says_nothing_is_closed(server: Server) -> None:
 
 
 def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
-    """It asks and asks until the server has no room left for what it is told."""
+    """It sends requests until the server has no room left for the responses."""
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
@@ -270,7 +270,7 @@ def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
 
 
 def test_slow_clients_do_not_keep_others_waiting() -> None:
-    """200 that drip, one that is answered."""
+    """200 that send byte by byte, one that is answered."""
     with Server("--receive-timeout", "600") as server:
         slow = [server.connect() for _ in range(200)]
         try:
@@ -280,7 +280,7 @@ def test_slow_clients_do_not_keep_others_waiting() -> None:
             for connection in slow:
                 connection.sendall(b"x: y\r\n")
             assert alive(server)
-            for connection in slow:  # all are still held: it was answered before any was given up
+            for connection in slow:  # all are still held: it was answered before any was dropped
                 connection.sendall(b"host: localhost\r\nconnection: close\r\n\r\n")
             assert all(parsed(received(connection))[0] == 200 for connection in slow)
         finally:
@@ -293,7 +293,7 @@ def test_connections_are_bounded() -> None:
         many = [server.connect() for _ in range(260)]
         try:
             refused: list[socket.socket] = []
-            while len(refused) < 260 - 256:  # those that hear something and asked nothing
+            while len(refused) < 260 - 256:  # those that receive something without having asked
                 quiet = [one for one in many if one not in refused]
                 heard = select.select(quiet, [], [], PATIENCE)[0]
                 assert heard
@@ -313,7 +313,7 @@ def test_connections_are_bounded() -> None:
 
 
 def asks_in_a_crowd(server: Server) -> None:
-    """Of many that come in one turn of the loop, those that ask are heard before any is refused."""
+    """Of many connections in one turn of the loop, requests are read before any is refused."""
     server.process.send_signal(signal.SIGSTOP)
     try:
         asking = [server.connect() for _ in range(20)]
@@ -330,7 +330,7 @@ def asks_in_a_crowd(server: Server) -> None:
 
 
 def test_an_address_that_holds_most_connections_makes_room_among_its_own() -> None:
-    """Whoever is elsewhere is answered, and keeps the connection that was answered before."""
+    """Other addresses are answered, and a connection that was answered before is kept."""
     with Server("--receive-timeout", "600") as server:
         begun = _head(server, {"content-length": "1000"})
         first, second = (_elsewhere(server) for _ in range(2))
@@ -340,7 +340,7 @@ def test_an_address_that_holds_most_connections_makes_room_among_its_own() -> No
             for connection in many:
                 connection.sendall(begun)
             assert _answered(first)
-            for _ in range(20):  # they are refused, and not who is elsewhere
+            for _ in range(20):  # they are refused, and the other addresses are not
                 many.append(server.connect())
                 many[-1].sendall(begun)
             assert _answered(second) and _answered(first)
@@ -352,7 +352,7 @@ def test_an_address_that_holds_most_connections_makes_room_among_its_own() -> No
 
 
 def _elsewhere(server: Server) -> http.client.HTTPConnection:
-    """A connection from another address of this machine."""
+    """Open a connection from another address of this machine."""
     place = ("127.0.0.2", 0)
     return http.client.HTTPConnection("127.0.0.1", server.port, PATIENCE, source_address=place)
 
@@ -384,7 +384,7 @@ def test_rubbish_after_a_request_ends_only_its_own_connection(server: Server) ->
         connection.sendall(_head(server, {"content-length": str(len(data))}) + data)
         assert b" 200 " in connection.recv(1 << 16)
         connection.sendall(b"rubbish\r\n\r\n")
-        assert connection.recv(1 << 16)  # the stream goes on
+        assert connection.recv(1 << 16)  # the stream continues
     assert alive(server)
 
 
@@ -403,7 +403,7 @@ def _head(server: Server, headers: dict[str, str | None]) -> bytes:
 
 
 def _drips(server: Server, begin: bytes, drop: bytes) -> None:
-    """Send a drop at a time until the server answers; it must say 408 and close."""
+    """Send a byte at a time until the server answers; it must say 408 and close."""
     with server.connect() as connection:
         connection.sendall(begin)
         connection.settimeout(0.05)

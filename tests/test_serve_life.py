@@ -1,4 +1,4 @@
-"""Clients that leave, full queues, signals, exit codes: real server processes."""
+"""Clients that disconnect, full queues, signals, exit codes: real server processes."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ LONG: dict[str, Any] = {"model": DRAFT, "messages": HELLO, "stream": True, **END
 
 
 def streaming(client: openai.OpenAI, **options: Any) -> Any:
-    """A stream that has begun: its answer is being made."""
+    """Return a stream whose answer is being generated."""
     stream = client.chat.completions.create(**{**LONG, **options})
     assert next(iter(stream)).choices[0].delta.role == "assistant"
     return stream
 
 
 def _read(stream: Any) -> None:
-    """Until it is closed, also from another thread."""
+    """Read until it is closed, also from another thread."""
     with suppress(Exception):
         for _ in stream:
             pass
 
 
-# -- clients that leave (faults 27 and 29) -------------------------------------------------------
+# -- disconnecting clients (faults 27 and 29) ----------------------------------------------------
 
 
 def test_an_answer_ends_with_its_client() -> None:
-    """It would take many minutes. With no room to wait, others get in only when it has ended."""
+    """It would take many minutes. Without room in the queue, others are accepted only after it
+    ends.
+    """
     with Server("--parallel", "1", "--queue", "0", "--deadline", "3600", bundle=DRAFT) as server:
         client = server.client()
         for _ in range(3):
@@ -54,6 +56,7 @@ def test_an_answer_ends_with_its_client() -> None:
             with pytest.raises(openai.RateLimitError) as refused:
                 client.chat.completions.create(model=DRAFT, messages=HELLO)
             assert refused.value.status_code == 429 and refused.value.code == "overloaded"
+            assert "1 requests are running or waiting already" in refused.value.message
             assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
             stream.close()
             _until(lambda: _answers(client))
@@ -72,22 +75,22 @@ def test_those_who_wait_have_places_until_they_leave() -> None:
     with Server("--parallel", "1", "--queue", "3", "--deadline", "3600", bundle=DRAFT) as server:
         client = server.client()
         stream = streaming(client)
-        reader = threading.Thread(target=_read, args=(stream,))  # or it would make room
+        reader = threading.Thread(target=_read, args=(stream,))  # otherwise it would make room
         reader.start()
         with _asked(server, body) as first, _asked(server, body) as last:
             with _asked(server, body):
                 assert not _answers(client)
-                # who has none there finds a place
+                # a client from an address with no connection is accepted
                 with _asked(server, body, "127.0.0.2") as newcomer:
                     assert not select.select([newcomer], [], [], 0.3)[0]
 
             def taken() -> bool:
                 another = stack.enter_context(_asked(server, body))
-                return not select.select([another], [], [], 0)[0]  # else it was refused
+                return not select.select([another], [], [], 0)[0]  # otherwise it was refused
 
             stack = ExitStack()
             with stack:
-                _until(taken)  # the one that left has made room
+                _until(taken)  # the disconnected one has made room
                 assert not _answers(client)
                 stream.close()
                 for connection in (first, last):
@@ -103,7 +106,7 @@ def test_a_prompt_that_outlasts_the_deadline_is_given_up() -> None:
 
 
 def test_a_stream_that_nobody_reads_makes_room() -> None:
-    """However long it may stay unread where nobody else asks."""
+    """However long it may stay unread when nobody else asks."""
     unread = {"messages": HELLO, "stream": True, **ENDLESS}
     with (
         Server("--parallel", "1", "--send-timeout", "1000", bundle=DRAFT) as server,
@@ -149,7 +152,7 @@ def test_a_second_signal_leaves_at_once() -> None:
         server.said("stopping")
         server.process.send_signal(signal.SIGTERM)
         assert server.left() == 128 + signal.SIGTERM
-        stream.close()  # until here, or the answer would end with its client
+        stream.close()  # open until here, or the answer would end with its client
 
 
 def test_ctrl_c_is_told_apart_from_being_stopped() -> None:
@@ -162,7 +165,7 @@ def test_ctrl_c_is_told_apart_from_being_stopped() -> None:
         assert server.left() == 130
 
 
-# -- how it is started ---------------------------------------------------------------------------
+# -- starting ------------------------------------------------------------------------------------
 
 
 def test_a_key_is_made_and_told_once_unless_one_is_given() -> None:
@@ -218,7 +221,7 @@ def test_what_cannot_be_served_is_refused(
 
 
 def test_small_pieces_are_sent_at_once() -> None:
-    """asyncio asks for that only where the protocol is named; else answers take 40 ms more."""
+    """asyncio sets TCP_NODELAY only if the protocol is named; otherwise answers take 40 ms more."""
     for host in ("127.0.0.1", "localhost"):
         with run.bind(host, 0) as listening:
             assert listening.proto == socket.IPPROTO_TCP
@@ -243,7 +246,7 @@ def test_without_its_packages_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 def _answers(client: openai.OpenAI) -> bool:
-    """Whether there is room for a short request; it is answered then."""
+    """Return whether there is room for a short request, by having it answered."""
     try:
         client.chat.completions.create(model=DRAFT, messages=HELLO, max_tokens=1)
     except openai.RateLimitError as problem:
@@ -253,7 +256,7 @@ def _answers(client: openai.OpenAI) -> bool:
 
 
 def _until(holds: Callable[[], bool]) -> None:
-    """Ask again until it holds; every question is a round trip to the server."""
+    """Poll until a condition holds; each try is a round trip to the server."""
     end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end
@@ -263,7 +266,7 @@ def _until(holds: Callable[[], bool]) -> None:
 def _asked(
     server: Server, body: dict[str, Any], address: str = "127.0.0.1"
 ) -> Iterator[socket.socket]:
-    """A connection from `address` on which a chat was asked for; the server has taken it up."""
+    """Return a connection from `address` with a chat request that the server has accepted."""
     there = "127.0.0.1", server.port
     with socket.create_connection(there, PATIENCE, (address, 0)) as connection:
         connection.sendall(_request(server, body))
@@ -282,7 +285,7 @@ def _request(server: Server, body: dict[str, Any]) -> bytes:
 
 
 def _settle(server: Server) -> None:
-    """The server has read everything sent to it before: it answers on its one event loop."""
+    """Wait until the server has read everything sent before: it answers on its one event loop."""
     for _ in range(3):
         assert server.request("GET", "/v1/models")[0] == 200
 
@@ -305,12 +308,13 @@ def _edge(*arguments: str, path: Path | None = None) -> subprocess.CompletedProc
         ("ort", "2", "2 answers in turn, no faster than one"),
         ("ort", "1", "one answer at a time"),
         ("cpu", "2", "2 answers at once"),
+        ("cpu", "1", "one answer at a time"),
     ],
 )
 def test_the_start_says_how_many_answers_are_made_at_once(
     engine: str, parallel: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    linked = tmp_path / "mymodel"  # is called as it was typed, not as what it points to
+    linked = tmp_path / "mymodel"  # is named as typed, not after the link's target
     linked.symlink_to(resolve("demo"))
     server = Server("--engine", engine, "--parallel", parallel, bundle=str(linked))
     try:
@@ -318,6 +322,6 @@ def test_the_start_says_how_many_answers_are_made_at_once(
         ready = server.said("ready")
     finally:
         server.__exit__()
-    assert ready["parallel"] == int(parallel) and ready["joined"] == (engine == "cpu")
+    assert ready["parallel"] == int(parallel) and ready["joined"] == (said == "2 answers at once")
     serve._say(ready)
     assert f"; {said}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a server tells of itself, ollama's API, and models that are loaded when asked for."""
+"""The server's own endpoints, ollama's API, and models that are loaded on demand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.tool_samples import SCHEMA, TOOLS
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models, as `edge pull` leaves them, and what is none."""
+    """Return two models, as `edge pull` leaves them, and something that is not a model."""
     folder = tmp_path_factory.mktemp("models")
     for name, kind in (("tiny", "chat"), ("plain", "base")):
         shutil.copytree(bundle(kind), folder / name)
@@ -50,11 +50,11 @@ def asked(server: Server, path: str, body: Any = None) -> tuple[int, dict[str, s
     return server.request("GET" if body is None else "POST", path, body)
 
 
-# -- what it tells of itself ---------------------------------------------------------------------
+# -- status and metrics --------------------------------------------------------------------------
 
 
 def parsed(text: bytes) -> dict[str, float]:
-    """Samples of Prometheus' format; every family has its help and type before its first one."""
+    """Parse samples of Prometheus' format; each family's help and type precede its first one."""
     found: dict[str, float] = {}
     told: dict[str, str] = {}
     for line in text.decode().splitlines():
@@ -130,7 +130,7 @@ def test_the_log_has_a_line_a_request_and_nothing_that_was_said(server: Server) 
     asked(server, "/health")
     paths = "/v1/chat/completions", "/v1/completions"
     found: dict[str, Any] = {}
-    while not found.keys() >= {*paths}:  # a line is written after its answer
+    while not found.keys() >= {*paths}:  # the log line is written after the answer
         time.sleep(0.01)
         lines = logged(server)
         found = {line["path"]: line for line in lines[before:]}
@@ -185,7 +185,7 @@ SHORT = {"seed": 1, "num_predict": 6, "temperature": 1.0}
 
 
 def lines(body: bytes) -> list[dict[str, Any]]:
-    """Of a response in chunks, each of which is here one line."""
+    """Return the lines of a chunked response; each chunk is one line here."""
     return [json.loads(line) for line in body.split(b"\r\n") if line.startswith(b"{")]
 
 
@@ -259,7 +259,7 @@ def test_responses_go_on_from_one_another(server: Server) -> None:
     talk += [{"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
     whole = client.responses.create(input=talk, **BRIEF)
     again = client.responses.create(input="And?", previous_response_id=first.id, **BRIEF)
-    assert again.output_text == whole.output_text  # without the instructions of the one before
+    assert again.output_text == whole.output_text  # without the previous instructions
     with pytest.raises(openai.BadRequestError) as wrong:
         bad: Any = [{"role": "user", "content": 1}]
         client.responses.create(input=bad, previous_response_id=first.id, **BRIEF)
@@ -288,7 +288,7 @@ def test_responses_are_kept_within_their_memory() -> None:
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert most.items("1") == sent and taken < 1 << 20
-    kept.keep("d", ["d" * 200])  # too large by itself: nothing is left
+    kept.keep("d", ["d" * 200])  # too large by itself: nothing is kept
     for name in "acd":
         with pytest.raises(ApiError):
             kept.items(name)

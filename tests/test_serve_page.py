@@ -1,4 +1,4 @@
-"""The page at `/`: what it may do, and what a person does with it in a real browser."""
+"""The page at `/`: its permissions, and its use in a real browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.browser import Browser
 from tests.server_process import END, Server, is_error
 
 LAST = "document.querySelector('#log article:last-child {}')"
-# what the page asks, without the token that ends an answer; the page itself has no such field
+# the page's request, without the token that ends an answer; the page itself has no such field
 NO_END = f"""window.fetch = ((send) => (path, asked) => {{
     const body = {{...JSON.parse(asked.body), logit_bias: {{{END}: -100}}}};
     return send(path, {{...asked, body: JSON.stringify(body)}});
@@ -63,7 +63,7 @@ def test_a_person_talks_stops_takes_back_and_forks(server: Server) -> None:
         browser.open(page, width=900, height=700)
         browser.until("problem.textContent.includes('type the key below')")
         assert browser.value("document.activeElement.id") == "key"
-        # what is refused can be sent again
+        # a refused message can be sent again
         browser.value("text.value = 'Hello', send()")
         browser.until("!running && problem.textContent")
         assert browser.value("[talk.messages.length, text.value]") == [0, "Hello"]
@@ -102,7 +102,7 @@ def test_a_person_talks_stops_takes_back_and_forks(server: Server) -> None:
         browser.until("!running")
         assert "stopped" in browser.value(LAST.format("footer") + ".textContent")
         browser.value("window.fetch = plain, null")
-        assert browser.value("document.querySelectorAll('#log b').length") == 0  # text is text
+        assert browser.value("document.querySelectorAll('#log b').length") == 0  # text stays text
         click = (
             "[...log.querySelectorAll('button')].findLast((b) => b.textContent === '{}').click()"
         )
@@ -134,7 +134,7 @@ def test_code_is_shown_as_code_and_an_answer_that_fails_costs_nothing(server: Se
         browser.until("model.options.length === 1")
         asked, answered = {"role": "user", "content": text}, {"role": "assistant", "content": ""}
         browser.value(f"talk.messages.push({json.dumps(asked)}, {json.dumps(answered)}), draw()")
-        for end in range(len(text)):  # as it comes
+        for end in range(len(text)):  # as it streams
             browser.value(f"grow(talk.messages[1], {json.dumps(text[end])})")
         blocks = [
             ["p", "See:"],
@@ -143,7 +143,7 @@ def test_code_is_shown_as_code_and_an_answer_that_fails_costs_nothing(server: Se
             ["pre", "last"],
         ]
         for index in (0, 1):
-            blocks[2][1] = ("and ```so```.", "and so.")[index]  # an answer is Markdown
+            blocks[2][1] = ("and ```so```.", "and so.")[index]  # answers are Markdown
             shown = f"[...log.children[{index}].querySelector('div').children]"
             assert browser.value(f"{shown}.map((b) => [b.localName, b.textContent])") == blocks
         assert browser.value("document.documentElement.scrollWidth") <= 360
@@ -189,10 +189,10 @@ def test_markdown_is_shown_and_no_text_is_markup(server: Server) -> None:
         whole = browser.value(shown.format(1, "outerHTML"))
         assert "\n".join(whole) == SHOWN
         assert browser.value("document.documentElement.scrollWidth") <= 360
-        # a long talk scrolls within the page, not the page
+        # a long chat scrolls within the page, not the page
         assert browser.value("log.scrollHeight > log.clientHeight")
         assert browser.value("document.documentElement.scrollHeight <= innerHeight")
-        # as it comes, and whatever it is, it ends as what it is in one piece
+        # as it streams; whatever the text, the final result equals rendering it in one piece
         noise = "".join(random.Random(1).choices("*`|-#~1. \nab<", k=400))
         for text in (MARKDOWN, noise):
             browser.value("talk.messages[1].content = '', draw()")
@@ -201,7 +201,7 @@ def test_markdown_is_shown_and_no_text_is_markup(server: Server) -> None:
             grown = browser.value(shown.format(1, "outerHTML"))
             browser.value("draw()")
             assert grown == browser.value(shown.format(1, "outerHTML"))
-        # what never closes costs no more than its length
+        # unclosed markup costs time linear in its length
         for part in ("*", "**a", "`", "```", "|", "# ", "  - ", "~"):
             browser.value(
                 f"fill(document.createElement('div'), {json.dumps(part)}.repeat(1e5), true), 1"
@@ -210,7 +210,7 @@ def test_markdown_is_shown_and_no_text_is_markup(server: Server) -> None:
 
 
 def _screens(browser: Browser, page: str, key: str, folder: Path) -> None:
-    """Pictures for people to look at."""
+    """Save screenshots for people to look at."""
     for name, width, height, dark in (("light", 900, 560, False), ("dark", 390, 700, True)):
         browser.send("Emulation.setDeviceMetricsOverride", width=width, height=height,
                      deviceScaleFactor=1, mobile=width < 600)  # fmt: skip

@@ -32,7 +32,7 @@ HOW: list[tuple[str, dict[str, Any]]] = [
 
 
 class Client:
-    """A job, and what it posts."""
+    """A job, and its events."""
 
     def __init__(
         self, worker: ModelWorker, text: str, *, endless: bool = False, **how: Any
@@ -61,7 +61,9 @@ class Client:
 
 @pytest.fixture
 def worker(request: pytest.FixtureRequest) -> Any:
-    """Three conversations at once; what another name loads has one."""
+    """Return a worker with three conversations at once; the model loaded under another name has
+    one.
+    """
     ready, engine = threading.Event(), getattr(request, "param", "auto")
 
     def load(count: int) -> tuple[Model, Any]:

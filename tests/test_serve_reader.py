@@ -31,7 +31,7 @@ def server() -> Iterator[Server]:
 
 
 def test_what_is_read_too_long_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client is told in time, others are read, and health says so until it ends."""
+    """Its client gets an error in time, others are read, and health reports it until it ends."""
     monkeypatch.setattr(reader, "STUCK_S", 0.2)
     never, reading = threading.Event(), Reader()
 
@@ -49,7 +49,7 @@ def test_what_is_read_too_long_is_left_behind(monkeypatch: pytest.MonkeyPatch) -
         assert not slow.done()
         never.set()
         assert await slow
-        while reading.stuck:  # until its thread has come back
+        while reading.stuck:  # until its thread has returned
             await asyncio.sleep(0.01)
 
         never.clear()
@@ -132,7 +132,7 @@ def test_bodies_that_trickle_in_take_nobodys_place(server: Server) -> None:
 
 
 def test_connections_that_say_nothing_make_room(server: Server) -> None:
-    """Without a key, and more of them than there may be; who came with it, stays."""
+    """Connections without a key, beyond the limit, make room; those that came with the key stay."""
     ask = {"messages": HELLO, "max_tokens": 1}
     headers = {"content-type": "application/json", "authorization": f"Bearer {server.key}"}
     known = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
@@ -158,8 +158,10 @@ def test_connections_that_say_nothing_make_room(server: Server) -> None:
         ({"best_of": 2}, "must be 1"),
         ({"logit_bias": {"x": 1}}, "token ids"),
         ({"logit_bias": {"-1": 1}}, "token ids"),
+        ({"logit_bias": {"3": 500}}, "must be at most 100, not 500"),
         ({"stream": True, "stream_options": {"other": 1}}, "unknown parameter"),
         ({"temperatur": 1}, "'temperatur' (did you mean 'temperature'?)"),
+        ({"prompt": "x"}, "unknown parameter 'prompt' (it belongs to /v1/completions)"),
         (
             {"messages": "hi", "stream": "maybe", "top_logprobs": 100, "logprobs": True},
             'stream: must be true or false, not "maybe"; messages: must be a list, not "hi"; '

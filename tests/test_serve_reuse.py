@@ -1,4 +1,4 @@
-"""States that are used again: what they spare, and that no answer is another one for it."""
+"""Reused states: what they save, and that no answer changes because of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def slot(model: Model, cache_bytes: int = PLENTY) -> Slot:
 def answer(
     slot: Slot, tokens: list[int], params: SamplingParams = GREEDY, *, continued: bool = False
 ) -> GenerationResult:
-    """One request: the answer, and that what ran and what was reused are the prompt."""
+    """Send one request; return the answer. Run and reused tokens must make up the prompt."""
     result = slot.begin(tokens, params, continued=continued).finish()
     assert 0 <= slot.reused < len(tokens)
     return result
@@ -58,10 +58,10 @@ def encode(model: Model, messages: list[Message]) -> list[int]:
 )
 @pytest.mark.parametrize("hot", [False, True], ids=["greedy", "sampled"])
 def test_talks_in_any_order_say_what_they_say_alone(name: str, hot: bool) -> None:
-    """Talks interleaved, each turn judged by a slot that reads everything anew.
+    """Conversations interleaved, each turn compared with a slot that reads everything anew.
 
-    The two differ by 1e-5 in their logits. A draw falls between them once in a million tokens.
-    (With int8 activations they differ by what rounding costs, and a talk may go another way.)
+    The two differ by 1e-5 in their logits. A random draw falls between them once in a million
+    tokens. (With int8 activations they differ by the rounding, and a conversation may diverge.)
     """
     short = name in ("hybrid", "chat", "bytes")  # tiny random models; hybrid has 64 positions
     model = tiny(name) if short else edge.load(name, threads=1)
@@ -108,12 +108,12 @@ def test_over_the_wire_it_is_reported_and_changes_nothing() -> None:
             assert none.prompt_tokens_details is not None
             assert usage.prompt_tokens_details.cached_tokens == held
             assert none.prompt_tokens_details.cached_tokens == 0
-            # the last token said, the end of the turn, has not been run
+            # the last token, the end of the turn, has not been run
             held = usage.prompt_tokens + usage.completion_tokens - 1
             talk.append({"role": "assistant", "content": said})
 
 
-# -- what is spared ------------------------------------------------------------------------------
+# -- savings -------------------------------------------------------------------------------------
 
 
 def test_a_talk_runs_only_what_is_new(demo: Model) -> None:
@@ -275,7 +275,7 @@ def test_a_budget_below_one_state_copies_none_and_still_goes_on(demo: Model) -> 
 
 
 def test_the_index_finds_what_a_search_of_all_finds() -> None:
-    """Thousands of states of random tokens that share beginnings, some dropped on the way."""
+    """Thousands of states of random tokens with common beginnings, some dropped on the way."""
     chosen = random.Random(0)
     state: Any = SimpleNamespace(nbytes=100)
     store = PrefixStore(100 * 400 + 48 * 2000)
@@ -301,7 +301,7 @@ def test_the_index_finds_what_a_search_of_all_finds() -> None:
 
 
 def test_finding_takes_as_long_among_many_as_among_few() -> None:
-    """Comparisons are counted, not time."""
+    """Counts comparisons, not time."""
     state: Any = SimpleNamespace(nbytes=1)
     counts = []
     for many in (10, 3000):

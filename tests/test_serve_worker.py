@@ -48,7 +48,7 @@ def test_clients_take_turns_and_each_is_answered_in_the_order_it_asked() -> None
 
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
 def test_a_cancel_takes_effect_within_one_step(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`at`: the run of the engine during which the client leaves; the first reads the prompt."""
+    """`at`: the engine run during which the client disconnects; the first reads the prompt."""
     runs: list[int] = []
     worker = _worker()
     model = _model(worker)
@@ -160,7 +160,7 @@ def test_a_deadline_counts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Events:
-    """What a job posts, for a thread that waits."""
+    """The events of a job, for a thread that waits."""
 
     def __init__(self) -> None:
         self._all: list[Event] = []
@@ -172,20 +172,20 @@ class _Events:
             self._more.notify()
 
     def first(self) -> Event:
-        """The next event."""
+        """Return the next event."""
         with self._more:
             assert self._more.wait_for(lambda: self._all, PATIENCE)
             return self._all.pop(0)
 
     def last(self) -> Event:
-        """The next event that ends an answer."""
+        """Return the next event that ends an answer."""
         while isinstance(event := self.first(), Piece):
             pass
         return event
 
 
 def _worker() -> ModelWorker:
-    """One that is ready."""
+    """Return a worker that is ready."""
     model, ready = edge.load(DRAFT, threads=1), threading.Event()
     worker = ModelWorker(
         lambda: (model, [Slot(model, capacity=None, cache_bytes=1 << 20)]), ready.set, name="demo"
@@ -211,7 +211,7 @@ def _settings(limits: ServerLimits | None = None) -> ServerSettings:
 
 
 def _call(app: App, method: str, path: str, body: Any = None) -> tuple[int, dict[str, str], Any]:
-    """One request to the application, without a server around it."""
+    """Send one request to the application, without a server around it."""
     sent: list[Any] = []
 
     async def one() -> None:

@@ -1,4 +1,4 @@
-"""Answers under `asyncio`, and sessions that are closed."""
+"""Answers under `asyncio`, and closed sessions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_cancelled_task_leaves_a_session_that_can_be_used(session: Session) ->
         await begun.wait()
         task.cancel()
         await asyncio.sleep(0)
-        task.cancel()  # again, while the step it is in goes on
+        task.cancel()  # again, during the same step
         with contextlib.suppress(asyncio.CancelledError):
             await task
         assert answer.result.finish_reason == "cancelled"
@@ -126,7 +126,7 @@ def test_a_closed_session_refuses_everything_but_its_transcript() -> None:
         with pytest.raises(InputError, match="the session is closed"):
             use()
     assert unfinished.finish().finish_reason == "cancelled"
-    session.close()  # twice is once
+    session.close()  # closing twice has no further effect
 
 
 def test_loggers_say_how_answers_ended(session: Session, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Conversations: what is reused, and that the state is always the transcript's."""
+"""Conversations: which tokens are reused, and that the state always matches the transcript."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ KINDS = ["chat", "hybrid", "bytes"]
 
 
 def rendered(session: Session) -> list[int]:
-    """The transcript as the template writes it, before the next turn."""
+    """Return the transcript as the template renders it before the next turn."""
     template = session.model.template
     assert template is not None
     return template.encode(session.messages, add_generation_prompt=False)
 
 
 def agrees(session: Session) -> bool:
-    """Whether the state holds the beginning of the transcript: all but the last turn's closing."""
+    """Check that the state holds the transcript up to the closing of the last turn."""
     tokens = rendered(session)
     return session.tokens == tuple(tokens[: len(session.tokens)])
 
@@ -58,7 +58,7 @@ def test_answers_are_those_of_a_session_that_reads_everything_anew(kind: str) ->
 
 
 def test_an_answer_that_ends_itself_and_one_that_is_cut_are_closed_alike() -> None:
-    session = model("chat").session(seed=1)  # unseeded, one talk in a hundred draws a special token
+    session = model("chat").session(seed=1)  # unseeded, 1 in 100 draws a special token
     result = session.chat("hello", temperature=0, logit_bias={END: 1000.0}).finish()
     assert result.finish_reason == "stop" and result.tokens == (END,)
     assert session.messages[-1] == Message("assistant", "", ())
@@ -148,7 +148,7 @@ def test_a_list_of_messages_reuses_what_it_shares() -> None:
     plain = [{"role": m.role, "content": m.content} for m in session.messages]
     result = session.chat([*plain, {"role": "user", "content": "then"}], max_tokens=4).finish()
     assert result.reused_tokens == held
-    # another beginning shares nothing that the state could go back to
+    # another beginning shares no prefix that the state could rewind to
     result = session.chat([{"role": "user", "content": "other"}], max_tokens=4).finish()
     assert result.reused_tokens == 0
     assert [m.role for m in session.messages] == ["user", "assistant"]
@@ -159,7 +159,7 @@ def test_a_list_of_messages_reuses_what_it_shares() -> None:
 def test_the_same_question_again_is_answered_again(kind: str) -> None:
     session = model(kind).session()
     question = [Message("user", "hello")]
-    # after one token the state holds the prompt and no more
+    # after one token the state holds only the prompt
     first = session.chat(question, max_tokens=1, temperature=0).finish()
     again = session.chat(question, max_tokens=1, temperature=0).finish()
     assert again.tokens == first.tokens and again.prompt_tokens > 0

@@ -1,4 +1,4 @@
-"""Conversations without end: what is kept of them is bounded, and what was said is in the state."""
+"""Endless conversations: their memory is bounded, and the whole text is in the state."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_chat_goes_on_as_if_all_of_it_were_kept(
                 bounded.save(tmp_path / "talk")
                 bounded = model("chat").session(max_prompt_tokens=100)
                 assert bounded.load(tmp_path / "talk") == bounded.position
-            if turn % 20 == 17:  # the whole transcript, as far as there is one
+            if turn % 20 == 17:  # the whole transcript, as far as it is kept
                 again = [*bounded.messages, Message("user", "so")]
                 bounded.chat(again, max_tokens=1, temperature=0).finish()
                 bounded.undo()
@@ -86,7 +86,7 @@ def test_drafters_follow_what_is_kept(short: None, draft: str) -> None:
 
 
 def test_another_transcript_is_read_from_its_beginning(short: None) -> None:
-    """Also one that says just what is kept: the state has more than that."""
+    """Also if it equals the kept part: the state holds more than that."""
     session = model("chat").session()
     for turn in range(30):
         say(session, turn)
@@ -102,7 +102,7 @@ def test_another_transcript_is_read_from_its_beginning(short: None) -> None:
 
 
 class Counting(ChatTemplate):
-    """Numbers its turns from the end, so that every prompt is another text."""
+    """Numbers its turns from the end, so that every prompt is a different text."""
 
     def encode(self, messages: Any, **options: Any) -> list[int]:
         counted = [
@@ -115,7 +115,7 @@ class Counting(ChatTemplate):
 def test_a_template_that_renders_turns_differently_later(
     short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest turns are left out where all would be too long; what is left is read again."""
+    """The oldest turns are dropped if the whole would be too long; the rest is read again."""
     chat = model("chat")
     monkeypatch.setattr(chat, "template", Counting(CHAT, chat.tokenizer))
     session = chat.session(max_prompt_tokens=300)

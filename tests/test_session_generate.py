@@ -1,4 +1,4 @@
-"""Running text: prompts, limits, ends, and what a session holds after each."""
+"""Running text: prompts, limits, stop reasons, and the session's contents after each."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from edge.errors import (
 from edge.runtime.session import Session
 from tests.session_models import END, bundle, model
 
-HOT = {"temperature": 5.0, "seed": 3}  # random models repeat themselves unless they are hot
+HOT = {"temperature": 5.0, "seed": 3}  # random models repeat themselves at low temperature
 
 
 def greedy(kind: str, prompt: list[int], count: int) -> list[int]:
-    """Plain greedy decoding with bare engine runs, one token at a time."""
+    """Decode greedily with bare engine runs, one token at a time."""
     engine = model(kind).engine
     state, out = engine.new_state(), []
     for token in prompt:
@@ -60,7 +60,7 @@ def test_going_on_is_the_same_as_not_stopping(kind: str) -> None:
     while sum(len(part.tokens) for part in parts) < len(whole.tokens):
         left = len(whole.tokens) - sum(len(part.tokens) for part in parts)
         parts.append(session.generate(max_tokens=min(5, left), temperature=5.0).finish())
-        assert parts[-1].prompt_tokens == 1  # the pending token alone
+        assert parts[-1].prompt_tokens == 1  # only the pending token
     assert sum((part.tokens for part in parts), ()) == whole.tokens
 
 
@@ -106,7 +106,7 @@ def test_a_stop_string_never_shows_and_leaves_the_state_before_it(kind: str) -> 
         count = generation.result.prompt_tokens
         held = [*session.tokens, *([] if session.pending is None else [session.pending])][count:]
         text = model(kind).tokenizer.decode(held)
-        # what is held is what was shown, as far as whole tokens and unfinished characters allow
+        # the session holds what was shown, except for partial tokens and unfinished characters
         assert shown.startswith(text.rstrip("\ufffd")) or text == shown
 
 
@@ -114,7 +114,7 @@ def test_the_context_of_attention_layers_ends_answers_and_refuses_prompts() -> N
     session = model("hybrid").session(capacity=20)
     result = session.generate([20] * 10, max_tokens=50, temperature=0, logit_bias={END: -99.0})
     assert result.finish().finish_reason == "context"
-    # 10 + 10 tokens are in, the last one sampled is not
+    # 10 + 10 tokens are in, the last sampled one is not
     assert len(session.tokens) == 20 and len(result.result.tokens) == 11
     with pytest.raises(ContextFullError, match="20"):
         session.generate("more")
@@ -136,7 +136,7 @@ def test_prompts_that_cannot_be_used_are_refused_before_anything_runs() -> None:
         session.generate("\ud800")
     with pytest.raises(InputError, match="temperature"):
         session.generate("a", temperature=-1)
-    with pytest.raises(InputError, match="token"):
+    with pytest.raises(InputError, match=f"^logit_bias: token {size} is not"):
         session.generate("a", logit_bias={size: 1.0})
     assert session.tokens == ()
     assert session.generate("a", max_tokens=1).finish().finish_reason in ("length", "stop")
@@ -200,7 +200,7 @@ def test_cancelled_before_the_first_token_leaves_no_trace() -> None:
     result = generation.finish()
     assert result.finish_reason == "cancelled" and result.text == "" and result.tokens == ()
     assert (session.tokens, session.pending) == before
-    # nor does one that was never begun
+    # nor does one that was never started
     session.generate("three")
     assert (session.tokens, session.pending) == before
     assert session.undo_levels == 1
@@ -215,7 +215,7 @@ def test_a_deadline_gives_what_there_is() -> None:
         if result.tokens:
             break
     assert len(session.tokens) == len(result.tokens) > 0
-    # one that is over before the first token
+    # one whose deadline passes before the first token
     generation = session.generate("a" * 100_000, deadline_s=1e-9)
     assert generation.finish().finish_reason == "deadline"
 
@@ -374,7 +374,7 @@ def test_undo_takes_back_only_what_there_is() -> None:
     assert (session.tokens, session.pending) == places[2]
     session.undo()
     assert (session.tokens, session.pending) == places[1]
-    with pytest.raises(StateError, match="2 turns"):
+    with pytest.raises(StateError, match="turns kept: 2"):
         session.undo()
 
 

@@ -1,5 +1,5 @@
-"""Models with windows through the exporter and the `cpu` engine, judged by transformers; what the
-plans say of their caches; and files of states between engines that keep all and that do not.
+"""Models with windows, exported and run on the `cpu` engine, against transformers; the plans'
+statements on their caches; and state files between engines with whole and sliding caches.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_transformers_gives_the_same_logits_far_past_the_window(kind: str) -> No
     state = engine.new_state(window=3, capacity=CAPACITY)
     assert state.layout.slots is not None and state.layout.slots < CAPACITY // 3
     rows, at = [], 0
-    while at < ids.shape[1]:  # chunks, then runs that are taken back, then steps
+    while at < ids.shape[1]:  # chunks, then runs that are rewound, then steps
         count = (CHUNK, 5, 1, 1, 1, 3)[len(rows) % 6]
         part = ids[:, at : at + count]
         if count == 3:
@@ -88,7 +88,7 @@ def test_transformers_gives_the_same_logits_far_past_the_window(kind: str) -> No
 
 @pytest.mark.parametrize("kind", ["gemma3", "mistral"])
 def test_a_state_goes_from_engine_to_engine(kind: str, tmp_path: Path) -> None:
-    """By file and by copy, though one keeps all rows and one the last; libedge too."""
+    """By file and by copy, though one keeps all rows and one only the last; libedge too."""
     slid, whole = (model(kind, name).engine for name in ("cpu", "ort"))
     ids = text(kind, 120)
     files = {}

@@ -1,4 +1,4 @@
-"""SmoothQuant's divisors: the equation, what is dead, and that the product does not change."""
+"""SmoothQuant's divisors: the equation, dead channels, and an unchanged product."""
 
 from __future__ import annotations
 

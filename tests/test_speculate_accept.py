@@ -1,4 +1,4 @@
-"""Rejection sampling leaves the target's distribution alone, whatever the drafter draws from."""
+"""Rejection sampling preserves the target's distribution for any drafter."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ Accept = Callable[[Draft, Callable[[int], Distribution], Uniform], tuple[int, in
 def accept_chain(
     draft: Draft, target: Callable[[int], Distribution], uniform: Uniform
 ) -> tuple[int, int]:
-    """How many stand, and the token after them; `target(i)` is what follows the first i tokens."""
+    """Return the number of accepted tokens, and the token after them; `target(i)` follows the first
+    i tokens.
+    """
     path, following = accept(draft, lambda node: target(node + 1), uniform)
     assert path == [*range(len(path))]
     return len(path), following
 
 
 def _table(seed: int, sharpness: float, zeros: int, *, whole: bool = False) -> list[Distribution]:
-    """For each previous token, the distribution of the next; `zeros` tokens cannot be drawn.
+    """Return the distribution of the next token for each previous one; `zeros` tokens cannot be
+    drawn.
 
-    `whole`: as weights of all of the vocabulary, else of some of it in any order.
+    `whole`: as weights over the whole vocabulary, otherwise over part of it in any order.
     """
     rng = np.random.default_rng(seed)
     rows = []
@@ -43,8 +46,8 @@ def _table(seed: int, sharpness: float, zeros: int, *, whole: bool = False) -> l
 
 
 def _pairs(accept: Accept, p: list[Distribution], q: list[Distribution], chosen: bool) -> float:
-    """Rounds with drafts of two tokens after token 0; how far the first two that come out are from
-    what the target says.
+    """Run rounds with drafts of two tokens after token 0; return the deviation of the first two
+    output tokens from the target.
     """
     rng = np.random.default_rng(7)
     counts = np.zeros((VOCAB, VOCAB))
@@ -68,9 +71,9 @@ def _pairs(accept: Accept, p: list[Distribution], q: list[Distribution], chosen:
     [
         (_table(1, 1.0, 0), _table(2, 1.0, 0)),
         (_table(1, 1.0, 0, whole=True), _table(2, 1.0, 0, whole=True)),
-        (_table(3, 2.0, 2), _table(4, 0.5, 0, whole=True)),  # not all that is drafted can be drawn
-        (_table(5, 0.5, 0, whole=True), _table(6, 2.0, 3)),  # the drafter never says some tokens
-        (_table(8, 1.0, 0), _table(8, 1.0, 0)),  # nothing is refused
+        (_table(3, 2.0, 2), _table(4, 0.5, 0, whole=True)),  # not every drafted token can be drawn
+        (_table(5, 0.5, 0, whole=True), _table(6, 2.0, 3)),  # the drafter lacks some tokens
+        (_table(8, 1.0, 0), _table(8, 1.0, 0)),  # nothing is rejected
     ],
     ids=["some", "whole", "narrow target", "narrow drafter", "equal"],
 )
@@ -81,7 +84,7 @@ def test_two_tokens_are_distributed_as_the_target_says(
 
 
 def _without_residual(draft: Draft, target: Callable[[int], Distribution], u: Uniform):  # type: ignore[no-untyped-def]
-    """Planted: after a refusal, draw from p itself."""
+    """Planted: after a rejection, draw from p itself."""
     for index, (token, q) in enumerate(zip(draft.tokens, draft.drawn_from, strict=True)):
         if u() >= target(index).of(token) / (1.0 if q is None else q.of(token)):
             return index, target(index).draw(u())
@@ -89,13 +92,13 @@ def _without_residual(draft: Draft, target: Callable[[int], Distribution], u: Un
 
 
 def _one_position_late(draft: Draft, target: Callable[[int], Distribution], u: Uniform):  # type: ignore[no-untyped-def]
-    """Planted: the next token from the distribution after the refused one."""
+    """Planted: draw the next token from the distribution after the rejected one."""
     stood, following = accept_chain(draft, target, u)
     return stood, following if stood == len(draft.tokens) else target(stood + 1).draw(u())
 
 
 def _always(draft: Draft, target: Callable[[int], Distribution], u: Uniform):  # type: ignore[no-untyped-def]
-    """Planted: whatever the target can draw stands."""
+    """Planted: accept whatever the target can draw."""
     for index, token in enumerate(draft.tokens):
         if not target(index).of(token):
             return index, target(index).draw(u())
@@ -108,7 +111,7 @@ def test_a_planted_bug_turns_the_test_red(planted: Accept) -> None:
 
 
 def test_what_is_left_of_one_distribution_after_another() -> None:
-    """Some tokens or the whole vocabulary, on either side: the same difference."""
+    """Part of the vocabulary or all of it, on either side: the same difference."""
     shares = {"p": {4: 0.5, 1: 0.3, 3: 0.2}, "q": {3: 0.1, 0: 0.5, 1: 0.4}}
     forms: dict[str, list[Distribution]] = {}
     for name, found in shares.items():

@@ -1,4 +1,4 @@
-"""The bandit over shapes of drafts, against drafters of known acceptance and cost."""
+"""The bandit over draft shapes, against drafters of known acceptance and cost."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class World:
     """A pair of models whose step takes a second.
 
     Attributes:
-        accepted: how often a first child at depth 0 stands; at each depth `deeper` times as often,
-            and `sibling` times as often for each child before it that did not.
-        run, sequence: seconds of a drafter's run, and how much longer one more sequence makes it.
-        token: seconds that one token more makes the target's run longer, `tree` times in trees.
+        accepted: acceptance probability of a first child at depth 0; at each depth it is multiplied
+        by `deeper`, and by `sibling` for each rejected child before it.
+        run, sequence: seconds of a drafter's run, and of each additional sequence.
+        token: seconds that an additional token adds to the target's run, times `tree` in trees.
     """
 
     accepted: float
@@ -55,7 +55,7 @@ class World:
         return expected
 
     def price(self, shape: Shape) -> float:
-        """Seconds a token, on average."""
+        """Return the mean seconds per token."""
         return sum(self.seconds(shape)) / self.tokens(shape)
 
     def play(self, shape: Shape, rng: np.random.Generator) -> Round:
@@ -88,7 +88,7 @@ def best_of(world: World) -> Shape:
 
 
 def play(bandit: Bandit, world: World, rounds: int, seed: int) -> float:
-    """Seconds a token over some rounds, by expected tokens: what chance adds is no regret."""
+    """Return seconds per token over some rounds, by expected tokens: luck is not regret."""
     rng = np.random.default_rng(seed)
     seconds = tokens = 0.0
     for _ in range(rounds):
@@ -114,9 +114,9 @@ def _regrets(world: World, rounds: int, warm: int = 0) -> list[float]:
 
 @pytest.mark.parametrize("world", DRAFT)
 def test_200_rounds_cost_little_more_than_those_of_the_best_shape(world: World) -> None:
-    """Never to draft would cost 18 % more where it costs least."""
+    """Never drafting would cost 18 % more where that matters least."""
     assert world.price(NO_DRAFT) > 1.18 * world.price(best_of(world))
-    # what gains little is tried late, for it mostly gains nothing
+    # shapes with little gain are tried late, since they mostly gain nothing
     assert np.mean(_regrets(world, 200)) < (0.15 if world is SHORT_ONES_PAY else 0.1)
 
 
@@ -163,8 +163,9 @@ def test_drafting_that_never_pays_costs_little_once_that_is_known(world: World) 
 
 @pytest.mark.parametrize("world", [*DRAFT, *PLAIN])
 def test_a_short_answer_is_not_spent_on_trying(world: World) -> None:
-    """The first 20 rounds of a session, with everything to be learned in them; the best shape after
-    one try of each would cost 6 to 16 % more than itself where drafting pays, else 36 to 76 %.
+    """The first 20 rounds of a session, with everything still to learn. Trying each shape once and
+    then using the best would cost 6 to 16 % more than the best shape where drafting pays, else 36
+    to 76 %.
     """
     assert np.mean(_regrets(world, 20)) < (0.08 if world in PLAIN else 0.25)
 
@@ -188,7 +189,7 @@ def _learn(acceptance: Acceptance, done: Round) -> None:
 
 
 def test_one_shape_tells_of_the_others() -> None:
-    """Rounds of one chain let shorter and longer ones be predicted, and trees' first children."""
+    """Rounds of one chain predict shorter and longer ones, and trees' first children."""
     acceptance = Acceptance()
     rng = np.random.default_rng(2)
     world = World(0.8, run=0.1, token=0.05, deeper=0.9)
@@ -210,7 +211,7 @@ def test_one_shape_tells_of_the_others() -> None:
 
 def test_a_draft_that_came_out_short_counts_against_longer_ones() -> None:
     acceptance = Acceptance()
-    for _ in range(50):  # one token, which stood, of the four that were asked for
+    for _ in range(50):  # one token, which was accepted, of the four requested
         _learn(acceptance, Round(Shape.of_chain(4), 1, (1, 0), (0,), 0.1, 1.0))
     assert acceptance.rate(0, 0) > 0.9 and acceptance.rate(1, 0) < 0.1
 
@@ -266,8 +267,8 @@ def test_shapes_are_cut_to_the_room_there_is(
 
 
 def test_ucb_is_the_papers() -> None:
-    """Equations 1 and 2 of Mamba Drafters, worked out: λ_γ = 0.2, tokens 2, 3 and 1 with the one
-    that always comes, depths 4, 5 and 6; then the first arm, twice more with 5.
+    """Equations 1 and 2 of Mamba Drafters, worked out: λ_γ = 0.2, tokens 2, 3 and 1 including the
+    free one, depths 4, 5 and 6; then the first arm, twice more with 5.
     """
     ucb = Ucb(TREES, 0.2)
     for arm, accepted in ((0, 1), (1, 2), (2, 0)):
@@ -282,7 +283,7 @@ def test_ucb_is_the_papers() -> None:
     assert first + bonus[0] > second + bonus[1] - 0.05
     chosen = TREES[0] if first + bonus[0] > second + bonus[1] else TREES[1]
     assert ucb.choose(NO_OUTLOOK) == chosen
-    ucb.learn(Round(NO_DRAFT, 0, (), (), 0.0, 1.0))  # a step is no arm
+    ucb.learn(Round(NO_DRAFT, 0, (), (), 0.0, 1.0))  # a step is not an arm
     assert list(ucb.pulls.values()) == [3, 1, 1]
 
 

@@ -1,4 +1,4 @@
-"""A bandit on a machine that was busy while it learned what a step costs."""
+"""A bandit on a machine that was busy while the bandit learned the cost of a step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _learned_beside_other_work(world: World, seed: int, rounds: int) -> Bandit:
 
 
 def test_drafts_that_were_slow_are_tried_again_when_steps_have_become_quick() -> None:
-    """Nobody drafts while the machine is busy; what drafts cost then says nothing afterwards."""
+    """Nobody drafts while the machine is busy; the cost of drafts then says nothing about later."""
     regrets = []
     for seed in range(8):
         bandit, rng = Bandit(ARMS), np.random.default_rng(seed)
@@ -62,7 +62,7 @@ def test_steps_that_were_slow_are_looked_at_again() -> None:
     for world in (DEAR_AND_POOR, SELDOM_RIGHT, PAYS):
         price, regrets = world.price(best_of(world)), []
         for seed in range(8):
-            # drafting has just begun when the machine becomes quicker
+            # drafting has just begun when the machine becomes faster
             bandit = _learned_beside_other_work(world, seed, 4)
             play(bandit, world, 150, seed + 50)
             regrets.append(play(bandit, world, 150, seed + 99) / price - 1)
@@ -78,5 +78,5 @@ def test_a_clock_that_stands_still_stops_nothing() -> None:
         shape = bandit.choose(NO_OUTLOOK)
         offered, ranks = (1,) * shape.depth + (0,), (0,) * shape.depth
         bandit.learn(Round(shape, shape.nodes, offered, ranks, 0.0, 0.0))
-    bandit.begin(True)  # counts those that rested
+    bandit.begin(True)  # counts the ones that were not tried
     assert sum(bandit.pulls.values()) == 100

@@ -1,4 +1,4 @@
-"""Words drafted for a target of bytes: many bytes a round, and back to the last whole word."""
+"""Words drafted for a byte-level target: many bytes a round, and rewinds to the last whole word."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _session(tokens: int, accept: str = "exact") -> tuple[Session, TextDrafter]:
 
 
 def _follow(drafter: TextDrafter, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Ahead], list[int]]:
-    """Before each draft: (what the drafter has read and what the target said, bytes drafted); how
-    many tokens it read for each.
+    """Record before each draft (text read by the drafter, target's text, bytes drafted), and the
+    tokens read for each.
     """
     drafts: list[Ahead] = []
     reads: list[int] = []
-    ahead, read = drafter._ahead, drafter._read
+    ahead, read = drafter._draft_ahead, drafter._consume
 
     def watched_ahead(logits: Logits, begun: bytes, count: int) -> list[int]:
         before = bytes(drafter.said.data) + begun
@@ -51,8 +51,8 @@ def _follow(drafter: TextDrafter, monkeypatch: pytest.MonkeyPatch) -> tuple[list
         reads.append(len(tokens))
         return read(tokens)
 
-    monkeypatch.setattr(drafter, "_ahead", watched_ahead)
-    monkeypatch.setattr(drafter, "_read", watched_read)
+    monkeypatch.setattr(drafter, "_draft_ahead", watched_ahead)
+    monkeypatch.setattr(drafter, "_consume", watched_read)
     return drafts, reads
 
 
@@ -71,9 +71,9 @@ def test_long_drafts_fit_into_a_run_and_are_taken_back_to_whole_words(
     assert _answers(session, 40) == _answers(demo("demo-bytes").session(), 40)
     assert session.drafting is not None and session.drafting.window == tokens + 1
     assert all(read == heard for read, heard, _ in drafts)
-    # three words of the drafter's and more, of which the target mostly refuses the last ones
+    # three words of the drafter's and more, of which the target mostly rejects the last ones
     assert max(count for *_, count in drafts) >= min(tokens, 30)
-    # a prompt each, then never the whole text again: it was rewound, not begun anew
+    # a prompt each, then never the whole text again: it was rewound, not restarted
     assert sum(count > BACK + 12 for count in reads) <= len(PROMPTS)
 
 
@@ -88,21 +88,21 @@ def test_by_rank_the_drafter_follows_too(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_keeping_the_first_word_that_is_not_whole_turns_it_red(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Planted: c′ of MambaByte's algorithm 1 as it is printed."""
+    """Planted: c′ of MambaByte's algorithm 1 as printed."""
     session, drafter = _session(12)
     drafts, _ = _follow(drafter, monkeypatch)
-    kept = drafter._kept
+    kept = drafter._kept_tokens
 
     def planted(most: int, end: int) -> int:
         return min(kept(most, end) + 1, len(drafter.said.tokens))
 
-    monkeypatch.setattr(drafter, "_kept", planted)
+    monkeypatch.setattr(drafter, "_kept_tokens", planted)
     _answers(session, 40)
     assert any(read != heard for read, heard, _ in drafts)
 
 
 @pytest.mark.parametrize("tokens", [0, 65, 10**9])
 def test_more_than_a_run_may_hold_is_refused(tokens: int) -> None:
-    with pytest.raises(InputError, match="1 … 64") as refused:
+    with pytest.raises(InputError, match="from 1 to 64, not") as refused:
         _session(tokens)
     assert refused.value.field == "draft_tokens"

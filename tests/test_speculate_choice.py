@@ -1,4 +1,4 @@
-"""The bandit with a look-up beside a model, over answers of 48 tokens: what it gains and loses."""
+"""The bandit with a look-up beside a model, over answers of 48 tokens: its gains and losses."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ TREES = [Shape((2, 1)), Shape((2, 1, 1, 1)), Shape((3, 2, 1))]
 LOOK_UPS = [Shape.of_chain(length, LOOK_UP) for length in (1, 2, 3, 5, 7)]
 ARMS = [*CHAINS, *TREES, *LOOK_UPS]
 TOKENS, PROMPT = 48, 60
-# of the target's runs of so many tokens, of a drafter's run, of what is around: milliseconds
+# milliseconds of the target's runs by number of tokens, of a drafter's run, and of the overhead
 SMALL = ([1, 2, 3, 4, 5, 6, 8], [0.5, 0.6, 0.65, 0.69, 0.75, 0.81, 0.92], 0.12, 0.03)
 LARGE = ([1, 2, 4, 8], [20.0, 23.0, 26.0, 34.0], 1.0, 0.03)
 
 
 @dataclass
 class Texts:
-    """A pair of models and what is said with them.
+    """A pair of models and texts for them.
 
     Attributes:
-        accepted: how often the model's first child stands, in the middle; answers differ by a
-            standard deviation of 0.7 in its log odds.
-        repeats: how often a look-up finds something; it stands 4 times in 10, and nearly always
-            once it has stood four times in a row.
+        accepted: median acceptance of the model's first child; answers differ by a standard
+        deviation of 0.7 in its log odds.
+        repeats: how often a look-up finds something; it is accepted 4 times in 10, and nearly
+        always after four acceptances in a row.
         costs: see `SMALL`.
-        after: milliseconds that a step takes longer after a verifying run.
-        stands: of what is looked up, before it has stood four times in a row.
+        after: milliseconds added to a step after a verifying run.
+        stands: acceptance of look-ups before four acceptances in a row.
     """
 
     accepted: float
@@ -53,7 +53,9 @@ class Texts:
         return first + sum(run * (1 + 0.15 * (width - 1)) for width in shape.widths[:-1])
 
     def answer(self, bandit: Bandit, number: int, greedy: bool = True) -> float:
-        """How many times as quick as plain steps it was; `number`: which answer, to all the same"""
+        """Return the speedup over plain steps; `number` identifies the answer, the same for all
+        policies.
+        """
         bandit.begin(greedy)
         said, rng = (np.random.default_rng((number, part)) for part in (0, 1))
         odds = np.log(self.accepted / (1 - self.accepted)) + 0.7 * said.standard_normal()
@@ -102,7 +104,7 @@ class Texts:
         return (at - 1) * self.verify(0) / spent
 
     def _repetition(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(how many tokens match at each place, 0 for none; whether the next one is as before)."""
+        """Return (match length at each place, 0 for none; whether the next token repeats too)."""
         matched, stands = np.zeros(TOKENS + 16, int), np.zeros(TOKENS + 16, bool)
         length = 0
         for at in range(len(matched)):
@@ -116,7 +118,7 @@ class Texts:
 
 def _speeds(texts: Texts, answers: range, *, arms: list[Shape] = ARMS,
             experience: Experience | None = None) -> np.ndarray:  # fmt: skip
-    """Of answers, each of a session of its own, which share what was learned."""
+    """Return speedups of answers, each in its own session, which share what was learned."""
     learned = experience or Experience(texts.costs[2] / texts.costs[1][0])
     return np.array([texts.answer(Bandit(arms, learned), number) for number in answers])
 
@@ -126,18 +128,18 @@ def _speeds(texts: Texts, answers: range, *, arms: list[Shape] = ARMS,
 def test_what_seldom_pays_costs_the_slowest_tenth_little(
     accepted: float, costs: tuple[list[int], list[float], float, float]
 ) -> None:
-    """Texts that do not repeat, and a drafter that is not good enough: nothing can be gained, but
-    in some answers a little.
+    """Texts without repeats, and a drafter that is not good enough: there is nothing to gain,
+    except a little in some answers.
     """
     texts = Texts(accepted, repeats=0.05, costs=costs)
     speeds = _speeds(texts, range(150))
     assert np.quantile(speeds, 0.1) > 0.94 and np.mean(speeds) > 0.99
-    # of ten processes the first three answers each
+    # the first three answers of each of ten processes
     assert np.mean([_speeds(texts, range(at, at + 3)) for at in range(0, 30, 3)]) > 0.96
 
 
 def test_what_a_run_makes_the_next_step_cost_is_seen() -> None:
-    """Look-ups that would just pay for their own runs, but not for the steps after them."""
+    """Look-ups that would just pay for their own runs, but not for the slower steps after them."""
     texts = Texts(0.1, repeats=0.3, after=0.25, stands=0.33)
     assert np.mean(_speeds(texts, range(200))[50:]) > 0.985
     assert np.mean(_speeds(replace(texts, after=0.0), range(200))[50:]) > 1.02
@@ -157,7 +159,7 @@ def test_a_short_match_is_passed_over_where_tokens_are_sampled_and_a_longer_one_
 
 
 class Always(Bandit):
-    """What is best, known beforehand: one model's shape, and look-ups of one length before it."""
+    """The best policy, known beforehand: one shape of the model, after look-ups of one length."""
 
     def __init__(self, own: Shape, looked_up: int) -> None:
         super().__init__([])
@@ -194,7 +196,7 @@ def test_it_comes_close_to_the_best_that_is_fixed(texts: Texts) -> None:
     speeds = _speeds(texts, range(120))
     assert np.mean(speeds[20:]) > 0.97 * best
     assert np.quantile(speeds, 0.1) > 0.95
-    # of ten processes the first five answers each
+    # the first five answers of each of ten processes
     assert np.mean([_speeds(texts, range(at, at + 5)) for at in range(0, 50, 5)]) > 0.7 * best
 
 
@@ -237,10 +239,10 @@ def test_longer_matches_draft_more_and_unlikely_ones_nothing() -> None:
     found = tuple(range(7))
     short, long = (bandit.choose(Outlook(matched, found)) for matched in (2, 12))
     assert long.depth == 7 and 0 < short.depth < 4
-    # what follows is three tokens long
+    # the continuation is three tokens long
     assert bandit.choose(Outlook(12, found[:3])).depth == 3
     assert bandit.choose(Outlook(0, ())) is NO_DRAFT
-    # what never stands is left alone
+    # look-ups that are never accepted are avoided
     never = Round(NO_DRAFT, 0, (0,), (), 0.0, 0.5e-3, Outlook(2, (-1,) * 7), (1,))
     for _ in range(60):
         bandit.learn(never)
@@ -256,7 +258,7 @@ def test_a_model_that_has_to_read_much_first_is_not_asked_for_little() -> None:
 
 
 def test_where_a_rule_loses_look_ups_are_judged_by_their_own_rounds() -> None:
-    """By rank more stands than the target says itself."""
+    """By rank more tokens are accepted than the target would choose itself."""
     bandit = Bandit(LOOK_UPS, exact=False)
     for _ in range(4):
         bandit.learn(Round(NO_DRAFT, 0, (0,), (), 0.0, 1.0, Outlook(3, (5, 5, 5)), (1,)))

@@ -30,13 +30,13 @@ FIRST = 2
 # after 1, 2 came 4, 3, 0
 BEFORE = (0, 1, 2, 4, 3, 0, 1)
 ONLY = np.where(np.arange(VOCAB) == FIRST, 0, -np.inf).astype(np.float32)
-# three tokens only, so that they come again
+# only three tokens, so that they repeat
 FEW = {"temperature": 0, "logit_bias": {30: 60.0, 31: 60.0, 32: 60.0}}
 PROMPT = "one two three one two three one two"
 
 
 class ByChance(Policy):
-    """Look-ups, a model's chains and trees, and steps, each as often, where they are possible."""
+    """Look-ups, a model's chains and trees, and steps, equally often where possible."""
 
     def __init__(self, shapes: Sequence[Shape], seed: int = 0) -> None:
         self._shapes = [NO_DRAFT, *shapes]
@@ -54,12 +54,12 @@ LOOK_UPS = [Shape.of_chain(1, LOOK_UP), Shape.of_chain(3, LOOK_UP)]
 CHAINS = [*LOOK_UPS, Shape.of_chain(2)]
 
 
-# -- what comes out --------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def _pairs(sampling: dict[str, float], answers: int = 6000) -> float:
-    """How far the two tokens after the first are from what the target says, where the text before
-    them says that others follow.
+    """Return the deviation from the target of the two tokens after the first, where the preceding
+    text suggests others.
     """
     sampler = Sampler(SamplingParams(**sampling, seed=3))  # type: ignore[arg-type]
     policy, rounds = ByChance([*CHAINS, Shape((2, 1))]), {LOOK_UP: 0, MODEL: 0}
@@ -90,7 +90,7 @@ def test_two_tokens_are_distributed_as_the_target_says(sampling: dict[str, float
 
 def _drawn(drafter: NgramDrafter, tokens: list[int], pending: int, shape: Shape,
            *_: object) -> Draft:  # fmt: skip
-    """Planted: what was looked up counts as drawn from all tokens alike."""
+    """Planted: treat looked-up tokens as drawn uniformly from all tokens."""
     found = drafter._outlook.found[: shape.depth]
     anything = Distribution(None, np.ones(VOCAB, np.float32))
     return Draft(found, (anything,) * len(found))
@@ -106,7 +106,7 @@ def test_a_planted_bug_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def again(kind: str) -> Model:
-    """The same bundle a second time: a drafter that is nearly always right."""
+    """Load the same bundle a second time: a drafter that is nearly always right."""
     return edge.load(bundle(kind), threads=1)
 
 
@@ -139,7 +139,7 @@ def test_the_models_state_follows_while_look_ups_draft(kind: str) -> None:
         assert figures is not None and figures.problem == ""
         assert figures.drafter == f"{again(kind).path.name} and ngram"
         if (own := figures.sources.get("model")) is not None:
-            # the target itself drafts: were it behind, it would say something else
+            # the target itself drafts: if it lagged behind, it would say something else
             assert own.accepted >= own.rounds
             drafted += own.rounds
         if (share := figures.sources.get("look-up")) is not None:
@@ -216,7 +216,7 @@ def test_long_look_ups_are_for_states_whose_longer_runs_take_little_memory() -> 
     assert [*longest.values()] == [15, 7]
 
 
-# -- how far a model is behind ---------------------------------------------------------------------
+# -- a lagging model -------------------------------------------------------------------------------
 
 
 class Model7(Drafter):
@@ -250,7 +250,7 @@ def test_it_is_known_how_far_the_model_is_behind() -> None:
     assert drafter.outlook(text[:-1], text[-1]).behind == 1
     text += [3, 8, 9]
     assert drafter.outlook(text[:-1], text[-1]).behind == 4
-    drafter.begin()  # the next answer of the same talk
+    drafter.begin()  # the next answer of the same conversation
     text += [5]
     assert drafter.outlook(text[:-1], text[-1]).behind == 5
     drafter.begin()

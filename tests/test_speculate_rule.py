@@ -1,4 +1,4 @@
-"""By rank, as MambaByte has it: what stands, what comes after it, and that it says it is lossy."""
+"""Acceptance by rank, as in MambaByte: what is accepted, the next token, and the label "lossy"."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Target = Callable[[int], Row]
 
 
 def _rows(rng: np.random.Generator) -> list[np.ndarray]:
-    """Of the root, then of each node; few different logits, so that there are ties."""
+    """Return rows of the root, then of each node; few distinct logits, so that there are ties."""
     return [rng.integers(0, 5, VOCAB).astype(np.float32) for _ in range(9)]
 
 
@@ -34,7 +34,7 @@ def _chain(rng: np.random.Generator) -> Draft:
 
 
 def _tree(rng: np.random.Generator) -> Draft:
-    """A root of three children, the first of which has two, and the second of those one."""
+    """Return a root with three children, the first of which has two, and the second one."""
     tokens = [int(token) for token in rng.permutation(VOCAB)[:3]]
     tokens += [int(token) for token in rng.permutation(VOCAB)[:2]]
     return Draft((*tokens, int(rng.integers(VOCAB))), (None,) * 6, (-1, -1, -1, 0, 0, 4))
@@ -48,12 +48,14 @@ def _target(rows: list[np.ndarray], draft: Draft, history: list[int]) -> Target:
 
 
 def _rank(row: np.ndarray, token: int) -> int:
-    """From 1 on; of equal ones the lower id comes first."""
+    """Return the rank from 1; equal logits rank by id."""
     return sorted(range(VOCAB), key=lambda i: (-row[i], i)).index(token) + 1
 
 
 def _agrees_with_the_text(rule: Callable[[int], Rule]) -> bool:
-    """The paper's sentence: c is the furthest byte such that b_1 … b_c are all among the top β."""
+    """Check the paper's sentence: c is the furthest byte such that b_1 … b_c are all among the top
+    β.
+    """
     rng = np.random.default_rng(1)
     for _ in range(300):
         beta, rows, draft = int(rng.integers(1, VOCAB)), _rows(rng), _chain(rng)
@@ -67,7 +69,7 @@ def _agrees_with_the_text(rule: Callable[[int], Rule]) -> bool:
 
 
 class _KeepsTheOneThatFails(Top):
-    """Planted: algorithm 1 as it is printed."""
+    """Planted: algorithm 1 as printed."""
 
     def accept(
         self, draft: Draft, target: Target, sampler: Sampler, special: Collection[int]
@@ -78,7 +80,7 @@ class _KeepsTheOneThatFails(Top):
 
 
 class _OneRowLate(Top):
-    """Planted: a byte is looked up in the row after itself."""
+    """Planted: look up a byte in the row after itself."""
 
     def accept(
         self, draft: Draft, target: Target, sampler: Sampler, special: Collection[int]
@@ -87,7 +89,7 @@ class _OneRowLate(Top):
 
 
 class _CorrectsOneRowEarly(Top):
-    """Planted: the byte after those that stand from the row of the last of them."""
+    """Planted: take the byte after the accepted ones from the row of the last of them."""
 
     def accept(
         self, draft: Draft, target: Target, sampler: Sampler, special: Collection[int]
@@ -97,7 +99,7 @@ class _CorrectsOneRowEarly(Top):
 
 
 class _TiesAreFree(Top):
-    """Planted: only likelier tokens count, not equal ones of a lower id."""
+    """Planted: count only likelier tokens, not equal ones with a lower id."""
 
     def accept(
         self, draft: Draft, target: Target, sampler: Sampler, special: Collection[int]
@@ -208,7 +210,7 @@ def other(kind: str) -> Model:
 
 
 def _fits(session: Session) -> None:
-    """The state is that of the tokens it says it has consumed."""
+    """Check that the state is that of the tokens it claims to have consumed."""
     fresh = session.model.session()
     fresh.generate(list(session.tokens), max_tokens=1).finish()
     expected = states(fresh)

@@ -1,4 +1,4 @@
-"""Speculation in sessions: the same words as without, and a state that fits the transcript."""
+"""Speculation in sessions: the same words as without, and a state that matches the transcript."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPT = "one two three one two three one two"
 
 @cache
 def other(kind: str) -> Model:
-    """The same bundle again: a drafter that is nearly always right."""
+    """Load the same bundle again: a drafter that is nearly always right."""
     return edge.load(bundle(kind), threads=1)
 
 
@@ -81,7 +81,7 @@ def test_closing_in_the_middle_of_a_round(after: int) -> None:
 def test_stop_strings_end_inside_a_round() -> None:
     text = _session("base", "none").generate(PROMPT, temperature=0, max_tokens=24).finish().text
     stop = text[7:9]
-    # a string of bytes that are tokens, all of which are taken back, behind those of a round
+    # a string of single-byte tokens, all rewound, after those of a round
     plain, drafting = (_session("base", draft, 4, window=16) for draft in ("none", "model"))
     results = [
         session.generate(PROMPT, temperature=0, max_tokens=24, stop=(stop,)).finish()
@@ -98,9 +98,9 @@ def test_sampled_tokens_have_the_targets_distribution() -> None:
 
 @pytest.mark.parametrize("tokens", [2, None])
 def test_look_ups_leave_a_seeded_answer_as_it_is(tokens: int | None) -> None:
-    """Whatever is drafted: the bandit goes by the clock."""
+    """Whatever is drafted, since the bandit depends on the clock."""
     plain, drafting = _session("chat", "none"), _session("chat", "ngram", tokens)
-    # two tokens repeat themselves; the next answer draws from the same random numbers
+    # two tokens repeat; the next answer draws from the same random numbers
     options = {"logit_bias": {70: 40.0, 80: 40.0}, "max_tokens": 40}
     for prompt in (PROMPT, " and one two three"):
         expected = plain.generate(prompt, **options).finish()
@@ -136,7 +136,7 @@ def test_a_drafter_reads_what_is_new_and_all_of_another_talk(
         lengths.clear()
         session.chat(text, temperature=0, max_tokens=19).finish()
         said, held = session.tokens, session.drafting.drafter.context.tokens
-        # it has not heard the last round: three drafted tokens, and the target's own one
+        # it has not seen the last round: three drafted tokens, and the target's own one
         known = len(said) - 4
         assert tuple(held[:known]) == said[:known]
         assert max(lengths[1:]) <= 4 < lengths[0]

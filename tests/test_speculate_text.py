@@ -1,4 +1,4 @@
-"""Drafts by a model of another tokenizer, through text: the target's own words all the same."""
+"""Drafts by a model with another tokenizer, through text: still the target's own words."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def demo(name: str) -> Model:
 
 
 def _model(name: str) -> Model:
-    """A trained model, whose bytes are text, or one of tests/session_models.py."""
+    """Return a trained model, whose bytes are text, or one of tests/session_models.py."""
     return demo(name) if name.startswith("demo") else model(name)
 
 
@@ -160,7 +160,7 @@ def _drafter(session: Session) -> TextDrafter:
 
 
 def _watched(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
-    """Every draft; whenever one is made, the drafter has read what the target has said."""
+    """Record every draft, checking that the drafter has read the target's text each time."""
     drafter, drafts = _drafter(session), []
     real = drafter.propose
 
@@ -208,13 +208,13 @@ def test_trained_models_draft_for_each_other(
 ) -> None:
     plain, drafting = _sessions(demo(target), demo(drafter), 6)
     _watched(drafting, monkeypatch)
-    real, read = _drafter(drafting)._read, []
+    real, read = _drafter(drafting)._consume, []
 
     def reads(tokens: Sequence[int]) -> Logits:
         read.append(len(tokens))
         return real(tokens)
 
-    monkeypatch.setattr(_drafter(drafting), "_read", reads)
+    monkeypatch.setattr(_drafter(drafting), "_consume", reads)
     rounds = accepted = steps = 0
     for prompt in ("Hello, how are you?", "What do you like to do?"):
         results = [
@@ -227,9 +227,9 @@ def test_trained_models_draft_for_each_other(
         rounds, accepted = rounds + figures.rounds, accepted + figures.accepted
         steps += figures.steps
     assert (rounds + accepted) / rounds >= least
-    # a prompt each; else what was said since, and a word again
+    # a prompt each; otherwise the new text, and one word again
     assert sum(count > BACK + 12 for count in read) <= 2
-    # a step is taken where a drafter that was asked had nothing to say
+    # a step is taken when a drafter has nothing to propose
     assert rounds <= len(read) <= rounds + steps
 
 

@@ -30,7 +30,7 @@ def test_one_vocabulary_in_two_files_is_the_same() -> None:
 
 
 def test_control_tokens_that_only_the_target_has() -> None:
-    """Its drafter reads something else in their place, and never says them."""
+    """Its drafter reads other tokens in their place, and never proposes them."""
     target = model("llama", CONTROL)
     turn = target.tokenizer.encode(CONTROL[0], special=True)
     prompt = [*turn, *target.tokenizer.encode(PROMPT), *turn]
@@ -41,7 +41,7 @@ def test_control_tokens_that_only_the_target_has() -> None:
     results = [session.generate(prompt, **options).finish() for session in (plain, drafting)]
     assert results[0].tokens == results[1].tokens
     assert results[1].speculation is not None and results[1].speculation.problem == ""
-    # the other way round: the target knows nothing of them
+    # the reverse: the target does not know them
     reverse = model("mamba").session(draft=target, draft_tokens=3)
     plain = model("mamba").session()
     results = [s.generate(PROMPT, temperature=0, max_tokens=9).finish() for s in (plain, reverse)]

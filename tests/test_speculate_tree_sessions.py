@@ -29,7 +29,7 @@ PENALIZED = {"repetition_penalty": 1.3, "repetition_window": 8}
 
 @cache
 def again(kind: str) -> Model:
-    """The same bundle a second time: a drafter that is nearly always right."""
+    """Load the same bundle a second time: a drafter that is nearly always right."""
     return edge.load(session_models.bundle(kind), threads=1)
 
 
@@ -68,7 +68,9 @@ def test_trees_that_ucb_chooses_change_no_word() -> None:
 def test_greedy_words_and_states_are_those_without_drafting(
     target: str, drafter: str, draft: dict[str, object], sampling: dict[str, float]
 ) -> None:
-    """Attention is cut short and Mamba goes back to a kept state; some drafts stand, some fall."""
+    """KV caches are truncated and Mamba returns to a kept state; some drafts are accepted, some
+    rejected.
+    """
     plain, drafting = _sessions(target, drafter, **draft)
     accepted = drafted = 0
     for prompt in (PROMPT, " is the whole of the past", " then"):
@@ -97,7 +99,7 @@ def test_mamba2_and_a_drafter_that_is_always_right() -> None:
 
 
 def test_second_children_stand_where_first_ones_do_not() -> None:
-    """A wide tree takes more of each round than its chain of first children does."""
+    """A wide tree gains more per round than its chain of first children."""
     taken = []
     for tree in ((1, 1), (4, 2)):
         _, drafting = _sessions("gpt_neox", draft_tree=tree)
@@ -150,7 +152,7 @@ def test_stop_strings_end_inside_a_path() -> None:
 
 
 def test_end_tokens_end_inside_a_path() -> None:
-    """A drafter says the end token too: nothing after it is given out."""
+    """A drafter may propose the end token: nothing after it is output."""
     plain, drafting = _mamba2()
     bias = {session_models.END: 3.0}
     for text in ("one two", "three", "four five"):
@@ -199,7 +201,7 @@ def test_sampled_tokens_have_the_targets_distribution() -> None:
 
 @pytest.mark.parametrize("target", ["mamba", "hybrid"])
 def test_a_walk_over_what_a_session_can_do(target: str, tmp_path: Path) -> None:
-    """Answers that end anywhere, taken back, made again, saved and taken up: always the same."""
+    """Answers that end anywhere, undone, regenerated, saved and resumed: always the same."""
     sessions = _sessions(target, capacity=64)
     marks = [session.snapshot() for session in sessions]
     rng = np.random.default_rng(6)
@@ -224,7 +226,7 @@ def test_a_walk_over_what_a_session_can_do(target: str, tmp_path: Path) -> None:
             elif verb == "undo" and session.undo_levels:
                 session.undo()
             elif verb == "regenerate":
-                with suppress(StateError):  # nothing was said
+                with suppress(StateError):  # there was no answer
                     made = session.regenerate(**options).finish().tokens
             elif verb == "mark":
                 marks[at] = session.snapshot()
@@ -330,7 +332,7 @@ def test_what_the_bandit_has_learned_stays_with_the_session() -> None:
         pulls.append(sum(policy.pulls.values()))
         drafting.undo()
     assert pulls == sorted(set(pulls))
-    # the first answer steps once, to know what a step costs; later ones know
+    # the first answer takes a step, to learn its cost; later ones know it
     assert policy.experience.costs.step.count > 0
     attention = model("gpt_neox").session(draft=model("llama")).drafting.policy
     assert all(arm.chain for arm in attention.arms)

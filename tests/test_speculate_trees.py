@@ -1,4 +1,4 @@
-"""Trees of drafts leave the target's distribution alone: whole rounds over small vocabularies."""
+"""Trees of drafts preserve the target's distribution: whole rounds over small vocabularies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.markov_models import (
 
 ROUNDS = 2500
 FIRST = 2
-# a token likes to be said again, which penalties are there for
+# tokens tend to repeat, so that penalties matter
 TARGET = table(1, 1.0) + 2 * np.eye(VOCAB, dtype=np.float32)
 DRAFTER, SURE = table(2, 1.0), table(9, 4.0)
 PLAIN = {"temperature": 1.0}
@@ -48,7 +48,7 @@ def _pairs(
     drafter: np.ndarray = DRAFTER,
     rounds: int = ROUNDS,
 ) -> float:
-    """How far the two tokens after the first are from what the target says."""
+    """Return the deviation of the two tokens after the first from the target."""
     sampler = Sampler(SamplingParams(**sampling, seed=11))
     counts = np.zeros((VOCAB, VOCAB))
     for _ in range(rounds):
@@ -87,7 +87,7 @@ def test_whatever_the_drafter_says(drafter: np.ndarray) -> None:
 
 
 def test_without_filters_nothing_is_left_for_a_sixth_child() -> None:
-    """All there is was offered: one of them stands, or each was refused in favour of another."""
+    """Every token was offered: one is accepted, or each was rejected in favour of another."""
     sampler = Sampler(SamplingParams(temperature=1.0, seed=1))
     drawn = model_drafter.children(sampler, DRAFTER[0], [], 9)
     assert sorted(token for token, _ in drawn) == [*range(VOCAB)]

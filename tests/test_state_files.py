@@ -1,4 +1,4 @@
-"""State files: every kind of damage is refused with the live state untouched, no save is torn."""
+"""State files: all damage is refused with the live state untouched, and no save is torn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IDENTITY = Identity(model="a" * 64, quantization="w8", tokenizer="b" * 64)
 
 def buffers(kind: str = "hybrid", *, identity: Identity = IDENTITY, batch: int = 1,
             capacity: int = 32) -> StateBuffers:  # fmt: skip
-    """A state without an engine, filled with numbers."""
+    """Return a state without an engine, filled with numbers."""
     dtypes = ROUNDED[kind][1] if kind in ROUNDED else None
     layout = StateLayout.of(CONFIGS[plain(kind)], batch=batch, capacity=capacity, dtypes=dtypes)
     state = StateBuffers(layout, identity, window=2)
@@ -46,7 +46,9 @@ def saved(tmp_path: Path) -> Path:
 
 
 def refused(path: Path, state: StateBuffers | None = None, match: str = ".") -> StateError:
-    """Loading fails with a StateError naming the file, and nothing of the live state changes."""
+    """Check that loading fails with a StateError naming the file, and the live state does not
+    change.
+    """
     state = state or buffers()
     before, ledger = state.snapshot(), state.ledger
     with pytest.raises(StateError, match=match) as caught:
@@ -59,7 +61,7 @@ def refused(path: Path, state: StateBuffers | None = None, match: str = ".") -> 
     return caught.value
 
 
-# -- what comes back -----------------------------------------------------------------------------
+# -- round trips ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
@@ -92,7 +94,7 @@ def test_only_the_owner_may_read_it(saved: Path) -> None:
     assert saved.stat().st_mode & 0o777 == 0o600
 
 
-# -- what does not belong ------------------------------------------------------------------------
+# -- mismatches ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["model", "quantization", "tokenizer"])
@@ -117,13 +119,13 @@ def test_of_another_shape(saved: Path) -> None:
     ],
 )
 def test_of_another_type(theirs: str, ours: str, field: str, tmp_path: Path) -> None:
-    """The identity agrees here, as it would not between bundles; the types are still looked at."""
+    """The identity matches here, unlike between bundles; types are still checked."""
     buffers(theirs).save(tmp_path / "state")
     assert refused(tmp_path / "state", buffers(ours), "this model's is").field == field
 
 
 def test_a_file_of_an_fp32_model_is_as_it_always_was(saved: Path) -> None:
-    """Version 1 says nothing of types in its header, so older files of such models still load."""
+    """Version 1 has no types in its header, so older files of such models still load."""
 
     def check(header: dict[str, object], payload: bytes, extra: bytes) -> tuple[bytes, ...]:
         assert header.keys() == {"identity", "position", "batch", "layout"}
@@ -164,7 +166,7 @@ def test_bytes_after_the_end(saved: Path) -> None:
     with saved.open("ab") as stream:
         stream.write(b"\0")
     refused(saved, match="after its end")
-    os.truncate(saved, 1 << 40)  # sparse: a terabyte that is not there
+    os.truncate(saved, 1 << 40)  # sparse: a terabyte that does not exist
     refused(saved, match="after its end")
 
 
@@ -186,7 +188,7 @@ def test_a_flipped_bit_anywhere(saved: Path) -> None:
 def forge(
     path: Path, change: Callable[[dict[str, object], bytes, bytes], tuple[bytes, ...]]
 ) -> None:
-    """Rewrite a state file with a digest that fits, as a hostile or buggy writer would."""
+    """Rewrite a state file with a matching digest, as a hostile or buggy writer would."""
     data = path.read_bytes()
     magic, version, header, payload, _ = struct.unpack_from("<8sIIQQ", data)
     at = PREFIX + 32
@@ -378,8 +380,8 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "-e4b635f", "-db49596"])
 def test_a_file_of_an_earlier_version_goes_on_where_it_was(name: str) -> None:
-    """Saved by earlier commits, which named the model and the transcript in other ways, after one
-    answer of `demo-draft`; the tokens are what those said next.
+    """Saved by earlier commits, which named the model and the transcript differently, after one
+    answer of `demo-draft`; the tokens are those that they generated next.
     """
     session = edge.load("demo-draft").session()
     assert session.load(Path(__file__).parent / "states" / f"demo-draft{name}.edge") > 0

@@ -1,4 +1,4 @@
-"""A state belongs to what it depends on: not to a bundle's README, and to nothing else."""
+"""A state depends on what its identity covers: not on a bundle's README, and on nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def saved(folder: Path, to: Path) -> Path:
 
 
 def loads(folder: Path, state: Path) -> int:
-    """Messages of the conversation that is loaded."""
+    """Return the messages of a loaded conversation."""
     with edge.load(folder, threads=1) as model:
         session = model.session()
         session.load(state)
@@ -65,7 +65,7 @@ def test_other_weights_are_another_model(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["other weights", "other tokenizer", "smaller caches"])
 def test_a_chat_whose_state_cannot_be_used_is_read_again(damage: str, tmp_path: Path) -> None:
-    """And says what it says to somebody who gives the messages anew."""
+    """And continues as if the messages were given anew."""
     kind = "hybrid" if damage == "smaller caches" else "chat"
     ask: dict[str, Any] = {"max_tokens": 5, "temperature": 0}
     theirs, ours = model(kind), model("bytes" if damage == "other tokenizer" else kind)

@@ -11,8 +11,8 @@ from edge.runtime.ring import RingLedger, RingStep, ring_bases, ring_slots
 
 
 class RingMachine(RuleBasedStateMachine):
-    """Slots hold the tokens seen so far, logs one token, bases the tokens seen so far: going back
-    must find them as they were. Runs write what `edge.runtime.ort` writes.
+    """Slots hold the tokens seen so far, logs one token, bases the tokens seen so far: a rewind
+    must find them unchanged. Runs write what `edge.runtime.ort` writes.
     """
 
     @initialize(window=st.integers(1, 9), logged=st.booleans())
@@ -25,7 +25,7 @@ class RingMachine(RuleBasedStateMachine):
         self.slots[0] = self.bases[0] = ()
         self.tokens: tuple[int, ...] = ()
         self.next_token = 0
-        # tokens that must be within reach, by the promise of `State.reach`
+        # number of tokens that `State.reach` promises to be rewindable
         self.promised = 0
 
     def fresh(self) -> int:
@@ -33,12 +33,12 @@ class RingMachine(RuleBasedStateMachine):
         return self.next_token
 
     def scanned(self, ledger: RingLedger) -> tuple[int | None, ...] | None:
-        """Tokens in the scan states: a base's, and those logged since."""
+        """Return the tokens in the scan states: a base's, and those logged since."""
         base = self.bases[ledger.base]
         return None if base is None else (*base, *(self.rows[slot] for slot in ledger.pending))
 
     def write(self, step: RingStep, seen: list[tuple[int, ...]]) -> None:
-        """What a run writes, which goes by what it read: `seen` after each of its tokens."""
+        """Write as a run does, depending on what it read: `seen` after each of its tokens."""
         run, before = step.run, self.ledger
         written = 1 if run.commit else run.tokens
         target = range(run.target, run.target + written)
@@ -74,7 +74,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), commit=st.booleans(), fails=st.booleans())
     def run_one_by_one(self, data: st.DataObject, commit: bool, fails: bool) -> None:
-        """One request as runs of one token: until all succeed the state stays where it was."""
+        """Make one request as runs of one token; until all succeed the state stays where it was."""
         if self.window == 1 and not commit:
             return
         count = data.draw(st.integers(2, 3 * self.window if commit else self.window))
@@ -126,7 +126,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule()
     def apply(self) -> None:
-        """As saving makes it be: the scan states are brought up to the live token."""
+        """Do as a save does: bring the scan states up to the live token."""
         if self.ledger.pending:
             before, step = self.ledger.reach, self.ledger.applied()
             self.write(step, [(-1,)])
@@ -135,7 +135,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def copy_in(self, data: st.DataObject) -> None:
-        """A whole state beside the live one, which is to be intact until it is there."""
+        """Copy a whole state beside the live one, which stays intact until the copy is complete."""
         pending = data.draw(st.integers(0, self.window)) if self.logged else 0
         tokens = tuple(self.fresh() for _ in range(pending + 2))
         after, used = self.ledger.elsewhere(len(tokens), pending), self.ledger.here

@@ -35,7 +35,7 @@ class Run:
     ids: np.ndarray
     commit: bool
     parents: list[int] | None
-    path: list[int]  # tokens kept, as indices into ids
+    path: list[int]  # kept tokens, as indices into ids
     before: Snapshot
     after: Snapshot
     network_before: NetworkState | None
@@ -47,7 +47,7 @@ class VerbsMachine(RuleBasedStateMachine):
 
     @property
     def network(self) -> Network | None:
-        """What fp32 models are compared with; rounded ones drift away from it."""
+        """Return the network to compare fp32 models with; quantized ones drift away from it."""
         return network(self.kind) if self.kind in KINDS else None
 
     @initialize(batch=st.sampled_from([1, 1, 2]), window=st.sampled_from([1, WINDOW]))
@@ -55,7 +55,7 @@ class VerbsMachine(RuleBasedStateMachine):
         self.batch, self.window = batch, window
         self.engine = engine(self.kind)
         self.state = self.new_state()
-        # the oracle's state is restored before every run: what it does cannot depend on its past
+        # the oracle's state is restored before every run, so its past has no influence
         self.oracle = self.new_state()
         self.empty = self.oracle.snapshot()
         self.network_empty = None if self.network is None else self.network.initial_state(batch)
@@ -75,7 +75,7 @@ class VerbsMachine(RuleBasedStateMachine):
         return self.runs[-1].after if self.runs else self.empty
 
     def repeat(self, run: Run) -> np.ndarray:
-        """Run it again on the oracle, from the state before it; sets `after`, returns logits."""
+        """Repeat the run on the oracle, from the state before it; set `after`, return logits."""
         oracle = self.oracle
         oracle.restore(run.before)
         logits = self.engine.run(
@@ -106,8 +106,8 @@ class VerbsMachine(RuleBasedStateMachine):
         )
 
     def same(self, found: np.ndarray, wanted: np.ndarray) -> bool:
-        """To the bit; what is rebuilt from logs is summed up in another order, and where values are
-        then rounded one may go the other way.
+        """Compare to the bit. What is rebuilt from logs is summed in a different order, and where
+        values are then rounded one may round the other way.
         """
         if not self.state.bases or not found.size:
             return np.array_equal(found, wanted)
@@ -212,7 +212,7 @@ class VerbsMachine(RuleBasedStateMachine):
     def fork(self) -> None:
         other = self.state.fork()
         assert other.reach == self.state.reach
-        # what happens to the one left behind must not show in the other
+        # operations on the one left behind must not show in the other
         if self.fits(1):
             self.engine.run(self.ids(1), self.state)
         self.state.clear()
@@ -225,7 +225,7 @@ class VerbsMachine(RuleBasedStateMachine):
             self.state = self.new_state()
             assert self.state.load(Path(folder) / "state") == {"turns": [1, "zwei"]}
 
-    # -- what holds --------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     @invariant()
     def same_as_never_otherwise(self) -> None:

@@ -1,4 +1,4 @@
-"""Names and messages of strangers are text to a terminal, whoever prints them."""
+"""Names and messages from strangers are plain text on a terminal, whatever prints them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOSTILE = (
 
 
 def commands(text: str) -> list[str]:
-    """What a terminal would obey."""
+    """Return the control sequences that a terminal would obey."""
     return [
         c for c in text
         if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160
@@ -86,11 +86,11 @@ def test_what_a_bundle_says_of_itself_is_harmless(
 
 
 def test_nothing_else_prints() -> None:
-    """One place to look at: whatever else prints would have to clean its text, too."""
+    """A single place prints; any other would have to clean its text, too."""
     found = set()
     for file in sorted((ROOT / "apps").rglob("*.py")):
         name = file.relative_to(ROOT).as_posix()
-        if name.startswith(("apps/demo/", "apps/bench/")):  # for those who make edge
+        if name.startswith(("apps/demo/", "apps/bench/")):  # for edge's developers
             continue
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""

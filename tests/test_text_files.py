@@ -29,7 +29,7 @@ POINTER = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint of 400 tokens; what it says of text is up to the test."""
+    """Return a checkpoint of 400 tokens; its text files are up to the test."""
     path = save_llama(tmp_path / "checkpoint", vocab_size=400, bos_token_id=1, eos_token_id=2)
     for name in ("tokenizer", "tokenizer_config", "special_tokens_map", "generation_config"):
         (path / f"{name}.json").unlink()
@@ -43,7 +43,7 @@ def read(path: Path) -> tuple[TokenizerInfo, Ours]:
 
 
 def add_slow(path: Path, **settings: Any) -> int:
-    """A SentencePiece model as Llama 1 and Mistral have it; how many pieces it has."""
+    """Add a SentencePiece model as Llama 1 and Mistral have it; return its number of pieces."""
     data = spm_model(add_dummy_prefix=True, user_defined_symbols="\n", vocab_size=330)
     (path / "tokenizer.model").write_bytes(data)
     if settings:
@@ -62,9 +62,9 @@ def test_a_slow_tokenizer_reads_as_transformers_reads_it(
     info, ours = read(folder)
     assert info.kind == "sentencepiece" and info.add_bos
     if not settings:
-        return  # transformers wants to be told the class
+        return  # transformers needs the class name
     judge = AutoTokenizer.from_pretrained(folder)
-    # typed text is no control token here, and is one there
+    # unlike there, typed text never becomes a control token here
     for text in [*(each for each in CORPUS if "<s>" not in each), "Hello  there\n\nyou"]:
         expected = judge(text).input_ids
         assert [ours.bos, *ours.encode(text)] == expected, text
@@ -120,7 +120,7 @@ PLAIN = processors.ByteLevel(trim_offsets=True)
 def test_texts_begin_as_the_tokenizer_says(
     post: Any, stated: dict[str, Any], expected: bool, folder: Path
 ) -> None:
-    """Llama 3's files say it in the post-processor alone."""
+    """Llama 3's files say it only in the post-processor."""
     config = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", config | {"bos_token_id": 0, "eos_token_id": 0})
     add_fast(folder, post, bos_token=END, tokenizer_class="PreTrainedTokenizerFast", **stated)
@@ -158,7 +158,7 @@ def test_a_tokenizer_that_does_not_fit_is_named(folder: Path) -> None:
 
 
 def test_odd_fields_are_left_out_or_refused(folder: Path) -> None:
-    """Names that are none, an id of five thousand digits, and an id that two pieces have."""
+    """Invalid names, an id of five thousand digits, and an id shared by two pieces."""
     token = {"content": "<|x|>", "special": True}
     templates = [{"name": ["default"], "template": "no"}, {"name": "default", "template": "yes"}]
     settings = {"chat_template": templates, "added_tokens_decoder": {"9" * 5000: token}}

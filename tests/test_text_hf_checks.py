@@ -1,4 +1,4 @@
-"""Steps of a `tokenizer.json` that would run without end, or out of memory, are refused."""
+"""Steps of a `tokenizer.json` that would run forever, or out of memory, are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.text.hf import MAX_GROWN, HfTokenizer
 from edge.text.hf_patterns import check_pattern
 from tests.text_samples import byte_level, spaced_bpe, unigram
 
-# as the tokenizers of GPT-2, Llama 3, Qwen 2, GPT-4o, BLOOM, DeepSeek, Falcon and Tekken have them
+# those of the tokenizers of GPT-2, Llama 3, Qwen 2, GPT-4o, BLOOM, DeepSeek, Falcon and Tekken
 KNOWN = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -118,7 +118,7 @@ def test_steps_that_cannot_be_run_are_refused(steps: dict[str, Any]) -> None:
 
 
 def test_a_key_twice_is_refused() -> None:
-    """The library takes one of the two; which is its own affair."""
+    """The library would take one of the two."""
     plain = byte_level().decode()
     for key in ("normalizer", "model", "pre_tokenizer"):
         with pytest.raises(TokenizerError, match="twice"):
@@ -126,7 +126,7 @@ def test_a_key_twice_is_refused() -> None:
 
 
 def test_text_that_would_grow_too_long_is_refused() -> None:
-    """By how long it can become; shorter ones pass."""
+    """By the length it can reach; shorter texts pass."""
     tok = HfTokenizer(with_steps(normalizer=chain(*[replace("zz", "z" * 16)] * 2)))
     assert tok.encode("a state")
     with pytest.raises(InputError, match="can expand"):
@@ -134,7 +134,7 @@ def test_text_that_would_grow_too_long_is_refused() -> None:
 
 
 def unknown_less(data: bytes) -> bytes:
-    """A model that has nothing for a character that it does not know."""
+    """A model without a token for unknown characters."""
     changed = json.loads(data)
     changed["model"] |= {"unk_token": None, "unk_id": None, "byte_fallback": False}
     return json.dumps(changed).encode()
@@ -151,7 +151,7 @@ def test_whatever_the_library_raises_is_typed(data: bytes) -> None:
 
 
 def test_a_panic_is_typed() -> None:
-    """Of the library's Rust, which is no Exception: an expression that matches nothing at all."""
+    """A panic in the library's Rust is not an Exception; this expression matches nothing."""
     tok = HfTokenizer(with_steps(pre_tokenizer=split(Regex="x*")))
     try:
         tok.encode("a state")

@@ -1,4 +1,4 @@
-"""The interpreter of templates: what Jinja makes of them, within bounds that no template moves."""
+"""The template interpreter: the results of Jinja, within bounds that no template can exceed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES: dict[str, Any] = {
 JINJA = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
 )
-# one construct each, so that a difference says where it is
+# one construct each, so that a difference shows where it is
 SAME = [
     "{{ 1 + 2 * 3 - 4 // 3 % 2 }} {{ 7 / 2 }} {{ -1 }} {{ +1 }} {{ 1.5 }} {{ true }} {{ none }}",
     "{{ 'a' ~ 1 ~ none ~ 'b' }}{{ 'x' * 3 }}{{ ('a', 'b')[1] }}{{ [1, 2, 3][-1] }}",
@@ -170,7 +170,7 @@ def test_any_mix_of_statements_means_what_it_means_in_jinja(source: str) -> None
 # -- bounds ----------------------------------------------------------------------------------------
 
 HUGE = "{% set s = 'a' * 4000000 %}"
-# two lists that are equal, each in 31 lists of two that are one: walked through, 2 ** 31 of them
+# two equal lists, each nested in 31 lists with two references: 2 ** 31 elements to walk through
 SHARED = (
     "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(31) %}"
     "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
@@ -215,12 +215,12 @@ HOSTILE = [
     "{% if 1 %}" * 3000 + "{% endif %}" * 3000, "{{ [1] * 100001 | join }}", "{{ range(100001) }}",
     "{% set x = ['\x07' * 1000] * 3000 %}{{ x }}", "{{ [messages, range] | string }}",
     "{{ messages | tojson(separators=('x' * 4000000, '')) }}",
-    # text that is formatted, and values that are repeated, where a number is meant
+    # formatted text, and repeated values, where a number is expected
     *(f"{{{{ ['%0900000000d'] | select({test}) | list }}}}"
       for test in ("'odd'", "'even'", "'divisibleby', 3")),
     "{{ [1] | round(8, 'floor') }}", "{{ ['a'] | map('round', 9, 'ceil') | list }}",
     "{% set x = [1] * 10000 %}{{ x | tojson(separators=['a' * 100000, '']) }}",
-    # what is looked at without being paid for: what `changed` compares, paths, messages, arguments
+    # values read without charge: comparisons by `changed`, paths, messages, arguments
     SHARED + "{% for x in [ns.a, ns.b] %}{{ loop.changed(x) }}{% endfor %}",
     SHARED + "{{ [1][ns.a].b }}",
     "{% set x = range(20000) | sort(attribute='a.' * 100000) %}",
@@ -231,7 +231,7 @@ HOSTILE = [
     "{% set ns = namespace(a=9) %}{% for i in range(10) %}{% set ns.a = ns.a * ns.a %}{% endfor %}"
     "{% for i in range(99999) %}{% set x = [ns.a | string, ns.a | string] %}{% endfor %}",
 ]  # fmt: skip
-# long, and worth nothing to an attacker: they run, at once
+# long, but useless to an attacker: they run, and quickly
 LONG = [
     "{{ 1" + " < 2" * 30000 + " }}",
     "{% if 0 %}" + "{% elif 0 %}" * 15000 + "{% endif %}",
@@ -247,7 +247,7 @@ LONG = [
 
 
 def spent(source: str) -> tuple[float, Exception | None]:
-    """Seconds of CPU for reading and rendering a template, and how it ended."""
+    """Return the CPU seconds for reading and rendering a template, and the outcome."""
     began, problem = time.process_time(), None
     try:
         template = ChatTemplate(source, tokenizer("bytes"))
@@ -272,7 +272,7 @@ def test_long_templates_run(source: str) -> None:
 
 
 def test_a_long_talk_is_no_attack() -> None:
-    """Thousands of messages, and templates that look through all of them again and again."""
+    """Thousands of messages, and templates that search all of them repeatedly."""
     talk = [Message(("user", "assistant")[i % 2], f"message {i} " * 20) for i in range(10_000)]
     source = (
         "{% for m in messages %}{% if loop.index0 == messages | length - 1 %}last{% endif %}"
@@ -284,7 +284,7 @@ def test_a_long_talk_is_no_attack() -> None:
 
 
 def test_the_budget_is_no_clock() -> None:
-    """A machine under load refuses what another accepts if it looks at the time."""
+    """A clock would make a loaded machine refuse what another accepts."""
     program = Program("{% for i in range(99999) %}{{ i }}{% endfor %}")
     assert program.render({}) == program.render({})
     with pytest.raises(Exception, match="steps"):

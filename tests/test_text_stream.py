@@ -1,4 +1,4 @@
-"""Streamed text: pieces joined are the whole, and a stop string never shows."""
+"""Streamed text: the pieces join to the whole, and a stop string never shows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_split_of_real_text(kind: str) -> None:
     for cut in range(len(ids) + 1):
         decoder = StreamDecoder(tok)
         shown = "".join(decoder.feed(token) for token in ids[:cut])
-        # what is shown never changes afterwards, and at most one character is held back
+        # shown text never changes afterwards, and at most one character is held back
         assert whole.startswith(shown)
         text = shown + decoder.finish()
         assert len(text) - len(shown) <= 1
@@ -78,7 +78,7 @@ def test_stops_match_the_plain_definition(text: str, stops: list[str], seed: int
         shown += matcher.feed(text[at : at + step])
         at += step
         assert expected.startswith(shown)
-        # nothing that is decided is held back
+        # decided text is not held back
         possible = max([0, *(len(stop) - 1 for stop in stops)])
         assert matcher.stopped or len(text[:at]) - len(shown) <= possible
     shown += matcher.finish()

@@ -125,7 +125,7 @@ def test_any_talk_has_the_specials_of_its_roles_or_is_refused(texts: list[str], 
     try:
         ids = template.encode(messages)
     except TokenizerError:
-        # only a template that rewrites what it is given may be defeated, and then says so
+        # only a template that rewrites its input may fail to protect it, and then reports it
         assert name == "reasoning" and any("</think>" in m.content for m in messages)
         return
     expected = [1] if name == "trimmed" else []
@@ -137,7 +137,7 @@ def test_any_talk_has_the_specials_of_its_roles_or_is_refused(texts: list[str], 
 
 
 def _without_specials(text: str) -> str:
-    """Again and again: what stands on both sides of one may be another."""
+    """Remove special tokens repeatedly: the text on both sides of one may form another."""
     while True:
         shorter = text
         for special in ROLES:

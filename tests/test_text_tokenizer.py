@@ -1,4 +1,4 @@
-"""Tokenizers: typed text never becomes a special token, and comes back as it went in."""
+"""Tokenizers: typed text never becomes a special token, and survives encoding and decoding."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_malformed_sentencepiece_models_are_refused() -> None:
         with pytest.raises(TokenizerError):
             SentencePieceTokenizer(bad)
     rng = random.Random(2)
-    for _ in range(60):  # cuts and flips end in an error of ours or in a model, never in a crash
+    for _ in range(60):  # cuts and flips end in our own error or in a model, never in a crash
         damaged = bytearray(good[: rng.randrange(1, len(good))])
         damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
         with contextlib.suppress(TokenizerError):

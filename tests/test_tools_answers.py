@@ -1,4 +1,4 @@
-"""Answers of models that call tools, and call them rightly."""
+"""Answers that call tools, with valid calls."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_call_among_text_where_it_may_be_either() -> None:
     assert "".join(answer) == "" and answer.result.finish_reason == "stop"
     valid(answer.result.tool_calls)
     held = len(session.tokens)
-    # the next turn runs only what is new, and so does another session that loads this one
+    # the next turn runs only the new tokens, and so does another session that loads this one
     talk = [*session.messages, {"role": "tool", "content": "done"}]
     assert session.messages[-1].tool_calls == answer.result.tool_calls
     after = session.chat(talk, tools=TOOLS, max_tokens=3).finish()
@@ -94,7 +94,7 @@ def test_what_the_grammar_of_a_free_answer_allows(name: str) -> None:
     one = ToolCall("", "stop", "{}")
     for right in ("Hello < [you] there", form.write([one]), form.write([*CALLS, one])):
         assert within(right)
-    assert within("Well.\n" + form.write([one]))  # of "bare" it is text
+    assert within("Well.\n" + form.write([one]))  # in form "bare" it is text
     for wrong in (
         form.head + "fly", form.head + 'stop", "arguments": {"x"',
         form.head + 'go", "arguments": {"where": "u', form.write([one]) + " and",
@@ -171,7 +171,7 @@ def test_what_is_no_schema_is_refused(form: str, wrong: dict[str, Any]) -> None:
 
 
 class Point(BaseModel):
-    """A schema of pydantic's."""
+    """A schema from pydantic."""
 
     x: int
 

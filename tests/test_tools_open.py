@@ -1,4 +1,4 @@
-"""Calls that an answer opens: however it is cut into pieces, and where it never ends them."""
+"""Calls that an answer opens: split into any pieces, and never closed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_how_an_answer_is_cut_into_pieces_makes_no_difference(
 
 
 class _Counted(str):
-    """A text that counts the characters that are read of it and of its parts."""
+    """A text that counts the characters read from it and from its parts."""
 
     read = 0
 

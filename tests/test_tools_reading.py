@@ -1,4 +1,4 @@
-"""Calls of tools read from text, however it is cut."""
+"""Tool calls read from text, however it is split."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_calls_are_read_however_they_are_cut(
     form: CallForm, before: str, calls: list[dict[str, Any]], cuts: list[int]
 ) -> None:
     if form is LLAMA and calls:
-        before = ""  # nothing marks a call but that it comes first
-    if form is ELEMENTS:  # what ends a name is in none
+        before = ""  # nothing marks a call except its position at the beginning
+    if form is ELEMENTS:  # no name contains the text that ends a name
         calls = [{key: v for key, v in call.items() if ">" not in key} for call in calls]
     made = [ToolCall("", f"f{i}", json.dumps(value)) for i, value in enumerate(calls)]
-    # which values are texts is known by the schemas of elements alone
+    # only schemas tell the elements form which values are texts
     tools = [
         {"type": "function", "function": {"name": f"f{i}", "parameters": {"properties": {
             key: {"enum": [value]} for key, value in call.items()}}}}

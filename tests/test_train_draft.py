@@ -1,4 +1,6 @@
-"""`edge train`: a drafter from its first weights to a session, and the answers that it learns."""
+"""`edge train`: a drafter from its initial weights to a session, and the answers that it learns
+from.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ def quiet(line: str) -> None:
 
 
 def test_the_first_factor_is_the_teachers_head(teacher: Path) -> None:
-    """Of hidden states in a plane of 8 dimensions, a factor of rank 8 says all that the head does,
-    and the drafter's norm has their sizes.
+    """With hidden states in a subspace of 8 dimensions, a factor of rank 8 equals the head, and the
+    drafter's norm matches their sizes.
     """
     network = network_of(teacher)
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +59,7 @@ def test_the_first_factor_is_the_teachers_head(teacher: Path) -> None:
 
 
 def test_a_drafter_from_the_command_to_a_session(teacher: Path, text: Path, tmp_path: Path) -> None:
-    """It learns to say what its target will, costs no word, and is an ordinary checkpoint."""
+    """It learns to predict its target, changes no word, and is an ordinary checkpoint."""
     target, lengths = tmp_path / "target", []
     export_checkpoint(teacher, target, quant="fp32")
     model = edge.load(target, engine="cpu", threads=1)
@@ -94,7 +96,7 @@ def _said(session: edge.Session, prompt: str) -> list[int]:
 def test_interrupted_runs_continue_to_the_same_bits(
     mixer: str, ends: bool, teacher: Path, text: Path, tmp_path: Path
 ) -> None:
-    """Also where the text is gone through again, and the teacher is not asked a second time."""
+    """Also when the text is repeated, and the teacher is not run a second time."""
     short = tmp_path / "short.txt"
     short.write_text(text.read_text()[:2000])
     asked = DrafterOptions(

@@ -1,4 +1,6 @@
-"""`edge train sft` and `edge train dpo`: what of a conversation is learned, the loss, runs."""
+"""`edge train sft` and `edge train dpo`: the parts of a conversation that are learned, the loss,
+runs.
+"""
 
 from __future__ import annotations
 
@@ -70,14 +72,16 @@ def quiet(line: str) -> None:
 
 
 def log_p(path: Path, row: Tensor) -> Tensor:
-    """Of every answer's token of a row [T], by the whole network and a softmax."""
+    """Return the log probability of every answer token of a row [T], by the whole network and a
+    softmax.
+    """
     ids = torch.where(row < 0, ~row, row)
     said = F.log_softmax(network_of(path)(ids[None, :-1])[0][0], -1)
     return said.gather(1, ids[1:, None])[:, 0][row[1:] >= 0]
 
 
 def test_answers_alone_are_learned(llama: Path, talks: Path, tmp_path: Path) -> None:
-    """Every turn of the assistant, with what ends it, and nothing of prompts or filling."""
+    """Every turn of the assistant with its end token, and no prompts or padding."""
     checkpoint = open_checkpoint(llama)
     reader = checkpoint_reader(checkpoint, checkpoint.config)
     assert reader.template is not None
@@ -118,7 +122,9 @@ def test_the_loss_of_preferences_is_equation_4(llama: Path, pairs: Path, tmp_pat
 def test_a_hybrid_is_tuned_and_goes_on_where_it_stopped(
     mixer: str, llama: Path, talks: Path, tmp_path: Path
 ) -> None:
-    """To the same bits; what heads share is still stored once, and ends are as they were."""
+    """To the same bits; what heads share is still stored once, and embedding and head are
+    unchanged.
+    """
     text = write_words(tmp_path / "words.txt")
     made = DistillOptions((text,), tokens=64, length=16, batch=4, mixer=mixer, bf16=False)
     hybrid = Distillation(llama, tmp_path / "hybrid", made, quiet).run().path

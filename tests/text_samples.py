@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind, trained here, each with special tokens of several sorts."""
+"""Small tokenizers of every kind, trained here, each with special tokens of several kinds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ ROLES = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 
 @cache
 def spm_model(kind: str = "bpe", **options: Any) -> bytes:
-    """A `.model` with 4 role symbols (user-defined), a user-defined newline, and control symbols"""
+    """Train a `.model` with 4 role symbols (user-defined), a user-defined newline, and control
+    symbols
+    """
     out = io.BytesIO()
     values: dict[str, Any] = {
         "vocab_size": 380,
@@ -49,7 +51,9 @@ def spm_model(kind: str = "bpe", **options: Any) -> bytes:
 
 
 def byte_level(ignore_merges: bool = False, special: bool = True) -> bytes:
-    """GPT-2's kind: byte-level BPE with special tokens, and white space as a plain added token."""
+    """Train GPT-2's kind: byte-level BPE with special tokens, and white space as a plain added
+    token.
+    """
     fast = Fast(models.BPE(ignore_merges=ignore_merges))
     fast.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(False, use_regex=False)]
@@ -74,7 +78,7 @@ def byte_level(ignore_merges: bool = False, special: bool = True) -> bytes:
 
 
 def spaced_bpe() -> bytes:
-    """Llama 2's kind: ▁ for spaces, bytes where there is no piece, one space put before a text."""
+    """Train Llama 2's kind: ▁ for spaces, bytes for unknown text, one space put before a text."""
     alphabet = sorted({c for line in CORPUS for c in line if c.isascii() and c != " "})
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", *alphabet, "th"]
     model = models.BPE(
@@ -98,7 +102,7 @@ def spaced_bpe() -> bytes:
 
 
 def unigram() -> bytes:
-    """A unigram model, which finds the spelling of a special token in its own vocabulary."""
+    """Train a unigram model, which finds the spelling of a special token in its own vocabulary."""
     alphabet = sorted({c for line in CORPUS for c in line if c.isascii() and c != " "})
     pieces = [("<unk>", 0.0), ("</s>", 0.0), ("<s>", 0.0), ("▁", -2.0)]
     fast = Fast(
@@ -122,7 +126,7 @@ def unigram() -> bytes:
 
 @cache
 def tokenizer(name: str) -> Tokenizer:
-    """One of KINDS."""
+    """Return one of KINDS."""
     if name == "bytes":
         return ByteTokenizer()
     if name.startswith("spm"):
@@ -151,6 +155,6 @@ KINDS = [
     "spaced",
     "unigram",
 ]
-# decode(encode(text)) == text for every text. Not so where words are split at white space, which is
+# decode(encode(text)) == text for every text, except where words are split at white space, which is
 # dropped, and where a space and ▁ are one.
 EXACT = ["bytes", "spm", "spm-prefix", "spm-unigram", "byte-level", "byte-level-unflagged"]

@@ -1,4 +1,4 @@
-"""A Transformer that has learned a little, to learn from, and runs that are stopped."""
+"""A slightly trained Transformer to learn from, and runs that are stopped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_words(file: Path) -> Path:
 
 
 def train_teacher(path: Path, text: Path) -> Path:
-    """Three blocks that have learned to spell, so that their attention has something to say."""
+    """Train three blocks to spell, so that their attention carries information."""
     save_llama(path, num_hidden_layers=3)
     checkpoint = open_checkpoint(path)
     network = network_of(path).requires_grad_(True)
@@ -59,7 +59,7 @@ def network_of(path: Path) -> Network:
 
 
 def until(when: Callable[[str], bool], run: Callable[[Callable[[str], None]], object]) -> None:
-    """Run until a line of the report is met, and there get SIGTERM."""
+    """Run until a line of the report matches, then send SIGTERM."""
 
     def report(line: str) -> None:
         if when(line):

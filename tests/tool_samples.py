@@ -1,4 +1,4 @@
-"""Tools, calls of them, templates that declare them, and a model that talks in one."""
+"""Tools, calls of them, templates that declare them, and a model that uses one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STOP: dict[str, Any] = {"type": "function", "function": {"name": "stop", "strict
 TOOLS = [GO, STOP]
 SCHEMA = GO["function"]["parameters"] | {"additionalProperties": False}
 
-# in the shapes that models' own templates have, in our words
+# in the forms of models' own templates, in our words
 _SAID = "{{ '<|' ~ m.role ~ '|>' ~ m.content }}"
 DECLARES = "{% if tools %}{{ '<|system|>' ~ (tools | tojson) ~ '<|end|>' }}{% endif %}"
 _ASKS = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
@@ -80,11 +80,11 @@ FORMS: dict[str, tuple[str, CallForm]] = {
         _template(_between(_LISTED, "<TOOLCALL>", "</TOOLCALL>")),
         form_of("<TOOLCALL>", "</TOOLCALL>", listed=True),
     ),
-    # begun by a control token, as Granite 3's `<|tool_call|>`
+    # starts with a control token, like Granite 3's `<|tool_call|>`
     "control": (_template(_between(_LISTED, "<|system|>", "")), form_of("<|system|>", "", True)),
-    # nothing marks a call but that it comes first, as in Llama 3
+    # nothing marks a call except its position at the beginning, as in Llama 3
     "bare": (_template(_between(_EACH, "", "").replace("END", "")), LLAMA),
-    # declares tools, and leaves earlier calls to whoever renders them
+    # declares tools, but does not render earlier calls
     "marker": (
         _template("") + "{# <|tool_call|> #}", form_of("<|tool_call|>", "", listed=True)
     ),
@@ -95,14 +95,14 @@ FORMS: dict[str, tuple[str, CallForm]] = {
         + _template(_between(_EACH, "<call>", "").replace("END", "")),
         CallForm('<call>{"name": "', '", "arguments": ', "", "}"),
     ),
-    # an element for each argument, as Qwen3-Coder, Qwen3.5 and Nemotron 3
+    # one element per argument, as in Qwen3-Coder, Qwen3.5 and Nemotron 3
     "elements": (ELEMENTS_TEMPLATE, ELEMENTS),
-    # calls that are no JSON, and lose their arguments
+    # calls that are not JSON, and lose their arguments
     "xml": (
         _template("{% for c in m.tool_calls or [] %}<tool_call><function={{ c.function.name }}>"
                   "</function></tool_call>{% endfor %}"), HERMES,
     ),
-    # drops what tools returned
+    # drops the tools' results
     "deaf": (
         _HERMES.replace("m in messages", "m in messages if m.role != 'tool'"),
         HERMES,
@@ -112,7 +112,7 @@ FORMS: dict[str, tuple[str, CallForm]] = {
 
 
 def using(name: str, kind: str = "chat") -> Model:
-    """A tiny random model that talks in one of these templates."""
+    """Return a tiny random model that uses one of these templates."""
     tiny = edge.load(bundle(kind), threads=1)
     tiny.template = ChatTemplate(FORMS[name][0], tiny.tokenizer)
     return tiny

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every family that transformers has a class of."""
+"""Tiny random checkpoints of every family that transformers has a class for."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def save(
     embedding: float = 1.0,
     **overrides: Any,
 ) -> Path:
-    """A model of transformers' class for a `model_type`, of random weights, with a tokenizer.
+    """Save a model of transformers' class for a `model_type`, with random weights and a tokenizer.
 
-    `embedding` multiplies the embedding, and so the logits of a tied head.
+    `embedding` scales the embedding, and so the logits of a tied head.
     """
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     given = {"vocab_size": VOCABULARY, **values, **overrides}
@@ -58,11 +58,11 @@ _LLAMA: dict[str, Any] = dict(
 _PADDED = _LLAMA | _ENDS
 save_llama = partial(save, "llama", _LLAMA)
 save_mistral = partial(save, "mistral", _LLAMA | {"sliding_window": 256})
-# parallel blocks, a quarter of each head turned
+# parallel blocks, a quarter of each head rotated
 save_gpt_neox = partial(
     save, "gpt_neox", {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"}
 )
-# heads of 8, turned by three quarters, with LongRoPE
+# heads of 8, of which three quarters rotate, with LongRoPE
 save_phi3 = partial(
     save, "phi3",
     _PADDED | dict(
@@ -73,7 +73,7 @@ save_phi3 = partial(
         },
     ),
 )  # fmt: skip
-# MLPs of squared ReLU
+# squared-ReLU MLPs
 save_arcee = partial(save, "arcee", _LLAMA | {"hidden_act": "relu2"})
 save_qwen2 = partial(save, "qwen2", _LLAMA)
 save_qwen3 = partial(save, "qwen3", _LLAMA | {"head_dim": 12})
@@ -85,7 +85,7 @@ _LOCAL = {"rope_type": "default", "rope_theta": 100.0}
 _SLIDING: dict[str, Any] = dict(
     sliding_window=256, layer_types=["sliding_attention", "full_attention"]
 )
-# norms behind, and of all heads at once
+# post-norms, over all heads at once
 save_olmo2 = partial(save, "olmo2", _PADDED)
 save_olmo3 = partial(
     save, "olmo3",
@@ -123,7 +123,7 @@ save_granite = partial(save, "granite", _LLAMA | GRANITE)
 _MAMBA: dict[str, Any] = dict(
     mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=6, mamba_chunk_size=16
 )
-# of these hybrids' 3 blocks the second attends
+# the second of these hybrids' 3 blocks has attention
 save_bamba = partial(
     save, "bamba", _PADDED | _MAMBA | dict(num_hidden_layers=3, attn_layer_indices=[1])
 )
@@ -168,7 +168,7 @@ save_lfm2 = partial(
         num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], block_multiple_of=8
     ),
 )  # fmt: skip
-# every kind of block; half of a head's pairs rotate where all is looked back on
+# every kind of block; where attention is global, half of a head's pairs rotate
 save_lfm3 = partial(
     save, "lfm3",
     _PADDED | dict(
@@ -181,7 +181,7 @@ save_lfm3 = partial(
         },
     ),
 )  # fmt: skip
-# a larger epsilon: a norm of what is read makes much of rounding where little is
+# a larger epsilon: with small values a norm amplifies rounding
 _DELTANET: dict[str, Any] = dict(
     rms_norm_eps=1e-3,
     head_dim=16, linear_key_head_dim=6, linear_value_head_dim=10, linear_num_key_heads=2,
@@ -190,7 +190,7 @@ _DELTANET: dict[str, Any] = dict(
         "mrope_section": [2, 1, 1], "mrope_interleaved": True,
     },
 )  # fmt: skip
-# the third block attends
+# the third block has attention
 save_qwen3_5 = partial(
     save, "qwen3_5_text",
     _PADDED | _DELTANET | dict(
@@ -201,8 +201,8 @@ save_qwen3_5 = partial(
 
 
 def save_olmo_hybrid(path: Path, **given: Any) -> Path:
-    """The second of 2 blocks attends. The convolutions are cut as the files of the hub are, not in
-    three as `save_pretrained` of this version does.
+    """Save two blocks, the second with attention. The convolutions are stored as in the hub's
+    files, not in three parts as `save_pretrained` of this version does.
     """
     sizes = {"linear_key_head_dim": 6, "linear_value_head_dim": 10, "rms_norm_eps": 1e-3}
     made = _PADDED | sizes | {"layer_types": ["linear_attention", "full_attention"]} | given
@@ -218,7 +218,7 @@ def save_olmo_hybrid(path: Path, **given: Any) -> Path:
 
 
 def save_beside_images(path: Path) -> Path:
-    """Qwen3.5 as it is published: the text's model in a larger one that sees."""
+    """Save Qwen3.5 as it is published: the text model inside a larger multimodal one."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     text = _PADDED | _DELTANET | {"vocab_size": VOCABULARY, "tie_word_embeddings": True}
     text |= {"layer_types": ["linear_attention", "full_attention"]}
@@ -257,7 +257,7 @@ save_zamba = partial(
 
 
 def save_with_experts(path: Path, family: str, **given: Any) -> Path:
-    """A family of the same name with experts: 6 of 32, and 3 a token."""
+    """Save the version of a family with experts: 6 of 32, and 3 per token."""
     sizes = {"num_local_experts": 6}
     if family in ("lfm2_moe", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text"):
         sizes = {"num_experts": 6, "moe_intermediate_size": 32}
@@ -267,7 +267,9 @@ def save_with_experts(path: Path, family: str, **given: Any) -> Path:
 
 
 def save_qwen3_5_moe(path: Path, stacked: bool, **given: Any) -> Path:
-    """The third block attends; `stacked`: experts lie in two tensors a block, as in some files."""
+    """The third block has attention; `stacked`: experts lie in two tensors a block, as in some
+    files.
+    """
     kinds = ["linear_attention", "linear_attention", "full_attention"]
     given = {"layer_types": kinds, "shared_expert_intermediate_size": 24} | given
     save_with_experts(path, "qwen3_5_moe_text", **given)

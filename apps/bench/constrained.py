@@ -72,11 +72,11 @@ class MadeUpTokenizer(ByteTokenizer):
 def _pieces(size: int) -> Iterator[bytes]:
     rng = random.Random(0)
     letters, marks = b"etaoinshrdlucmfwypvbgkjqxz", b".,:;\"{}[]()_-\n '/"
-    chances = [1 / (1 + place) for place in range(len(letters))]
+    weights = [1 / (1 + rank) for rank in range(len(letters))]
     seen = {bytes((value,)) for value in range(256)}
     yield from (bytes((value,)) for value in range(256))
     while len(seen) < size - 1:
-        word = bytes(rng.choices(letters, chances, k=rng.randrange(2, 9)))
+        word = bytes(rng.choices(letters, weights, k=rng.randrange(2, 9)))
         kind = rng.random()
         piece = (
             b" " + word if kind < 0.6
@@ -93,17 +93,17 @@ def masks(size: int = IDS) -> Facts:
     """Measure microseconds per token to follow the grammar and mask logits [size], by form."""
     vocabulary = GrammarVocabulary(MadeUpTokenizer(size))
     logits = np.random.default_rng(1).standard_normal((64, size)).astype(np.float32)
-    return {"ids": size, "forms": {name: _mask(vocabulary, dict(form), logits)
+    return {"ids": size, "forms": {name: _mask_cost(vocabulary, dict(form), logits)
                                    for name, form in FORMS.items()}}  # fmt: skip
 
 
-def _mask(vocabulary: GrammarVocabulary, form: dict[str, Any], logits: Any) -> Facts:
+def _mask_cost(vocabulary: GrammarVocabulary, form: dict[str, Any], logits: Any) -> Facts:
     constraint = constraint_of(form)
     assert constraint is not None
     began = time.perf_counter()
     vocabulary.mask(constraint, False)
-    compiled = time.perf_counter() - began
-    spent: list[float] = []
+    compile_s = time.perf_counter() - began
+    token_s: list[float] = []
     with without_collections():
         for number in range(ROUNDS):
             mask = vocabulary.mask(constraint, False)
@@ -111,34 +111,34 @@ def _mask(vocabulary: GrammarVocabulary, form: dict[str, Any], logits: Any) -> F
                 row = logits[(step + 7 * number) % len(logits)]
                 began = time.perf_counter()
                 allowed = mask.allowed(row)
-                masked = time.perf_counter()
+                masked_at = time.perf_counter()
                 token = int(allowed.argmax())  # the sampler's work, not counted
-                chosen = time.perf_counter()
+                chosen_at = time.perf_counter()
                 mask.say(token)
-                spent.append(time.perf_counter() - chosen + masked - began)
+                token_s.append(time.perf_counter() - chosen_at + masked_at - began)
                 if mask.complete or token in vocabulary.ends:
                     break
-    ordered = sorted(spent)
+    ordered = sorted(token_s)
     return {
-        "compile_ms": 1e3 * compiled,
-        "tokens": len(spent),
+        "compile_ms": 1e3 * compile_s,
+        "tokens": len(token_s),
         "median_us": 1e6 * median(ordered),
         "p90_us": 1e6 * ordered[int(0.9 * len(ordered))],
     }
 
 
 @contextmanager
-def _one_by_one() -> Iterator[None]:
+def _without_forced_drafts() -> Iterator[None]:
     """Disable drafts of forced tokens within the block."""
     from edge.runtime.speculate.decode import Speculative
     from edge.runtime.speculate.draft import NOTHING
 
-    forced = Speculative.forced
+    original = Speculative.forced
     Speculative.forced = lambda self: NOTHING  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Speculative.forced = forced  # type: ignore[method-assign]
+        Speculative.forced = original  # type: ignore[method-assign]
 
 
 def jumps(model: Model, rounds: int = ROUNDS) -> Facts:
@@ -148,27 +148,27 @@ def jumps(model: Model, rounds: int = ROUNDS) -> Facts:
     """
     session = model.session(undo_levels=0)
     with without_collections():
-        return {name: _jump(session, dict(form), rounds) for name, form in FORMS.items()}
+        return {name: _jump_gain(session, dict(form), rounds) for name, form in FORMS.items()}
 
 
-def _jump(session: Session, form: dict[str, Any], rounds: int) -> Facts:
-    ways: dict[str, list[float]] = {"jump": [], "steps": []}
+def _jump_gain(session: Session, form: dict[str, Any], rounds: int) -> Facts:
+    times: dict[str, list[float]] = {"jump": [], "steps": []}
     texts, result = set(), None
     for number in range(rounds + 1):
         for way in ("jump", "steps") if number % 2 else ("steps", "jump"):
             session.reset()
-            say = session.generate if session.model.template is None else session.chat
+            ask = session.generate if session.model.template is None else session.chat
             if way == "steps":
-                with _one_by_one():
-                    done = say("What now?", temperature=0, max_tokens=96, **form).finish()
+                with _without_forced_drafts():
+                    answer = ask("What now?", temperature=0, max_tokens=96, **form).finish()
             else:
-                result = done = say("What now?", temperature=0, max_tokens=96, **form).finish()
-            texts.add(done.text)
-            stamps = done.timings.token_s
+                result = answer = ask("What now?", temperature=0, max_tokens=96, **form).finish()
+            texts.add(answer.text)
+            stamps = answer.timings.token_s
             if number:  # the first round warms up
-                ways[way].append(stamps[-1] - stamps[0])
+                times[way].append(stamps[-1] - stamps[0])
     assert result is not None and result.speculation is not None
-    jump, steps = min(ways["jump"]), min(ways["steps"])
+    jump, steps = min(times["jump"]), min(times["steps"])
     return {
         "tokens": len(result.tokens),
         "forced": result.speculation.accepted,
@@ -182,8 +182,8 @@ def _jump(session: Session, form: dict[str, Any], rounds: int) -> Facts:
 def mask_table(facts: Facts) -> FigureTable:
     """Return the table of the overhead."""
     rows = [
-        (name, f"{found['compile_ms']:.1f}", f"{found['median_us']:.0f}", f"{found['p90_us']:.0f}")
-        for name, found in facts["forms"].items()
+        (name, f"{cost['compile_ms']:.1f}", f"{cost['median_us']:.0f}", f"{cost['p90_us']:.0f}")
+        for name, cost in facts["forms"].items()
     ]
     title = f"form of an answer, {facts['ids']} ids; {GOAL_US:.0f} µs expected"
     return FigureTable(("form", "compile, ms", "per token, µs", "p90, µs"), rows, title=title)
@@ -192,10 +192,10 @@ def mask_table(facts: Facts) -> FigureTable:
 def jump_table(facts: Facts, name: str) -> FigureTable:
     """Return the table of the gain."""
     rows = [
-        (form, str(found["tokens"]), str(found["forced"]), f"{found['ms_without']:.1f}",
-         f"{found['ms']:.1f}", "–" if found["speedup"] is None else f"{found['speedup']:.2f}",
-         "yes" if found["same"] else "NO")
-        for form, found in facts.items()
+        (form, str(gain["tokens"]), str(gain["forced"]), f"{gain['ms_without']:.1f}",
+         f"{gain['ms']:.1f}", "–" if gain["speedup"] is None else f"{gain['speedup']:.2f}",
+         "yes" if gain["same"] else "NO")
+        for form, gain in facts.items()
     ]  # fmt: skip
     head = ("form", "tokens", "forced", "by steps, ms", "in runs, ms", "times", "same")
     return FigureTable(head, rows, title=f"forced tokens in one run, {name}")
@@ -216,7 +216,7 @@ def bench(
         print(json.dumps(facts, indent=1))
     else:
         show([mask_table(facts["masks"]),
-              *(jump_table(found, name) for name, found in facts["jumps"].items())])  # fmt: skip
+              *(jump_table(gains, name) for name, gains in facts["jumps"].items())])  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def bench(
 ) -> None:  # fmt: skip
     """Measure drafting by a chain, a tree, the bandit and look-up, in turn with none."""
     shape = read_shape(None, tree, False)
-    heats = numbers(temperatures, float, "--temperatures", "0,1")
-    chosen = WAYS if ways is None else ways.split(",")
-    if wrong := [way for way in chosen if way not in WAYS]:
+    values = numbers(temperatures, float, "--temperatures", "0,1")
+    names = WAYS if ways is None else ways.split(",")
+    if wrong := [way for way in names if way not in WAYS]:
         raise InputError(f"unknown way {wrong[0]!r:.40} (choose {', '.join(WAYS)})", field="--ways")
 
     def say(text: str) -> None:
@@ -74,12 +74,12 @@ def bench(
     others = OtherLoad()
     sets, absent = prompt_sets(data, prompts)
     model, drafter = (load(bundle, threads=threads or None) for bundle in (target, draft))
-    every: Ways = dict(zip(WAYS, (
+    all_ways: Ways = dict(zip(WAYS, (
         (draft, chain, None), (draft, None, shape or ()), (draft, None, "ucb"),
         (draft, None, None), ("ngram", None, None),
     ), strict=True))  # fmt: skip
-    tried = {way: how for way, how in every.items() if way in chosen}
-    rows = [*_real(model, drafter, sets, tried, heats, tokens, rounds, say)]
+    selected = {way: settings for way, settings in all_ways.items() if way in names}
+    rows = [*_measure_ways(model, drafter, sets, selected, values, tokens, rounds, say)]
     facts = others.facts() | {
         "target": target,
         "draft": draft,
@@ -125,7 +125,7 @@ class DraftRow:
     overhead_share: float | None = None
 
 
-def _real(
+def _measure_ways(
     model: Model,
     drafter: Model,
     sets: Mapping[str, tuple[str, ...]],
@@ -136,61 +136,63 @@ def _real(
     say: Say,
 ) -> Iterator[DraftRow]:
     """Measure every way on every set at every temperature, then on all public sets together."""
-    found: dict[tuple[str, float], dict[str, DraftSide]] = {}
+    results: dict[tuple[str, float], dict[str, DraftSide]] = {}
     with without_collections():
-        for heat in temperatures:
+        for temperature in temperatures:
             for name, texts in sets.items():
-                say(f"{name} at temperature {heat:g}")
-                sampling = {"temperature": heat, "max_tokens": tokens, "seed": 0}
+                say(f"{name} at temperature {temperature:g}")
+                sampling = {"temperature": temperature, "max_tokens": tokens, "seed": 0}
                 requests = {
-                    way: (DraftRequest(who, chain, tree, texts, name), _who(who, drafter))
-                    for way, (who, chain, tree) in ways.items()
+                    way: (DraftRequest(draft, chain, tree, texts, name), _drafter(draft, drafter))
+                    for way, (draft, chain, tree) in ways.items()
                 }
-                found[name, heat] = Contest(model, requests, sampling).answers(rounds, 1)
+                results[name, temperature] = Contest(model, requests, sampling).answers(rounds, 1)
         say("single runs of both models")
         shapes = {
             shape
-            for sides in found.values()
+            for sides in results.values()
             for side in sides.values()
             for shape in side.speculation.shapes
         }
         costs = measure_costs(model.engine, drafter.engine, shapes, 5 * rounds + 10)
     public = [name for name in sets if name != REPEATS]
-    for heat in temperatures:
+    for temperature in temperatures:
         if len(public) > 1:
-            found[PUBLIC, heat] = _together([found[name, heat] for name in public])
+            results[PUBLIC, temperature] = _merge([results[name, temperature] for name in public])
         for name, looping in ((OPEN, False), (LOOPING, True)):
-            whole = found.get((PUBLIC, heat)) or found[next(iter(sets)), heat]
-            if (some := those(whole, looping)) is not None:
-                found[name, heat] = some
+            public_sides = (
+                results.get((PUBLIC, temperature)) or results[next(iter(sets)), temperature]
+            )
+            if (selected := those(public_sides, looping)) is not None:
+                results[name, temperature] = selected
         for name in (*sets, PUBLIC, OPEN, LOOPING):
-            if (sides := found.get((name, heat))) is None:
+            if (sides := results.get((name, temperature))) is None:
                 continue
             plain = sides[NONE]
             count = len(plain.rounds[0])
-            yield DraftRow(name, count, heat, NONE, median(plain.rates()))
-            for way, (who, chain, tree) in ways.items():
-                request = DraftRequest(who, chain, tree, sets.get(name, ()), name)
-                own = costs.without_drafter() if who == "ngram" else costs
-                ahead = steps_ahead(model, _who(who, drafter))
-                drafted = Drafted(request, plain, sides[way], own, ahead)
+            yield DraftRow(name, count, temperature, NONE, median(plain.rates()))
+            for way, (draft, chain, tree) in ways.items():
+                request = DraftRequest(draft, chain, tree, sets.get(name, ()), name)
+                way_costs = costs.without_drafter() if draft == "ngram" else costs
+                runs_cost = steps_ahead(model, _drafter(draft, drafter))
+                drafted = Drafted(request, plain, sides[way], way_costs, runs_cost)
                 yield DraftRow(
-                    name, count, heat, way, median(drafted.drafted.rates()),
+                    name, count, temperature, way, median(drafted.drafted.rates()),
                     drafted.speculation.acceptance_length, drafted.speedup, drafted.median_prompt,
                     drafted.slowest_tenth, drafted.theoretical, drafted.drafted.overhead_share,
                 )  # fmt: skip
 
 
-def _who(name: str, drafter: Model) -> Model | Literal["ngram"]:
-    return "ngram" if name == "ngram" else drafter
+def _drafter(draft: str, drafter: Model) -> Model | Literal["ngram"]:
+    return "ngram" if draft == "ngram" else drafter
 
 
-def _together(sets: Sequence[dict[str, DraftSide]]) -> dict[str, DraftSide]:
+def _merge(sets: Sequence[dict[str, DraftSide]]) -> dict[str, DraftSide]:
     """Merge the rounds of several sets, so that each has the prompts of all sets."""
     return {
         way: DraftSide([
-            [run for runs in several for run in runs]
-            for several in zip(*(side[way].rounds for side in sets), strict=True)
+            [run for runs in rounds for run in runs]
+            for rounds in zip(*(side[way].rounds for side in sets), strict=True)
         ])
         for way in sets[0]
     }  # fmt: skip
@@ -199,11 +201,11 @@ def _together(sets: Sequence[dict[str, DraftSide]]) -> dict[str, DraftSide]:
 def those(sides: dict[str, DraftSide], looping: bool) -> dict[str, DraftSide] | None:
     """Select the prompts whose plain answer loops, or the others; None without any."""
     first = sides[NONE].rounds[0]
-    places = [at for at, run in enumerate(first) if (run.repeated > LOOPS) == looping]
-    if not places:
+    indices = [index for index, run in enumerate(first) if (run.repeated > LOOPS) == looping]
+    if not indices:
         return None
     return {
-        way: DraftSide([[runs[at] for at in places] for runs in side.rounds])
+        way: DraftSide([[runs[index] for index in indices] for runs in side.rounds])
         for way, side in sides.items()
     }
 
@@ -265,10 +267,10 @@ def spread(prompts: tuple[str, ...], count: int) -> tuple[str, ...]:
 def _articles(path: Path) -> tuple[str, ...]:
     """Read the first words of all sufficiently long paragraphs."""
     lines = [line.split(" ") for line in read_prompts(path) if not line.startswith("=")]
-    found = tuple(" ".join(words[:_WORDS]) for words in lines if len(words) > 2 * _WORDS)
-    if not found:
+    articles = tuple(" ".join(words[:_WORDS]) for words in lines if len(words) > 2 * _WORDS)
+    if not articles:
         raise InputError("holds no long paragraph", file=path)
-    return found
+    return articles
 
 
 # -- terminal -------------------------------------------------------------------------------------

@@ -122,20 +122,20 @@ def write(session: Session, prompt: str, length: int) -> Written:
     """Continue the prompt greedily by `length` bytes, with end tokens suppressed."""
     session.reset()
     tokenizer = session.model.tokenizer
-    on = dict.fromkeys(tokenizer.eos, -1e9)
+    bias = dict.fromkeys(tokenizer.eos, -1e9)
     data, runs, accepted = b"", 0, 0
-    following: str | None = prompt
+    next_prompt: str | None = prompt
     began = time.process_time()
     while len(data) < length:
-        most = length - len(data) if tokenizer.kind == "bytes" else _WORDS
+        limit = length - len(data) if tokenizer.kind == "bytes" else _WORDS
         answer = session.generate(
-            following, temperature=0, max_tokens=most, logit_bias=on, stop=()
+            next_prompt, temperature=0, max_tokens=limit, logit_bias=bias, stop=()
         ).finish()
         data += b"".join(map(tokenizer.token_bytes, answer.tokens))
         if answer.speculation:
             runs += answer.speculation.rounds
             accepted += answer.speculation.accepted
-        following = None
+        next_prompt = None
     seconds = time.process_time() - began
     return Written(data[:length], seconds, 1 + accepted / runs if runs else None)
 
@@ -145,18 +145,20 @@ def compare(
 ) -> list[FaithfulRow]:
     """Compare every way with `PLAIN`, under the byte model, which wrote `PLAIN`."""
     plain = written[PLAIN]
-    own = [information(model, text, one.data) for text, one in zip(prompts, plain, strict=True)]
+    plain_nats = [
+        information(model, text, answer.data) for text, answer in zip(prompts, plain, strict=True)
+    ]
     rows = []
     for way, answers in written.items():
         ratios = [
-            mine / information(model, text, one.data)
-            for text, mine, one in zip(prompts, own, answers, strict=True)
+            own_nats / information(model, text, answer.data)
+            for text, own_nats, answer in zip(prompts, plain_nats, answers, strict=True)
         ]
-        runs = [one.per_run for one in answers if one.per_run is not None]
+        runs = [answer.per_run for answer in answers if answer.per_run is not None]
         rows.append(FaithfulRow(
             way, fmean(ratios), median(ratios), min(ratios),
-            fmean(one.data == first.data for one, first in zip(answers, plain, strict=True)),
-            sum(one.seconds for one in plain) / sum(one.seconds for one in answers),
+            fmean(answer.data == first.data for answer, first in zip(answers, plain, strict=True)),
+            sum(answer.seconds for answer in plain) / sum(answer.seconds for answer in answers),
             fmean(runs) if runs else None,
         ))  # fmt: skip
     return rows
@@ -165,12 +167,12 @@ def compare(
 def information(model: Model, prompt: str, answer: bytes) -> float:
     """Return -ln p of the answer after the prompt, in nats, under a byte model."""
     tokenizer = model.tokenizer
-    before = [*([tokenizer.bos] if tokenizer.add_bos else []), *tokenizer.encode(prompt)]
-    ids = np.array([*before, *answer], np.int64)
-    wanted = np.arange(len(ids)) >= len(before)
+    prefix = [*([tokenizer.bos] if tokenizer.add_bos else []), *tokenizer.encode(prompt)]
+    ids = np.array([*prefix, *answer], np.int64)
+    wanted = np.arange(len(ids)) >= len(prefix)
     run = TextRun(ids, wanted, fresh=True, carried=False, first=True, bytes=0, words=0)
     reader = RunReader(model.engine, Windows(len(ids), len(ids)))
-    return sum(float(nats(logits, said).sum()) for said, logits in reader.read(run))
+    return sum(float(nats(logits, targets).sum()) for targets, logits in reader.read(run))
 
 
 if __name__ == "__main__":

@@ -39,28 +39,28 @@ def measured(bundle: Path, threads: int, rounds: int) -> dict[int, float]:
     states = [engine.new_state() for _ in range(max(COUNTS))]
     for state in states:
         engine.run(np.ones((1, PROMPT), np.int64), state, commit=True)
-    found: dict[int, list[float]] = {count: [] for count in COUNTS}
+    rates: dict[int, list[float]] = {count: [] for count in COUNTS}
     for _ in range(rounds):
         for count in COUNTS:
-            _together(engine, states[:count], 4)
+            _run_together(engine, states[:count], 4)
             began = time.perf_counter()
-            _together(engine, states[:count], STEPS)
-            found[count].append(count * STEPS / (time.perf_counter() - began))
-    return {count: median(each) for count, each in found.items()}
+            _run_together(engine, states[:count], STEPS)
+            rates[count].append(count * STEPS / (time.perf_counter() - began))
+    return {count: median(values) for count, values in rates.items()}
 
 
-def _together(engine: JoinedEngine, states: list[Any], steps: int) -> None:
-    def talk(state: Any) -> None:
+def _run_together(engine: JoinedEngine, states: list[Any], steps: int) -> None:
+    def converse(state: Any) -> None:
         token = np.ones((1, 1), np.int64)
         for _ in range(steps):
             token[0, 0] = engine.run_greedy(token, state)[0]
         engine.leave(state)
 
-    talks = [threading.Thread(target=talk, args=(state,)) for state in states]
-    for one in talks:
-        one.start()
-    for one in talks:
-        one.join()
+    threads = [threading.Thread(target=converse, args=(state,)) for state in states]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def table(facts: Facts) -> FigureTable:

@@ -44,37 +44,37 @@ def bench(
     bits: Annotated[str, typer.Option(help="Bits of every activation.")] = "6,4",
 ) -> None:
     """Compare a bundle's roundings and others with the floating model."""
-    clipped = numbers(percentiles, float, "--percentiles", "99,99.9")
-    counts = numbers(bits, int, "--bits", "6,4")
+    clip_percentiles = numbers(percentiles, float, "--percentiles", "99,99.9")
+    bit_counts = numbers(bits, int, "--bits", "6,4")
     this, other = (load(name, threads=1) for name in (bundle, floating))
-    (whole,) = (site for site in sites(this, other) if site.name == ALL)
-    named = {value: site_name(other.config, value, False) for value in whole.values}
-    how = Windows(SHORT_WINDOW, SHORT_WINDOW // 2)
-    learned, measured = (
-        list(TextSource((file,), how, tokens).runs(other)) for file in (calibrate, text)
+    (full,) = (site for site in sites(this, other) if site.name == ALL)
+    site_names = {value: site_name(other.config, value, False) for value in full.values}
+    windows = Windows(SHORT_WINDOW, SHORT_WINDOW // 2)
+    calibration_runs, text_runs = (
+        list(TextSource((file,), windows, tokens).runs(other)) for file in (calibrate, text)
     )
-    tried = [replace(whole, name="as the bundle does")]
-    seen = {value: Seen() for value, name in named.items() if name.endswith(X)}
-    if seen:
-        measure_sites(other, [Site("x", "activation", dict(seen))], learned)
-    for name, way in ways(clipped).items() if seen else ():
-        changed = {value: way(torch.cat(x.parts)) for value, x in seen.items()}
-        tried.append(replace(whole, name=f"x {name}", values={**whole.values, **changed}))
-    for count in counts:
-        fewer = {
+    variants = [replace(full, name="as the bundle does")]
+    observers = {value: Seen() for value, name in site_names.items() if name.endswith(X)}
+    if observers:
+        measure_sites(other, [Site("x", "activation", dict(observers))], calibration_runs)
+    for name, make_rounding in ways(clip_percentiles).items() if observers else ():
+        roundings = {value: make_rounding(torch.cat(x.parts)) for value, x in observers.items()}
+        variants.append(replace(full, name=f"x {name}", values={**full.values, **roundings}))
+    for count in bit_counts:
+        coarse = {
             value: FewerBits(x.scale, x.turn, x.threshold, count)
-            for value, x in whole.values.items() if isinstance(x, ValueRounding)
+            for value, x in full.values.items() if isinstance(x, ValueRounding)
         }  # fmt: skip
-        tried.append(replace(whole, name=f"{count} bits", values=fewer))
-        for kept in (X, Y) if seen else ():
-            spared = {v: whole.values[v] for v, name in named.items() if name.endswith(kept)}
-            name = f"{count} bits, but 8 of {kept[2:]}"
-            tried.append(replace(whole, name=name, values={**fewer, **spared}))
+        variants.append(replace(full, name=f"{count} bits", values=coarse))
+        for suffix in (X, Y) if observers else ():
+            spared = {v: full.values[v] for v, name in site_names.items() if name.endswith(suffix)}
+            name = f"{count} bits, but 8 of {suffix[2:]}"
+            variants.append(replace(full, name=name, values={**coarse, **spared}))
     rows = [
-        (site.name, f"{found.ratio:.4f}", f"{facts['kl_nats_per_token']:.4f}",
+        (site.name, f"{comparison.ratio:.4f}", f"{facts['kl_nats_per_token']:.4f}",
          f"{facts['top1_agreement']:.1%}")
-        for site, found in measure_sites(other, tried, measured)
-        if (facts := found.to_dict())
+        for site, comparison in measure_sites(other, variants, text_runs)
+        if (facts := comparison.to_dict())
     ]  # fmt: skip
     show([FigureTable(("activations", "perplexity, ×", "KL, nats", "same choice"), rows)])
 
@@ -97,13 +97,13 @@ class FewerBits(ValueRounding):
     bits: int = 8
 
     def _round(self, x: Tensor) -> Tensor:
-        most = 2 ** (self.bits - 1) - 1
+        limit = 2 ** (self.bits - 1) - 1
         if self.scale is None:
             floats = x.abs() >= (math.inf if self.threshold is None else self.threshold)
-            scale = x.masked_fill(floats, 0).abs().amax(-1, keepdim=True).clamp(min=1e-30) / most
+            scale = x.masked_fill(floats, 0).abs().amax(-1, keepdim=True).clamp(min=1e-30) / limit
         else:
-            floats, scale = self.scale > NEVER, self.scale * (127 / most)
-        return torch.where(floats, x, torch.round(x / scale).clamp(-most - 1, most) * scale)
+            floats, scale = self.scale > NEVER, self.scale * (127 / limit)
+        return torch.where(floats, x, torch.round(x / scale).clamp(-limit - 1, limit) * scale)
 
 
 # -- tables 5 and 11: from observed values to a rounding to 8 bits --------------------------------
@@ -111,30 +111,30 @@ class FewerBits(ValueRounding):
 
 def ways(percentiles: Iterable[float]) -> dict[str, Callable[[Tensor], Rounder]]:
     """Return ways of rounding x by name, in the paper's order."""
-    found: dict[str, Callable[[Tensor], Rounder]] = {
+    roundings: dict[str, Callable[[Tensor], Rounder]] = {
         "dynamic, a scale a token": lambda seen: ValueRounding(None),
         "static": lambda seen: ValueRounding(seen.abs().max()[None] / 127),
         "static, powers of two": _powers_of_two,
     }
     for p in percentiles:
-        found[f"static, {p:g} %, asymmetric"] = partial(_asymmetric, p / 100)
-        found[f"static, {p:g} %"] = partial(_clipped, p / 100)
-    return found
+        roundings[f"static, {p:g} %, asymmetric"] = partial(_asymmetric, p / 100)
+        roundings[f"static, {p:g} %"] = partial(_clipped, p / 100)
+    return roundings
 
 
-def _powers_of_two(seen: Tensor) -> Rounder:
+def _powers_of_two(values: Tensor) -> Rounder:
     """Round to sign and exponent: the power of 2 with the nearest logarithm."""
-    top = seen.abs().max()
+    top = values.abs().max()
     return lambda x: x.sign() * top * 2 ** torch.round(torch.log2(x.abs() / top)).clamp(-126, 0)
 
 
-def _clipped(share: float, seen: Tensor) -> Rounder:
-    return ValueRounding(seen.abs().quantile(share)[None] / 127)
+def _clipped(share: float, values: Tensor) -> Rounder:
+    return ValueRounding(values.abs().quantile(share)[None] / 127)
 
 
-def _asymmetric(share: float, seen: Tensor) -> Rounder:
+def _asymmetric(share: float, values: Tensor) -> Rounder:
     """Round to a range from a low to a high percentile, with a zero point."""
-    low, high = (seen.quantile(at) for at in (1 - share, share))
+    low, high = (values.quantile(q) for q in (1 - share, share))
     step = (high - low) / 255
     zero = torch.round(-low / step)
     return lambda x: ((torch.round(x / step) + zero).clamp(0, 255) - zero) * step

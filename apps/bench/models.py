@@ -157,12 +157,12 @@ class RandomTensors(Mapping[str, Array]):
         parts = name.split(".")
         if parts[0] == "layers":
             parts[1] = str(int(parts[1]) % self._period)
-        drawn = ".".join(parts)
-        if drawn not in self._drawn:
-            rng = np.random.default_rng([SEED, zlib.crc32(drawn.encode())])
-            self._drawn[drawn] = _draw(name, shape, rng, self._config)
-            self._drawn[drawn].flags.writeable = False
-        return self._drawn[drawn]
+        key = ".".join(parts)
+        if key not in self._drawn:
+            rng = np.random.default_rng([SEED, zlib.crc32(key.encode())])
+            self._drawn[key] = _draw(name, shape, rng, self._config)
+            self._drawn[key].flags.writeable = False
+        return self._drawn[key]
 
 
 def _draw(
@@ -203,12 +203,12 @@ def mamba_tensors(config: ModelConfig) -> dict[str, Array]:
     enough to matter: a lost state changes the logits far more than rounding does.
     """
     rng, shapes = np.random.default_rng(20260101), tensor_shapes(config)
-    ends = [name for name in shapes if not name.startswith("layers.")]
-    names = [*ends, *(name for name in shapes if name.startswith("layers."))]
-    return {name: _loud(rng, name, shapes[name], config) for name in names}
+    outer = [name for name in shapes if not name.startswith("layers.")]
+    names = [*outer, *(name for name in shapes if name.startswith("layers."))]
+    return {name: _draw_mamba(rng, name, shapes[name], config) for name in names}
 
 
-def _loud(
+def _draw_mamba(
     rng: np.random.Generator, name: str, shape: tuple[int, ...], config: ModelConfig
 ) -> Array:
     def normal(std: float) -> Array:
@@ -221,22 +221,22 @@ def _loud(
         return normal(EMBEDDING_STD)
     if name == "norm_f.weight":  # makes logits differ by about one
         return np.float32(1 / EMBEDDING_STD / math.sqrt(config.d_model)) * uniform(0.8, 1.2)
-    own = name.split(".", 2)[2]
-    if own == "norm.weight":
+    part = name.split(".", 2)[2]
+    if part == "norm.weight":
         return uniform(0.8, 1.2)
-    if own == "A_log":
+    if part == "A_log":
         rates = np.arange(1, shape[1] + 1, dtype=np.float32)
         return np.log(np.tile(rates, (shape[0], 1))) + normal(0.05)
-    if own == "D":
+    if part == "D":
         return uniform(0.5, 1.5)
-    if own == "dt_proj.bias":
+    if part == "dt_proj.bias":
         delta = np.exp(uniform(*(math.log(bound) for bound in DT_RANGE)))
         return np.log(np.expm1(delta))  # inverse of softplus
-    if own.startswith("conv1d"):
+    if part.startswith("conv1d"):
         bound = 1 / math.sqrt(_mamba1(config).d_conv)
         return uniform(-bound, bound)
     matrix = normal(1 / math.sqrt(shape[-1]))
-    if own == "x_proj.weight":
+    if part == "x_proj.weight":
         matrix[_mamba1(config).dt_rank :] *= np.float32(STATE_GAIN)
     return matrix
 
@@ -248,12 +248,12 @@ def transformers_model(config: ModelConfig) -> Any:
 
     from edge.export.checkpoint.state_spaces import place_transformers
 
-    theirs = MambaConfig(
+    hf_config = MambaConfig(
         vocab_size=config.vocab_size, hidden_size=config.d_model,
         num_hidden_layers=len(config.layers), time_step_rank=_mamba1(config).dt_rank,
         tie_word_embeddings=True,
     )  # fmt: skip
-    model: Any = MambaForCausalLM(theirs)
+    model: Any = MambaForCausalLM(hf_config)
     tensors, places = mamba_tensors(config), place_transformers(config).pieces
     weights = {
         place.source: torch.tensor(tensors[name]).reshape(place.source_shape)
@@ -287,8 +287,8 @@ def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
     for name, tensor in mamba_tensors(config).items():
         stored = -np.exp(tensor) if name.endswith("A_log") else tensor
         matrix = name.endswith(".weight") and tensor.ndim == 2 and "conv1d" not in name
-        how = "f32" if not matrix else "f16" if tensor.shape[-1] % GGUF_BLOCK else kind
-        qtype = gguf.GGMLQuantizationType[how.upper()]
+        storage = "f32" if not matrix else "f16" if tensor.shape[-1] % GGUF_BLOCK else kind
+        qtype = gguf.GGMLQuantizationType[storage.upper()]
         packed = gguf.quants.quantize(np.ascontiguousarray(stored), qtype)
         writer.add_tensor(gguf_name(name), packed, raw_dtype=qtype)
     writer.write_header_to_file()
@@ -300,13 +300,13 @@ def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
 
 def gguf_name(name: str) -> str:
     """Return llama.cpp's name of a canonical tensor."""
-    ends = {"embedding.weight": "token_embd.weight", "norm_f.weight": "output_norm.weight"}
-    if name in ends:
-        return ends[name]
+    top_level = {"embedding.weight": "token_embd.weight", "norm_f.weight": "output_norm.weight"}
+    if name in top_level:
+        return top_level[name]
     _, index, rest = name.split(".", 2)
     names = {"norm.weight": "attn_norm.weight", "A_log": "ssm_a", "D": "ssm_d"}
-    own = names.get(rest) or "ssm_" + rest.replace("_proj", "")
-    return f"blk.{index}.{own}"
+    tensor = names.get(rest) or "ssm_" + rest.replace("_proj", "")
+    return f"blk.{index}.{tensor}"
 
 
 # -- a bundle -------------------------------------------------------------------------------------
@@ -331,18 +331,18 @@ def write_bundle(
     from edge.export.recipes import recipe
 
     tensors = mamba_tensors(config) if whole else RandomTensors(config)
-    calibrated = len(config.layers) if whole else period(config)
-    plan = _plan(config, tensors, quant, calibrated, out.parent)
+    calibrated_layers = len(config.layers) if whole else period(config)
+    plan = _plan(config, tensors, quant, calibrated_layers, out.parent)
     with BundleWriter(out) as writer:
         built = build_graph(config, tensors, writer.folder, plan)
         check_graph(writer.folder)
         planned = add_plan(writer, GRAPH_FILE, ())
         added = add_kernels(writer, planned, (), lambda *_: None, (0.0, 1.0))
-        how = recipe(quant)
+        chosen = recipe(quant)
         writer.finish(
             created_by=f"edge {edge.__version__}",
             model=config,
-            quantization=Quantization(recipe=how.name, bits=how.bits),
+            quantization=Quantization(recipe=chosen.name, bits=chosen.bits),
             state_dtypes=built.state_dtypes,
             opset=built.opsets,
             graphs={"ort": GRAPH_FILE, **added.graphs},
@@ -355,7 +355,7 @@ def write_bundle(
 
 
 def _plan(
-    config: ModelConfig, tensors: Mapping[str, Array], quant: str, size: int, beside: Path
+    config: ModelConfig, tensors: Mapping[str, Array], quant: str, size: int, folder: Path
 ) -> Any:
     """Return the `edge.export.quantize.ModelPlan`, calibrated on the first `size` layers."""
     from edge.export.calibration.calibrate import calibrate, calibration_graph
@@ -365,15 +365,17 @@ def _plan(
 
     short = config.model_copy(update={"layers": config.layers[:size]})
     mixed = mixture(short, quant, Choices())
-    seen = mixed.observations()
-    if not seen:
+    observed = mixed.observations()
+    if not observed:
         plan = plan_model(short, mixed, fetch=tensors.__getitem__)
     else:
         rng = np.random.default_rng(SEED)
         sequences = rng.integers(0, config.vocab_size, CALIBRATION)
         text = CalibrationText(sequences, len(sequences), "random", "0" * 64)
-        with tempfile.TemporaryDirectory(dir=beside) as name:
+        with tempfile.TemporaryDirectory(dir=folder) as name:
             build_graph(short, tensors, name)
-            found = calibrate(calibration_graph(name), short, text, seen.values, seen.rotated)
-        plan = plan_model(short, mixed, calibration=found, fetch=tensors.__getitem__)
+            calibration = calibrate(
+                calibration_graph(name), short, text, observed.values, observed.rotated
+            )
+        plan = plan_model(short, mixed, calibration=calibration, fetch=tensors.__getitem__)
     return replace(plan, layers=plan.layers * (len(config.layers) // size))

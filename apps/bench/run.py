@@ -76,12 +76,12 @@ def run(
         if (lacking := missing(name))
     }
     reference = make_reference(workspace, threads, say)
-    peers, results = _right_ones(names, absent, workspace, threads, reference, say)
+    peers, results = _load_right_peers(names, absent, workspace, threads, reference, say)
     others = OtherLoad()
     for name, times in timed(peers, reference.long[:PREFILL_TOKENS], rounds, say).items():
         results[name] |= times
     head = others.facts()
-    expected = [*_expected(results)]
+    expected = [*_check_goals(results)]
     return head | {
         "command": command,
         "versions": {name: installed(name) for name in PACKAGES},
@@ -94,11 +94,11 @@ def run(
         "absent": absent,
         "expected": expected,
         "masks": masks(),
-        "costs": _costs(workspace, threads, results, expected, profiled, say),
+        "costs": _break_down(workspace, threads, results, expected, profiled, say),
     }
 
 
-def _right_ones(
+def _load_right_peers(
     names: Sequence[str],
     absent: dict[str, str],
     workspace: ModelFolder,
@@ -123,7 +123,7 @@ def _right_ones(
                 raise
             absent[name] = str(problem)
             continue
-        results[name] = _checked(peer, reference)
+        results[name] = _check_peer(peer, reference)
         if results[name]["right"]:
             peers.append(peer)
         else:
@@ -168,22 +168,22 @@ def compare(peer: Peer, reference: Reference) -> dict[str, Agreement]:
 
     These are a prompt, runs, steps, and steps after the long prompt.
     """
-    cut, end = PROMPT, PROMPT + RUNS * RUN
-    short, wanted = reference.short, reference.short_logits
-    found = {
-        "prompt": agreement(wanted[:cut], peer.prefill(short[:cut], every_row=True).copy()),
+    split, end = PROMPT, PROMPT + RUNS * RUN
+    short, expected = reference.short, reference.short_logits
+    agreements = {
+        "prompt": agreement(expected[:split], peer.prefill(short[:split], every_row=True).copy()),
     }
-    runs = [peer.run(short[at : at + RUN]).copy() for at in range(cut, end, RUN)]
-    found["run"] = agreement(wanted[cut:end], np.concatenate(runs))
+    runs = [peer.run(short[start : start + RUN]).copy() for start in range(split, end, RUN)]
+    agreements["run"] = agreement(expected[split:end], np.concatenate(runs))
     steps = [peer.step(int(token)).copy() for token in short[end:]]
-    found["steps"] = agreement(wanted[end:], np.concatenate(steps))
+    agreements["steps"] = agreement(expected[end:], np.concatenate(steps))
     after = [peer.prefill(reference.long[:PREFILL_TOKENS]).copy()]
     after += [peer.step(int(token)).copy() for token in reference.long[PREFILL_TOKENS:]]
-    found["prefill"] = agreement(reference.long_logits[-len(after) :], np.concatenate(after))
-    return found
+    agreements["prefill"] = agreement(reference.long_logits[-len(after) :], np.concatenate(after))
+    return agreements
 
 
-def _checked(peer: Peer, reference: Reference) -> Facts:
+def _check_peer(peer: Peer, reference: Reference) -> Facts:
     parts, limit = compare(peer, reference), KL_LIMITS[peer.rounding]
     return {
         "version": peer.version,
@@ -203,7 +203,7 @@ def timed(peers: Sequence[Peer], tokens: Tokens, rounds: int, say: Say) -> dict[
 
     Prefill reads all of `tokens`. Closes the peers.
     """
-    taken: dict[str, dict[str, list[float]]] = {
+    samples: dict[str, dict[str, list[float]]] = {
         peer.name: {figure: [] for figure in FIGURES} for peer in peers
     }
     with without_collections():
@@ -212,41 +212,43 @@ def timed(peers: Sequence[Peer], tokens: Tokens, rounds: int, say: Say) -> dict[
             for figure in FIGURES:
                 for peer in in_turn(peers, number):
                     time.sleep(PAUSE)
-                    taken[peer.name][figure].append(1e3 * median(_turn(peer, figure, tokens)))
+                    samples[peer.name][figure].append(
+                        1e3 * median(_time_turn(peer, figure, tokens))
+                    )
     for peer in peers:
         peer.close()
     return {
         name: {
-            figure: {"median_ms": median(each), "min_ms": min(each), "max_ms": max(each),
-                     "rounds_ms": each}
-            for figure, each in figures.items()
+            figure: {"median_ms": median(values), "min_ms": min(values), "max_ms": max(values),
+                     "rounds_ms": values}
+            for figure, values in figures.items()
         }
-        for name, figures in taken.items()
+        for name, figures in samples.items()
     }  # fmt: skip
 
 
-def _turn(peer: Peer, figure: str, tokens: Tokens) -> list[float]:
+def _time_turn(peer: Peer, figure: str, tokens: Tokens) -> list[float]:
     """Return seconds of each call of one turn, after warm-up calls."""
-    call = _caller(peer, figure, tokens)
+    call = _timed_call(peer, figure, tokens)
     _repeat(call, WARM[figure])
     return _repeat(call, CALLS[figure])
 
 
-def _repeat(call: Callable[[], object], most: int) -> list[float]:
+def _repeat(call: Callable[[], object], limit: int) -> list[float]:
     """Return seconds of each of 1 to `most` calls. None but the first begins after the budget."""
-    taken: list[float] = []
-    while len(taken) < most and sum(taken) < BUDGET:
-        taken.append(seconds(call))
-    return taken
+    durations: list[float] = []
+    while len(durations) < limit and sum(durations) < BUDGET:
+        durations.append(seconds(call))
+    return durations
 
 
-def _caller(peer: Peer, figure: str, tokens: Tokens) -> Callable[[], object]:
+def _timed_call(peer: Peer, figure: str, tokens: Tokens) -> Callable[[], object]:
     """Return the function to time for a figure. Decode and run start from a non-empty state."""
     if figure == "prefill":
         return lambda: peer.prefill(tokens)
-    few, token = tokens[:RUN], int(tokens[0])
-    peer.prefill(few)
-    return (lambda: peer.step(token)) if figure == "decode" else (lambda: peer.run(few))
+    run_tokens, token = tokens[:RUN], int(tokens[0])
+    peer.prefill(run_tokens)
+    return (lambda: peer.step(token)) if figure == "decode" else (lambda: peer.run(run_tokens))
 
 
 def over(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
@@ -255,7 +257,7 @@ def over(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     return float(median(a / b for a, b in pairs))
 
 
-def _expected(results: Mapping[str, Facts]) -> Iterator[Facts]:
+def _check_goals(results: Mapping[str, Facts]) -> Iterator[Facts]:
     """Yield the goals of our recipes with measured values, as far as they were measured."""
     for name, goal in GOALS.items():
         ours, theirs = results.get(name, {}), results.get(THEIRS, {})
@@ -271,7 +273,7 @@ def _expected(results: Mapping[str, Facts]) -> Iterator[Facts]:
                "value": value, "met": value <= goal["run"]}  # fmt: skip
 
 
-def _costs(
+def _break_down(
     workspace: ModelFolder,
     threads: int,
     results: Mapping[str, Facts],
@@ -281,19 +283,19 @@ def _costs(
 ) -> Facts:
     """Break down the time of our figures: those that missed a goal, or all if `profiled`."""
     kinds = {"decode": DECODE, "prefill": PREFILL, "run": RunKind(RUN, 10)}
-    found: Facts = {}
+    costs: Facts = {}
     for name in GOALS:
         missed = {row["figure"] for row in expected if row["peer"] == name and not row["met"]}
         if "decode" not in results.get(name, {}) or not (profiled or missed):
             continue
         # the cost of a short run is compared with that of a step
-        wanted = {*FIGURES} if profiled else missed | ({"decode"} if "run" in missed else set())
+        figures = {*FIGURES} if profiled else missed | ({"decode"} if "run" in missed else set())
         say(f"profiling {name}")
-        chosen = {figure: kinds[figure] for figure in FIGURES if figure in wanted}
+        figure_kinds = {figure: kinds[figure] for figure in FIGURES if figure in figures}
         bundle = workspace.bundle(name.removeprefix("edge-"))
-        for figure, cost in breakdown(bundle, threads, chosen).items():
-            found[f"{name} {figure}"] = cost.to_dict() | {"title": cost.title}
-    return found
+        for figure, cost in breakdown(bundle, threads, figure_kinds).items():
+            costs[f"{name} {figure}"] = cost.to_dict() | {"title": cost.title}
+    return costs
 
 
 # -- terminal -------------------------------------------------------------------------------------
@@ -311,11 +313,11 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
     if not facts["trustworthy"]:
         yield "the machine was busy with something else: do not trust the times and ratios"
     yield _agreements(facts["peers"])
-    quick = {name: peer for name, peer in facts["peers"].items() if "decode" in peer}
-    if quick:
-        yield times(quick)
-    if OURS in quick:
-        yield _ratios(quick)
+    timed_peers = {name: peer for name, peer in facts["peers"].items() if "decode" in peer}
+    if timed_peers:
+        yield times(timed_peers)
+    if OURS in timed_peers:
+        yield _ratios(timed_peers)
     yield mask_table(facts["masks"])
     for row in facts["expected"]:
         mark = "unsure" if not facts["trustworthy"] else "met" if row["met"] else "MISSED"
@@ -327,7 +329,7 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
             yield f"note    {name}: {peer['note']}"
     for cost in facts["costs"].values():
         yield f"{cost['title']}: {cost['total_ms']:.2f} ms while profiled"
-        spent = {f"{op} ({found['count']}×)": found["ms"] for op, found in cost["ops"].items()}
+        spent = {f"{op} ({entry['count']}×)": entry["ms"] for op, entry in cost["ops"].items()}
         rows = [*ranked(spent, SHOWN), ("between operators", cost["between_ms"])]
         yield from shares(rows, cost["total_ms"])
 
@@ -335,11 +337,11 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
 def _agreements(peers: Mapping[str, Facts]) -> FigureTable:
     rows = []
     for name, peer in peers.items():
-        each = peer["agreement"].values()
+        parts = peer["agreement"].values()
         rows.append((
-            name, megabytes(peer["weight_bytes"]), f"{max(a['kl_nats'] for a in each):.2g}",
-            f"{peer['kl_limit']:g}", f"{min(a['top1'] for a in each):.0%}",
-            f"{max(a['max_difference'] for a in each):.2g}", "right" if peer["right"] else "WRONG",
+            name, megabytes(peer["weight_bytes"]), f"{max(a['kl_nats'] for a in parts):.2g}",
+            f"{peer['kl_limit']:g}", f"{min(a['top1'] for a in parts):.0%}",
+            f"{max(a['max_difference'] for a in parts):.2g}", "right" if peer["right"] else "WRONG",
         ))  # fmt: skip
     head = ("peer", "weights", "KL nats/token", "at most", "top-1", "max |Δ|", "")
     return FigureTable(head, rows, title="against transformers fp32, the worst of four parts")

@@ -27,7 +27,7 @@ NOTHING = '""'  # an empty argument, as in a shell
 SETTABLE = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "seed", "stop"
 )  # fmt: skip
-_WHOLE = ("top_k", "max_tokens", "seed")
+_INTEGERS = ("top_k", "max_tokens", "seed")
 
 
 @dataclass
@@ -120,9 +120,9 @@ def _undo(this: Chat, argument: str) -> str:
 
 
 def _fork(this: Chat, argument: str) -> str:
-    free = (f"fork{number}" for number in count(1))
+    candidates = (f"fork{number}" for number in count(1))
     name = argument or next(
-        name for name in free if name not in this.forks and not files.is_saved(name)
+        name for name in candidates if name not in this.forks and not files.is_saved(name)
     )
     if files.is_saved(name):
         raise InputError(
@@ -146,31 +146,31 @@ def _load(this: Chat, argument: str) -> str:
         return f"returned to {argument}: {this.length()}; {this.copied()}"
     path = files.named("/load", argument)
     if path.parent == files.conversations() and not path.exists():
-        raise _unknown(this, "/load", argument)
-    spared = this.session.load(path, replay=True)
-    if not spared and any(one.role == "assistant" for one in this.session.messages):
+        raise _unknown_name(this, "/load", argument)
+    restored = this.session.load(path, replay=True)
+    if not restored and any(message.role == "assistant" for message in this.session.messages):
         return (f"loaded {this.length()}: the saved state does not fit this model, so they are "
                 "read again with the next message")  # fmt: skip
-    return f"resumed {this.length()} ({spared} tokens restored from the saved state)"
+    return f"resumed {this.length()} ({restored} tokens restored from the saved state)"
 
 
-def _unknown(this: Chat, command: str, name: str) -> InputError:
-    asked = _meant(name, _kept(this))
+def _unknown_name(this: Chat, command: str, name: str) -> InputError:
+    suggestion = _suggest(name, _loadable(this))
     return InputError(
         f"no conversation is called {name!r:.40}", field=command,
-        remedy=f"{asked} /list names them" if asked else "/list names them",
+        remedy=f"{suggestion} /list names them" if suggestion else "/list names them",
     )  # fmt: skip
 
 
-def _kept(this: Chat) -> list[str]:
+def _loadable(this: Chat) -> list[str]:
     """Return the names that /load accepts."""
     return [*this.forks, *(name for name, _, _ in files.saved())]
 
 
-def _meant(name: str, known: Collection[str]) -> str | None:
+def _suggest(name: str, known: Collection[str]) -> str | None:
     """Return a question that suggests the known name closest to a misspelt one."""
-    near = difflib.get_close_matches(name, known, 1)
-    return f"do you mean {near[0]}?" if near else None
+    matches = difflib.get_close_matches(name, known, 1)
+    return f"do you mean {matches[0]}?" if matches else None
 
 
 def _rm(this: Chat, argument: str) -> str:
@@ -179,15 +179,15 @@ def _rm(this: Chat, argument: str) -> str:
     if not argument:
         raise InputError("needs a name", field="/rm", remedy="/rm NAME")
     if not files.remove(argument):
-        raise _unknown(this, "/rm", argument)
+        raise _unknown_name(this, "/rm", argument)
     return f"removed {argument}"
 
 
 def _list(this: Chat, argument: str) -> str:
-    kept = [(name, "fork of this conversation") for name in this.forks]
-    kept += [(name, f"saved {when}, {megabytes(size)}") for name, size, when in files.saved()]
-    width = max((len(name) for name, _ in kept), default=0)
-    lines = [f"{name:<{max(width, 20)}} {what}" for name, what in kept]
+    entries = [(name, "fork of this conversation") for name in this.forks]
+    entries += [(name, f"saved {when}, {megabytes(size)}") for name, size, when in files.saved()]
+    width = max((len(name) for name, _ in entries), default=0)
+    lines = [f"{name:<{max(width, 20)}} {what}" for name, what in entries]
     return "\n".join(lines) or "no forks and no saved conversations"
 
 
@@ -198,10 +198,10 @@ def _system(this: Chat, argument: str) -> str:
         )
     if not argument:
         return _show(this, "system")
-    wanted = "" if argument == NOTHING else argument
-    this.session.reset(wanted)
-    said = "set the system message" if wanted else "removed the system message"
-    return f"{said} and started a new conversation; /undo brings the old one back"
+    message = "" if argument == NOTHING else argument
+    this.session.reset(message)
+    change = "set the system message" if message else "removed the system message"
+    return f"{change} and started a new conversation; /undo brings the old one back"
 
 
 def _set(this: Chat, argument: str) -> str:
@@ -211,30 +211,30 @@ def _set(this: Chat, argument: str) -> str:
     if name not in SETTABLE:
         raise InputError(
             f"unknown parameter {name!r:.40}", field="/set",
-            remedy=_meant(name, SETTABLE) or f"choose {', '.join(SETTABLE)}",
+            remedy=_suggest(name, SETTABLE) or f"choose {', '.join(SETTABLE)}",
         )  # fmt: skip
-    changed = this.sampling | {name: _value(name, value.strip())}
+    changed = this.sampling | {name: _parse_value(name, value.strip())}
     make_params(this.session.model.defaults, changed)
     this.sampling.update(changed)
-    return f"{name} {_shown(this, name)}"
+    return f"{name} {_format_value(this, name)}"
 
 
-def _value(name: str, text: str) -> Any:
+def _parse_value(name: str, text: str) -> Any:
     """Parse the value of a parameter; an empty one restores the model's own."""
     if not text:
         return None
     try:
         if name == "stop":
             return tuple(shlex.split(text))
-        return int(text) if name in _WHOLE else float(text)
+        return int(text) if name in _INTEGERS else float(text)
     except ValueError:
         if name == "stop":
             raise InputError(f"{text!r:.40} has a quote that does not end", field=name) from None
-        kind = "a whole number" if name in _WHOLE else "a number"
+        kind = "a whole number" if name in _INTEGERS else "a number"
         raise InputError(f"{text!r:.40} is not {kind}", field=name) from None
 
 
-def _shown(this: Chat, name: str) -> str:
+def _format_value(this: Chat, name: str) -> str:
     params = make_params(this.session.model.defaults, this.sampling)
     value = getattr(params, name)
     return "none" if value in (None, ()) else f"{value}"
@@ -242,7 +242,7 @@ def _shown(this: Chat, name: str) -> str:
 
 def _parameters(this: Chat) -> str:
     known = [item.name for item in fields(SamplingParams) if item.name in SETTABLE]
-    return "\n".join(f"{name:<20} {_shown(this, name)}" for name in known)
+    return "\n".join(f"{name:<20} {_format_value(this, name)}" for name in known)
 
 
 def _show(this: Chat, argument: str) -> str:
@@ -250,8 +250,8 @@ def _show(this: Chat, argument: str) -> str:
     if argument == "parameters":
         return _parameters(this)
     if argument == "transcript":
-        said = [f"{message.role}: {message.content}" for message in session.messages]
-        return "\n".join(said) or "the conversation is empty"
+        transcript = [f"{message.role}: {message.content}" for message in session.messages]
+        return "\n".join(transcript) or "the conversation is empty"
     if argument == "system":
         first = session.messages[:1]
         is_system = bool(first) and first[0].role == "system"
@@ -284,8 +284,8 @@ def _read(this: Chat, argument: str) -> str:
     tokens = len(this.session.model.tokenizer.encode(text))
     capacity = this.session.capacity
     if capacity is not None and tokens >= capacity:
-        most = this.session.model.config.max_context
-        larger = "" if most == capacity else ", or start with a larger --context"
+        max_context = this.session.model.config.max_context
+        larger = "" if max_context == capacity else ", or start with a larger --context"
         raise InputError(f"{tokens} tokens do not fit into a context of {capacity}", field="/read",
                          remedy=f"send a part of it{larger}")  # fmt: skip
     this.attached += text.rstrip("\n") + "\n\n"
@@ -302,9 +302,9 @@ def _stats(this: Chat, argument: str) -> str:
 
     if this.last is None:
         return "no answer yet"
-    said = [figures(this.last, this.session, this.gain, this.last_gain)]
-    said.append(f"answers: {this.answers}, tokens: {this.tokens}")
-    return "\n".join([*said, this.gain.line()] if this.gain else said)
+    lines = [figures(this.last, this.session, this.gain, this.last_gain)]
+    lines.append(f"answers: {this.answers}, tokens: {this.tokens}")
+    return "\n".join([*lines, this.gain.line()] if this.gain else lines)
 
 
 def _bye(this: Chat, argument: str) -> str:
@@ -342,15 +342,15 @@ def following(this: Chat, word: str) -> tuple[list[str], bool]:
     found = COMMANDS.get(word)
     if found is None:
         return [], False
-    return _kept(this) if found.kept else list(found.words), found.path
+    return _loadable(this) if found.kept else list(found.words), found.path
 
 
 def command(word: str, argument: str) -> Run:
     """Return a command's function. Raises InputError if unknown, or given an argument in vain."""
     word = ALIASES.get(word.lower(), word.lower())
     if word not in COMMANDS:
-        asked = _meant(word, COMMANDS)
-        remedy = f"{asked} /help lists them" if asked else "/help lists them"
+        suggestion = _suggest(word, COMMANDS)
+        remedy = f"{suggestion} /help lists them" if suggestion else "/help lists them"
         raise InputError(f"unknown command {word}", remedy=remedy)
     if argument and " " not in COMMANDS[word].usage and word not in _IGNORE:
         raise InputError(f"{argument!r:.40} is not expected", field=word, remedy=f"{word} alone")

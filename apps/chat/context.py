@@ -16,11 +16,12 @@ NOTICED = 0.8  # share of the context from which on notices say how full it is
 
 def described(session: Session) -> str:
     """Describe the state: the constant part, and the KV caches that hold the context."""
-    constant = f"state {megabytes(session.constant_bytes)} whatever the length"
+    constant = f"{megabytes(session.constant_bytes)} whatever the length"
     if session.capacity is None:
-        return constant
+        return f"state {constant}"
     caches = megabytes(session.state_bytes - session.constant_bytes)
-    return f"{constant}, and {caches} for a context of {session.capacity} tokens"
+    growing = f"{caches} for a context of {session.capacity} tokens"
+    return f"state {constant}, and {growing}" if session.constant_bytes else f"state {growing}"
 
 
 def notice(session: Session) -> str | None:

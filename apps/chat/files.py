@@ -48,9 +48,9 @@ def saved() -> Iterator[tuple[str, int, str]]:
         found = [(path, path.stat()) for path in conversations().glob("*" + _SUFFIX)]
     except OSError:
         return
-    for path, facts in sorted(found, key=lambda item: -item[1].st_mtime):
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.st_mtime))
-        yield path.stem, facts.st_size, when
+    for path, status in sorted(found, key=lambda item: -item[1].st_mtime):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
+        yield path.stem, status.st_size, when
 
 
 def is_saved(name: str) -> bool:

@@ -65,14 +65,14 @@ class Gain:
         rest = max(0.0, rest)
         self._seconds, self._tokens = self._seconds + seconds, self._tokens + tokens
         self._rest += rest
-        return self._over(tokens, seconds, rest)
+        return self._speed_up(tokens, seconds, rest)
 
-    def _over(self, tokens: int, seconds: float, rest: float) -> float | None:
+    def _speed_up(self, tokens: int, seconds: float, rest: float) -> float | None:
         if len(self.steps) < FEWEST or seconds <= 0:
             return None
-        return (tokens * self._step() + rest) / seconds
+        return (tokens * self._step_s() + rest) / seconds
 
-    def _step(self) -> float:
+    def _step_s(self) -> float:
         """Return the seconds that a plain step takes."""
         return mean(self.steps) if len(self.steps) >= _MANY else median(self.steps)
 
@@ -80,14 +80,14 @@ class Gain:
         """Describe the gain of the whole conversation in a sentence."""
         if not self._rounds:
             return "no draft has been verified yet"
-        said = f"acceptance length {(self._accepted + self._rounds) / self._rounds:.2f} "
-        said += f"over {self._rounds} verification runs"
-        both = 0 < self._looked_up < self._rounds
-        said += f", {self._looked_up} of them by look-up; " if both else "; "
-        gain = self._over(self._tokens, self._seconds, self._rest)
+        summary = f"acceptance length {(self._accepted + self._rounds) / self._rounds:.2f} "
+        summary += f"over {self._rounds} verification runs"
+        mixed = 0 < self._looked_up < self._rounds
+        summary += f", {self._looked_up} of them by look-up; " if mixed else "; "
+        gain = self._speed_up(self._tokens, self._seconds, self._rest)
         if gain is None:
-            return said + "too few plain steps to estimate a speed-up; edge profile measures it"
-        return said + (
-            f"about {gain:.2f} times as fast as without drafts, estimated from "
-            f"{len(self.steps)} plain steps of this conversation, {1e3 * self._step():.2f} ms each"
+            return summary + "too few plain steps to estimate a speed-up; edge profile measures it"
+        return summary + (
+            f"about {gain:.2f} times as fast as without drafts, estimated from {len(self.steps)} "
+            f"plain steps of this conversation, {1e3 * self._step_s():.2f} ms each"
         )

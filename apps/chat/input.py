@@ -38,10 +38,10 @@ def reader(commands: Collection[str], following: Following) -> Callable[[], str]
     """
     capable = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     ask = _toolkit_ask(commands, following) if capable else _plain_ask
-    return lambda: _whole(ask)
+    return lambda: _read_message(ask)
 
 
-def _whole(ask: Ask) -> str:
+def _read_message(ask: Ask) -> str:
     line = ask(PROMPT)
     if not line.lstrip().startswith(FENCE):
         return line

@@ -104,19 +104,19 @@ def figures(
     )
     ended = [ENDS[result.finish_reason]] if ENDS[result.finish_reason] else []
     while True:
-        said = ", ".join(drafts)
+        drafting = ", ".join(drafts)
         counts = ["".join([prompt, *rate]), "".join([generation, *pace])]
-        parts = [*counts, *ttft, said, *reused, *state, *ended]
+        parts = [*counts, *ttft, drafting, *reused, *state, *ended]
         line = f"[ {' | '.join(filter(None, parts))} ]"
         if width is None or len(line) <= width:
             return line
         details = drafts if len(drafts) > 1 else []
-        spare = next(
-            (some for some in (state, details, reused, ttft, rate, drafts, pace) if some), None
+        removable = next(
+            (group for group in (state, details, reused, ttft, rate, drafts, pace) if group), None
         )
-        if spare is None:
+        if removable is None:
             return line
-        spare.pop()
+        removable.pop()
 
 
 def facts(result: GenerationResult, session: Session) -> dict[str, Any]:
@@ -196,15 +196,15 @@ def note(text: str) -> None:
     sys.stdout.flush()
     width = columns()
     text = text if width is None else wrapped(text, width)
-    say(text, style=DIM if _styled(sys.stderr) else ("", ""), file=sys.stderr, flush=True)
+    say(text, style=DIM if _supports_style(sys.stderr) else ("", ""), file=sys.stderr, flush=True)
 
 
 def complain(problem: Exception) -> None:
     """Print an error on standard error."""
-    said, width = f"error: {problem}", columns()
-    say(said if width is None else wrapped(said, width), file=sys.stderr, flush=True)
+    message, width = f"error: {problem}", columns()
+    say(message if width is None else wrapped(message, width), file=sys.stderr, flush=True)
 
 
-def _styled(stream: TextIO) -> bool:
+def _supports_style(stream: TextIO) -> bool:
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     return stream.isatty() and not plain

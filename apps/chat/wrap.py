@@ -32,7 +32,7 @@ class Wrap:
         columns = self._columns()
         if columns < 1:
             return self.rest() + piece
-        return "".join([self._take(letter, columns) for letter in piece])
+        return "".join([self._feed_letter(letter, columns) for letter in piece])
 
     def rest(self) -> str:
         """Return the text that still waits."""
@@ -40,17 +40,17 @@ class Wrap:
         self._column, self._width = self._column + self._width, 0
         return word
 
-    def _take(self, letter: str, columns: int) -> str:
+    def _feed_letter(self, letter: str, columns: int) -> str:
         if letter in " \n\t":
-            return self.rest() + self._space(letter, columns)
+            return self.rest() + self._feed_space(letter, columns)
         if len(self._line) < 8:
             self._line += letter
         width = _width(letter)
         # a line may end between any two wide letters, where the terminal ends it
         if self._code or self._inside or width > 1:
             written = self.rest() + letter
-            over = self._column + width > columns
-            self._column = width if over else self._column + width
+            overflows = self._column + width > columns
+            self._column = width if overflows else self._column + width
             self._inside = width < 2
             return written
         if not self._word and self._column + ROOM <= columns:
@@ -63,7 +63,7 @@ class Wrap:
         self._inside, self._column = True, 0
         return new_line + self.rest()
 
-    def _space(self, letter: str, columns: int) -> str:
+    def _feed_space(self, letter: str, columns: int) -> str:
         self._inside = False
         if letter == "\n":
             if self._line.lstrip().startswith(FENCES):

@@ -44,23 +44,23 @@ class Prompts:
             source: [t for talk in talks for t in talk] for source, talks in turns.items()
         }
         self._documents = list(read_documents(data / "pretrain.train.txt"))
-        found = re.findall(r"^#+ +([A-Za-z][^\n#{}<>|]{3,50})$", "\n".join(self._documents), re.M)
-        self._headings = sorted(set(found))
+        titles = re.findall(r"^#+ +([A-Za-z][^\n#{}<>|]{3,50})$", "\n".join(self._documents), re.M)
+        self._headings = sorted(set(titles))
         kinds = {s: SOURCES[s] for s in self._turns}
         if self._headings:
             kinds["heading"] = DOCUMENTS["heading"]
         if self._documents:
             kinds["passage"] = DOCUMENTS["passage"]
-        self._kinds, self._shares = list(kinds), list(kinds.values())
+        self._kinds, self._weights = list(kinds), list(kinds.values())
 
     def draw(self, rng: random.Random) -> str:
-        kind = rng.choices(self._kinds, self._shares)[0]
+        kind = rng.choices(self._kinds, self._weights)[0]
         if kind == "passage":
             return self._passage(rng)
         if kind == "heading":
             request = rng.choice(REQUESTS)
-            two = rng.sample(self._headings, min(2, len(self._headings))) * 2
-            return request.format(*two)
+            subjects = rng.sample(self._headings, min(2, len(self._headings))) * 2
+            return request.format(*subjects)
         return rng.choice(self._turns[kind])
 
     def _passage(self, rng: random.Random) -> str:
@@ -75,8 +75,8 @@ def records(
     model: Model, asked: list[list[Asked]], done: int, seed: int, most: int
 ) -> Iterator[dict[str, list[list[int]]]]:
     """Yield a record per group from group `done` on: ids of each prompt and of each answer."""
-    for group, said in zip(asked[done:], say_all(model, asked, done, seed, most), strict=True):
-        yield {"asked": [list(one.ids) for one in group], "said": said}
+    for group, answers in zip(asked[done:], say_all(model, asked, done, seed, most), strict=True):
+        yield {"asked": [list(prompt.ids) for prompt in group], "said": answers}
 
 
 def main(
@@ -95,8 +95,8 @@ def main(
     answer.
     """
     model = load(bundle, threads=threads)
-    asked = groups(model, Prompts(data), seed, prompts, together)
-    go_on(out, lambda done: records(model, asked, done, seed, max_tokens))
+    prompt_groups = groups(model, Prompts(data), seed, prompts, together)
+    go_on(out, lambda done: records(model, prompt_groups, done, seed, max_tokens))
 
 
 if __name__ == "__main__":

@@ -85,18 +85,18 @@ def _figures(card: dict[str, Any]) -> str:
         ("pretrain_valid", "pretrain.valid, first 4,096 characters of each document"),
     ):
         if key in card:
-            f = card[key]
-            nats = f["nats"] / f["tokens"]
+            figures = card[key]
+            nats = figures["nats"] / figures["tokens"]
             lines.append(
-                f"| {title} | {nats:.3f} | {f['perplexity']:.2f} | {f['bytes_per_token']:.2f} "
-                f"| {f['bits_per_byte']:.3f} |"
+                f"| {title} | {nats:.3f} | {figures['perplexity']:.2f} "
+                f"| {figures['bytes_per_token']:.2f} | {figures['bits_per_byte']:.3f} |"
             )
     if "teacher" in card:
-        taught = card["teacher"]
-        same, overlap = taught["same_choice"], taught["overlap"]
+        teacher = card["teacher"]
+        same, overlap = teacher["same_choice"], teacher["overlap"]
         lines.append(
-            f"\nIt learned its teacher's distribution at {taught['ids']:,} ids of "
-            f"{taught['talks']:,} talks. In others "
+            f"\nIt learned its teacher's distribution at {teacher['ids']:,} ids of "
+            f"{teacher['talks']:,} talks. In others "
             f"{same:.1%} of its likeliest tokens are its teacher's, "
             f"and {overlap:.1%} of the two distributions is the same: the share of drafted tokens "
             "that is accepted, greedily and at temperature 1."
@@ -119,13 +119,13 @@ def _samples(card: dict[str, Any]) -> str:
 def card_text(card: dict[str, Any]) -> str:
     """Return README.md for a card's figures (see `edge.apps.demo.train.describe`)."""
     title, about = ABOUT[card["family"]]
-    seen = (
+    training = (
         f"{card['parameters']:,} parameters. Trained for {card['steps']:,} steps of "
         f"{card['batch_rows']} rows of {card['row_ids'] - 1} ids, {card['tokens_seen']:,} ids in "
         f"all (padding included), {card['wall_seconds'] / 60:.0f} minutes on {card['machine']}."
     )
     if "notes" in card:
-        seen += f" {card['notes']}"
+        training += f" {card['notes']}"
     return f"""---
 license: apache-2.0
 ---
@@ -133,7 +133,7 @@ license: apache-2.0
 
 {about}
 
-{seen}
+{training}
 
 ## Figures
 
@@ -224,9 +224,9 @@ def choose(logits: torch.Tensor, temperature: float, generator: torch.Generator)
     """Sample a token from logits [V], greedy at temperature 0, else from the nucleus of TOP_P."""
     if temperature == 0:
         return int(logits.argmax())
-    likely, ids = (logits / temperature).softmax(-1).sort(descending=True)
-    likely = likely * (likely.cumsum(0) - likely < TOP_P)
-    return int(ids[torch.multinomial(likely, 1, generator=generator)])
+    probabilities, ids = (logits / temperature).softmax(-1).sort(descending=True)
+    probabilities = probabilities * (probabilities.cumsum(0) - probabilities < TOP_P)
+    return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
 
 
 @torch.no_grad()
@@ -237,7 +237,7 @@ def converse(
     device = network.embedding.weight.device
     generator = torch.Generator(device).manual_seed(0)
     state: NetworkState | None = None
-    said = []
+    exchanges = []
     for turn in turns:
         head, content = codec.turn("user", turn)
         ids = [*head, *content, *codec.turn("assistant", "")[0]]
@@ -247,5 +247,5 @@ def converse(
             answer.append(choose(logits[0, -1], temperature, generator))
             ids = answer[-1:]
         _, state = network(torch.tensor([ids], device=device), state)
-        said.append((turn, codec.decode(answer).strip()))
-    return said
+        exchanges.append((turn, codec.decode(answer).strip()))
+    return exchanges

@@ -145,37 +145,37 @@ def conversation_pieces(
     The mask is True for ids to learn: the assistant's content, and the user's in dialogues between
     people or with `everything`.
     """
-    talk = everything or conversation.source in DIALOGUES
+    both_sides = everything or conversation.source in DIALOGUES
     pieces: list[Piece] = []
     ids: list[int] = []
     mask: list[bool] = []
-    cut = 0  # start of the latest user's turn
+    turn_start = 0  # start of the latest user's turn
     for role, content in conversation.turns:
-        before, inside = codec.turn(role, content)
+        before, body = codec.turn(role, content)
         if role == "user":
-            cut = len(ids)
-        ids += before + inside
-        learn = talk or role == "assistant"
-        mask += [False] * len(before) + [learn] * len(inside)
+            turn_start = len(ids)
+        ids += before + body
+        learn = both_sides or role == "assistant"
+        mask += [False] * len(before) + [learn] * len(body)
         while len(ids) > limit:
-            at = cut or limit
-            pieces.append((ids[:at][:limit], mask[:at][:limit]))
-            ids, mask, cut = ids[at:], mask[at:], 0
+            end = turn_start or limit
+            pieces.append((ids[:end][:limit], mask[:end][:limit]))
+            ids, mask, turn_start = ids[end:], mask[end:], 0
     pieces.append((ids, mask))
     return [(i, m) for i, m in pieces if any(m[1:])]
 
 
 def carelessly_typed(conversation: SourcedChat) -> list[SourcedChat]:
     """Return distinct variants: unchanged, user in lower case, without end punctuation, or both."""
-    ways: list[Callable[[str], str]] = [
+    edits: list[Callable[[str], str]] = [
         lambda text: text,
         str.lower,
         lambda text: text.rstrip(".!?"),
         lambda text: text.lower().rstrip(".!?"),
     ]
     variants = {
-        tuple((role, way(text) if role == "user" else text) for role, text in conversation.turns)
-        for way in ways
+        tuple((role, edit(text) if role == "user" else text) for role, text in conversation.turns)
+        for edit in edits
     }
     return [SourcedChat(turns, conversation.source) for turns in sorted(variants)]
 
@@ -225,23 +225,23 @@ class Batch:
 
 def pack(pieces: Sequence[Piece], width: int, pad: int, open_rows: int = 64) -> Rows:
     """Pack by best fit: each piece goes whole into the fullest row with room. `pad` separates."""
-    done: list[Piece] = []
+    closed: list[Piece] = []
     rows: list[Piece] = []
     for ids, mask in pieces:
-        fits = [row for row in rows if len(row[0]) + 1 + len(ids) <= width]
-        if fits:
-            row = max(fits, key=lambda r: len(r[0]))
+        candidates = [row for row in rows if len(row[0]) + 1 + len(ids) <= width]
+        if candidates:
+            row = max(candidates, key=lambda r: len(r[0]))
             row[0].extend([pad, *ids])
             row[1].extend([False, *mask])
             continue
         if len(rows) == open_rows:
             fullest = max(range(open_rows), key=lambda i: len(rows[i][0]))
-            done.append(rows.pop(fullest))
+            closed.append(rows.pop(fullest))
         rows.append((list(ids), list(mask)))
-    done += rows
-    out_ids = np.full((len(done), width), pad, np.int32)
-    out_mask = np.zeros((len(done), width), np.bool_)
-    for index, (ids, mask) in enumerate(done):
+    closed += rows
+    out_ids = np.full((len(closed), width), pad, np.int32)
+    out_mask = np.zeros((len(closed), width), np.bool_)
+    for index, (ids, mask) in enumerate(closed):
         out_ids[index, : len(ids)] = ids
         out_mask[index, : len(mask)] = mask
     return Rows(out_ids, out_mask)
@@ -293,14 +293,14 @@ class TrainingData:
 
     def _text(self, rng: random.Random, chat_ids: int) -> list[Piece]:
         """Return pieces of random documents that make up FIRST_TEXT of the first epoch."""
-        wanted = int(chat_ids * FIRST_TEXT / (1 - FIRST_TEXT))
+        target = int(chat_ids * FIRST_TEXT / (1 - FIRST_TEXT))
         pieces: list[Piece] = []
-        got = 0
+        count = 0
         for document in rng.sample(self.documents, len(self.documents)):
-            if got >= wanted:
+            if count >= target:
                 break
             start = rng.randrange(max(1, len(document) - 20_000))
-            found = document_pieces([document[start : start + 20_000]], self.codec, self.width)
-            got += sum(len(ids) for ids, _ in found)
-            pieces += found
+            excerpt = document_pieces([document[start : start + 20_000]], self.codec, self.width)
+            count += sum(len(ids) for ids, _ in excerpt)
+            pieces += excerpt
         return pieces

@@ -102,21 +102,21 @@ def _pieces(path: Path, codec: Codec) -> Iterator[Piece]:
     of `edge.apps.demo.answers` are stored as ids.
     """
     with path.open(encoding="utf-8") as lines:
-        said = "said" in json.loads(next(lines, "{}"))
-    if said:
+        stored_as_ids = "said" in json.loads(next(lines, "{}"))
+    if stored_as_ids:
         with path.open(encoding="utf-8") as lines:
             for group in map(json.loads, lines):
-                for before, inside in zip(group["asked"], group["said"], strict=True):
-                    yield before + inside, [False] * len(before) + [True] * len(inside)
+                for before, body in zip(group["asked"], group["said"], strict=True):
+                    yield before + body, [False] * len(before) + [True] * len(body)
         return
     for conversation in read_conversations(path):
         ids: list[int] = []
         mask: list[bool] = []
         both = conversation.source in DIALOGUES
         for role, content in conversation.turns:
-            before, inside = codec.turn(role, content)
-            ids += before + inside
-            mask += [False] * len(before) + [both or role == "assistant"] * len(inside)
+            before, body = codec.turn(role, content)
+            ids += before + body
+            mask += [False] * len(before) + [both or role == "assistant"] * len(body)
         yield ids, mask
 
 
@@ -157,21 +157,21 @@ class TeacherLessons:
         self.pad, self.batch, self.seed, self.shares = codec.pad, batch, seed, taught.shares
         network, fingerprint = load_network(taught.teacher)
         self.head = network.head_weight
-        every: list[Talk] = []
-        found: list[Hidden] = []
+        all_talks: list[Talk] = []
+        parts: list[Hidden] = []
         for path in taught.talks:
             talks = read_talks(path, codec, width)
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             key = {"talks": digest, "teacher": fingerprint, "width": width}
             folder = taught.keep / digest[:16]
-            if (hidden := _kept(folder, key)) is None:
-                _keep(folder, key, hidden := final_hidden(network, talks, codec.pad))
-            before = sum(map(len, found))
-            every += [replace(talk, first=before + talk.first) for talk in talks]
-            found.append(hidden)
-        self.hidden = np.concatenate(found)
-        self.learned = [talk for index, talk in enumerate(every) if index % HELD_OUT]
-        self.held_out = every[::HELD_OUT]
+            if (hidden := _load_hidden(folder, key)) is None:
+                _store_hidden(folder, key, hidden := final_hidden(network, talks, codec.pad))
+            offset = sum(map(len, parts))
+            all_talks += [replace(talk, first=offset + talk.first) for talk in talks]
+            parts.append(hidden)
+        self.hidden = np.concatenate(parts)
+        self.learned = [talk for index, talk in enumerate(all_talks) if index % HELD_OUT]
+        self.held_out = all_talks[::HELD_OUT]
 
     def epoch(self, number: int) -> TalkRows:
         """Return the rows of an epoch, which depend on the seed and `number` alone.
@@ -219,28 +219,28 @@ def final_hidden(network: Network, talks: list[Talk], pad: int, batch: int = 16)
     The rows are those of `Talk.first`.
     """
     width = network.config.d_model
-    found = np.zeros((sum(sum(talk.mask) for talk in talks), width), np.float16)
+    output = np.zeros((sum(sum(talk.mask) for talk in talks), width), np.float16)
     order = sorted(talks, key=lambda talk: len(talk.ids))
     for start in range(0, len(order), batch):
-        rows = TalkRows(order[start : start + batch], pad, found)
+        rows = TalkRows(order[start : start + batch], pad, output)
         part = rows.batch(slice(None))
         with torch.autocast("cpu", torch.bfloat16):
             hidden = network.hidden(part.ids[:, :-1])[0]
         for row, talk in enumerate(rows.talks):
-            said = hidden[row][part.mask[row, 1:]].to(torch.float16).numpy()
-            found[talk.first : talk.first + len(said)] = said
-    return found
+            states = hidden[row][part.mask[row, 1:]].to(torch.float16).numpy()
+            output[talk.first : talk.first + len(states)] = states
+    return output
 
 
-def _kept(folder: Path, key: dict[str, Any]) -> Hidden | None:
-    """Return what `_keep` stored under this key, or None."""
+def _load_hidden(folder: Path, key: dict[str, Any]) -> Hidden | None:
+    """Return what `_store_hidden` stored under this key, or None."""
     if not folder.exists() or json.loads((folder / "key.json").read_text()) != key:
         return None
     hidden: Hidden = np.load(folder / "hidden.npy")
     return hidden
 
 
-def _keep(folder: Path, key: dict[str, Any], hidden: Hidden) -> None:
+def _store_hidden(folder: Path, key: dict[str, Any], hidden: Hidden) -> None:
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -30,15 +30,15 @@ BYTES_TEMPLATE = (
 Values = dict[str, Any]
 
 
-def _first(config: ModelConfig, kind: str) -> Any:
+def _first_layer(config: ModelConfig, kind: str) -> Any:
     return next(layer for layer in config.layers if layer.kind == kind)
 
 
 def bamba_config(config: ModelConfig) -> Values:
     """Return config.json of transformers' `BambaForCausalLM`. Two of our layers are one of its."""
-    mamba: Mamba2Config = _first(config, "mamba2")
-    attention: AttentionConfig = _first(config, "attention")
-    mlp: MlpConfig = _first(config, "mlp")
+    mamba: Mamba2Config = _first_layer(config, "mamba2")
+    attention: AttentionConfig = _first_layer(config, "attention")
+    mlp: MlpConfig = _first_layer(config, "mlp")
     mixers = config.layers[::2]
     assert attention.rope is not None and 2 * attention.rope.dim == attention.head_dim
     return common_fields(config) | {
@@ -68,7 +68,7 @@ def bamba_config(config: ModelConfig) -> Values:
 
 def state_spaces_config(config: ModelConfig) -> Values:
     """Return config.json of state-spaces/mamba's `MambaLMHeadModel`."""
-    mamba: Mamba2Config = _first(config, "mamba2")
+    mamba: Mamba2Config = _first_layer(config, "mamba2")
     return {
         "d_model": config.d_model,
         "d_intermediate": 0,

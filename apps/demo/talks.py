@@ -48,15 +48,15 @@ class ConversationPlan:
 
 def user_turns(path: Path) -> dict[str, list[list[str]]]:
     """Read the users' turns of each conversation, by source, from a file like chat.train.jsonl."""
-    found: dict[str, list[list[str]]] = {source: [] for source in SOURCES}
+    by_source: dict[str, list[list[str]]] = {source: [] for source in SOURCES}
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             record = json.loads(line)
-            said = [m["content"].strip() for m in record["messages"] if m["role"] == "user"]
-            said = [text for text in said if 0 < len(text) <= LONGEST_TURN]
-            if said and record["source"] in found:
-                found[record["source"]].append(said)
-    return {source: talks for source, talks in found.items() if talks}
+            turns = [m["content"].strip() for m in record["messages"] if m["role"] == "user"]
+            turns = [text for text in turns if 0 < len(text) <= LONGEST_TURN]
+            if turns and record["source"] in by_source:
+                by_source[record["source"]].append(turns)
+    return {source: talks for source, talks in by_source.items() if talks}
 
 
 def talk(
@@ -66,13 +66,13 @@ def talk(
     rng = random.Random(f"{plan.seed}/{index}")
     sources = sorted(prompts)
     source = rng.choices(sources, [SOURCES[s] for s in sources])[0]
-    said = rng.choice(prompts[source])
+    turns = rng.choice(prompts[source])
     # start anywhere, because first turns are nearly all greetings
-    first = rng.randrange(len(said))
+    first = rng.randrange(len(turns))
     temperature = rng.choice(TEMPERATURES)
     seed = rng.getrandbits(32)
     session.reset()
-    for text in said[first : first + plan.turns]:
+    for text in turns[first : first + plan.turns]:
         try:
             result = session.chat(
                 text, max_tokens=plan.max_tokens, temperature=temperature, top_p=1.0, seed=seed

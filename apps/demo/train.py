@@ -86,16 +86,16 @@ def learn(network: Network, batch: Batch, bf16: bool, lessons: TeacherLessons | 
     """Return the mean loss over the masked-in ids."""
     with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
         hidden, _ = network.hidden(batch.ids[:, :-1])
-    wanted = batch.mask[:, 1:]
+    predicted = batch.mask[:, 1:]
     weight = network.head_weight
     dtype = torch.bfloat16 if bf16 else torch.float32
-    said, targets = hidden[wanted], batch.ids[:, 1:][wanted]
+    states, targets = hidden[predicted], batch.ids[:, 1:][predicted]
     if lessons is None:
-        return head_loss(said, weight, targets, dtype) / wanted.sum()
+        return head_loss(states, weight, targets, dtype) / predicted.sum()
     assert batch.taught is not None
     head = lessons.head.to(weight.device)
-    loss = taught_loss(said, weight, batch.taught, head, lessons.shares, dtype)
-    return loss / wanted.sum()
+    loss = taught_loss(states, weight, batch.taught, head, lessons.shares, dtype)
+    return loss / predicted.sum()
 
 
 def train(
@@ -109,10 +109,10 @@ def train(
         start_from(network, plan.start)
     network.to(plan.device)
     optimizer, weights = Optimizer.of(network), dict(network.named_parameters())
-    place: dict[str, Any] = {"step": 0, "epoch": 0, "row": 0, "tokens": 0, "seconds": 0.0}
-    if (kept := resuming.newest(out / "resume", print)) is not None:
-        kept.load(weights, optimizer)
-        place |= kept.progress
+    progress: dict[str, Any] = {"step": 0, "epoch": 0, "row": 0, "tokens": 0, "seconds": 0.0}
+    if (snapshot := resuming.newest(out / "resume", print)) is not None:
+        snapshot.load(weights, optimizer)
+        progress |= snapshot.progress
     codec = make_codec(tokenizer)
     lessons = find_lessons(plan, codec)
     training: Epochs = lessons or TrainingData(
@@ -126,40 +126,42 @@ def train(
     def agreement() -> dict[str, Any]:
         return {} if lessons is None else {"teacher": lessons.agreement(network) | lessons.size()}
 
-    def keep(valid: Figures) -> None:
-        resuming.save(out / "resume", weights, optimizer, place)
-        card = describe(config, plan, place) | {"chat_valid_sample": valid.summary()} | agreement()
+    def save(valid: Figures) -> None:
+        resuming.save(out / "resume", weights, optimizer, progress)
+        card = (
+            describe(config, plan, progress) | {"chat_valid_sample": valid.summary()} | agreement()
+        )
         save_model(network, out, tokenizer, card)
 
-    if place["step"] == 0:
-        keep(validate())
-    stream = batches(training, plan.batch, place["epoch"], place["row"])
-    clock = time.monotonic() - place["seconds"]
+    if progress["step"] == 0:
+        save(validate())
+    stream = batches(training, plan.batch, progress["epoch"], progress["row"])
+    clock = time.monotonic() - progress["seconds"]
     saved, losses = time.monotonic(), list[float]()
     with stop_requests() as stop:
-        while (done := plan.progress(place["step"], place["seconds"])) < 1.0:
-            batch, place["epoch"], place["row"] = next(stream)
+        while (share := plan.progress(progress["step"], progress["seconds"])) < 1.0:
+            batch, progress["epoch"], progress["row"] = next(stream)
             loss = learn(network, batch.to(plan.device), plan.bf16, lessons)
             torch.autograd.backward(loss)
-            norm = optimizer.step(factor := trapezoid(place["step"], done))
-            place["step"] += 1
-            place["tokens"] += batch.ids[:, 1:].numel()
-            place["seconds"] = time.monotonic() - clock
+            norm = optimizer.step(factor := trapezoid(progress["step"], share))
+            progress["step"] += 1
+            progress["tokens"] += batch.ids[:, 1:].numel()
+            progress["seconds"] = time.monotonic() - clock
             losses.append(float(loss.detach()))
-            if place["step"] % 50 == 0:
-                report(place, sum(losses) / len(losses), norm, factor)
+            if progress["step"] % 50 == 0:
+                report(progress, sum(losses) / len(losses), norm, factor)
                 losses.clear()
             if stop:
-                resuming.save(out / "resume", weights, optimizer, place)
+                resuming.save(out / "resume", weights, optimizer, progress)
                 raise SystemExit(128 + stop[0])
             if time.monotonic() - saved > plan.save_every:
                 valid = validate()
                 print(f"valid {valid.summary() | agreement()}", flush=True)
-                keep(valid)
+                save(valid)
                 saved = time.monotonic()
     # save before computing the figures, which takes a while
-    resuming.save(out / "resume", weights, optimizer, place)
-    card = describe(config, plan, place) | final_figures(network, data, tokenizer, plan)
+    resuming.save(out / "resume", weights, optimizer, progress)
+    card = describe(config, plan, progress) | final_figures(network, data, tokenizer, plan)
     card |= agreement()
     save_model(network, out, tokenizer, card)
     return card
@@ -179,8 +181,10 @@ def final_figures(
     chat = measure(network, *chat_rows(data / "chat.valid.jsonl", codec, plan.width))
     text = measure(network, *text_rows(data / "pretrain.valid.txt", codec, plan.width, 4096))
     samples = {
-        f"temperature {heat}": [converse(network, codec, turns, heat) for turns in CONVERSATIONS]
-        for heat in (0.0, 0.7)
+        f"temperature {temperature}": [
+            converse(network, codec, turns, temperature) for turns in CONVERSATIONS
+        ]
+        for temperature in (0.0, 0.7)
     }
     return {"chat_valid": chat.summary(), "pretrain_valid": text.summary(), "samples": samples}
 

@@ -11,13 +11,13 @@ import typer
 import edge
 from edge.apps import options
 from edge.apps.terminal import say
-from edge.errors import EngineError
+from edge.errors import BundleError, EngineError
 from edge.runtime.engines import CHOICES
 
 if TYPE_CHECKING:
     from edge.apps.doctor.checks import Finding
 
-_SHOWN = {"ok": "OK", "absent": "absent", "broken": "BROKEN"}
+_LABELS = {"ok": "OK", "absent": "absent", "broken": "BROKEN"}
 
 
 def doctor(
@@ -43,7 +43,11 @@ def doctor(
     from edge.apps.doctor import checks
     from edge.runtime.model import resolve
 
-    resolve(bundle)  # a misspelt name must not become a finding
+    folder = resolve(bundle)
+    if not folder.exists():  # a misspelt name must not become a finding
+        raise BundleError(
+            "does not exist", file=folder, remedy="make one with: edge export CHECKPOINT -o BUNDLE"
+        )
     findings = []
     for name in checks.CHECKS:
         finding = checks.examine(name, bundle)
@@ -51,30 +55,30 @@ def doctor(
         if not as_json:
             say(line(finding), flush=True)
     if as_json:
-        found = [asdict(finding) for finding in findings]
-        say(json.dumps({"version": edge.__version__, "checks": found}, indent=1))
+        rows = [asdict(finding) for finding in findings]
+        say(json.dumps({"version": edge.__version__, "checks": rows}, indent=1))
     if engine is not None:
-        _refuse_unless_it_runs(engine, findings)
+        _require_engine(engine, findings)
 
 
-def _refuse_unless_it_runs(engine: str, findings: list[Finding]) -> None:
+def _require_engine(engine: str, findings: list[Finding]) -> None:
     """Raise EngineError, unless the engine runs, with the first problem that can be fixed."""
     from edge.apps.doctor.checks import ENGINES
 
     check, needs = ENGINES[engine]
-    (found,) = (each for each in findings if each.name == check)
-    if found.status == "ok":
+    (verdict,) = (finding for finding in findings if finding.name == check)
+    if verdict.status == "ok":
         return
-    needed = {each.name: each for each in findings if each.name in needs}
-    missing = [each for each in needed.values() if each.status != "ok"]
+    dependencies = {finding.name: finding for finding in findings if finding.name in needs}
+    missing = [finding for finding in dependencies.values() if finding.status != "ok"]
     # detail and remedy must come from the same finding
-    first = next((each for each in (*missing, found) if each.remedy), found)
+    blocker = next((finding for finding in (*missing, verdict) if finding.remedy), verdict)
     raise EngineError(
-        f"cannot run here: {first.detail}", field=f"engine {engine}", remedy=first.remedy
+        f"cannot run here: {blocker.detail}", field=f"engine {engine}", remedy=blocker.remedy
     )
 
 
 def line(finding: Finding) -> str:
     """Format a finding, with its remedy on the next line."""
-    text = f"{_SHOWN[finding.status]:<7} {finding.name:<15} {finding.detail}"
+    text = f"{_LABELS[finding.status]:<7} {finding.name:<15} {finding.detail}"
     return text if finding.remedy is None else f"{text}\n{'':<24}→ {finding.remedy}"

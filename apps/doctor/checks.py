@@ -33,7 +33,7 @@ from edge.runtime.cuda import install
 # compiling a model's kernels with Triton, if needed, takes a second each
 LIMIT_S = 300.0
 # the release of L4T that refuses large buffers (NvMap, "error 12")
-_REFUSING = "36.4.7"
+_REFUSING_L4T = "36.4.7"
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ def about_memory(_: str) -> tuple[str, str, str | None]:
 def about_jetson(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
     """Report the L4T version and the name of the power mode; nothing is changed."""
     release = text(root / "etc/nv_tegra_release") or ""
-    found = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", release)
-    if found is None:
+    match = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", release)
+    if match is None:
         return "absent", "not a Jetson", None
-    version = f"{found[1]}.{found[2]}"
+    version = f"{match[1]}.{match[2]}"
     mode = power_mode(root)
     detail = f"L4T {version}, power mode {mode or 'unknown'}"
-    if version == _REFUSING:
+    if version == _REFUSING_L4T:
         return "broken", f"{detail}: its driver refuses large allocations", "update to L4T 36.5"
     return "ok", detail, None
 
@@ -126,8 +126,8 @@ def cuda_core(_: str) -> tuple[str, str, str | None]:
     packages = ("cuda-core", "cuda-bindings")
     versions = [version(name) for name in packages]
     if None in versions:
-        wanted = install.requirement(install.driver_version())
-        return "absent", "cuda-core or cuda-bindings is not installed", wanted
+        requirement = install.requirement(install.driver_version())
+        return "absent", "cuda-core or cuda-bindings is not installed", requirement
     detail = ", ".join(f"{n} {v}" for n, v in zip(packages, versions, strict=True))
     if install.driver_version() is None:
         return "ok", f"{detail}; no driver to try them on", None
@@ -166,18 +166,18 @@ def kernels(bundle: str) -> tuple[str, str, str | None]:
     from edge.runtime.model import resolve
 
     with open_bundle(resolve(bundle)) as opened:
-        there = ", ".join(sizes(opened.manifest)) or "none"
+        available = ", ".join(sizes(opened.manifest)) or "none"
         if install.driver_version() is None:
-            return "absent", f"no GPU to load them on; {bundle} has: {there}", None
+            return "absent", f"no GPU to load them on; {bundle} has: {available}", None
         from edge.runtime.cuda.core import CoreDevice
 
         device = CoreDevice(limit_s=30)
         if f"sm_{device.sm}" not in opened.manifest.kernels:
             remedy = f"edge export {bundle} -o NEW_BUNDLE --target sm_{device.sm}"
-            return "absent", f"for sm_{device.sm} in {bundle}, which has: {there}", remedy
-        found, plan = open_kernels(opened, device.sm), open_plan(opened)
+            return "absent", f"for sm_{device.sm} in {bundle}, which has: {available}", remedy
+        compiled, plan = open_kernels(opened, device.sm), open_plan(opened)
         for variant in plan.variants:
-            device.load(variant, *found.get(variant))
+            device.load(variant, *compiled.get(variant))
         return "ok", f"{len(plan.variants)} of {bundle} load on sm_{device.sm}", None
 
 
@@ -254,7 +254,7 @@ ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def _ran(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run_process(command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a command; kill its process group on failure. Raises TimeoutExpired after LIMIT_S."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -274,15 +274,17 @@ def examine(name: str, bundle: str) -> Finding:
         return judged(name, CHECKS[name], bundle)
     command = child.command("edge.apps.doctor.checks", name, bundle)
     try:
-        done = _ran(command)
+        completed = _run_process(command)
     except subprocess.TimeoutExpired:
         return Finding(name, "broken", f"did not finish within {LIMIT_S:g} s")
-    lines = done.stdout.splitlines()
-    if done.returncode == 0 and lines:
+    lines = completed.stdout.splitlines()
+    if completed.returncode == 0 and lines:
         return Finding(**json.loads(lines[-1]))
-    last = (done.stderr.strip().splitlines() or [""])[-1]
-    said = f": {last[:200]}" if last else ""
-    return Finding(name, "broken", f"its process ended with {_ended(done.returncode)}{said}")
+    last = (completed.stderr.strip().splitlines() or [""])[-1]
+    reason = f": {last[:200]}" if last else ""
+    return Finding(
+        name, "broken", f"its process ended with {_exit_reason(completed.returncode)}{reason}"
+    )
 
 
 def judged(name: str, check: Check, bundle: str) -> Finding:
@@ -298,7 +300,7 @@ def judged(name: str, check: Check, bundle: str) -> Finding:
     return Finding(name, status, detail, remedy)  # type: ignore[arg-type]
 
 
-def _ended(code: int) -> str:
+def _exit_reason(code: int) -> str:
     try:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
     except ValueError:

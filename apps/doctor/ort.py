@@ -26,26 +26,26 @@ def onnx_runtime(bundle: str) -> Found:
         return status, problem.message, problem.remedy
     built = ort_providers.available()
     # by the names that --provider takes; other providers of a build are not used here
-    names = [name for name, theirs in ort_providers.PROVIDERS.items() if theirs in built]
+    names = [name for name, provider in ort_providers.PROVIDERS.items() if provider in built]
     detail = f"{onnxruntime.__version__} for {', '.join(names)}"
-    if len(found := ort_providers.packages()) > 1:
-        remedy = f"pip uninstall -y {' '.join(found)}, then one of them: {REMEDY}"
-        return "broken", f"{detail}: {' and '.join(found)} overwrote each other", remedy
+    if len(packages := ort_providers.packages()) > 1:
+        remedy = f"pip uninstall -y {' '.join(packages)}, then one of them: {REMEDY}"
+        return "broken", f"{detail}: {' and '.join(packages)} overwrote each other", remedy
     logits = step(bundle, "ort", ort_providers.CPU)
     return "ok", f"{detail}: a step of {bundle}, {logits.size} logits", None
 
 
 def on_cuda(bundle: str) -> Found:
     """Compare a step of the ort engine on the CUDA provider with one on the CPU."""
-    return _on("cuda", bundle)
+    return _compare_provider("cuda", bundle)
 
 
 def on_tensorrt(bundle: str) -> Found:
     """Compare a step on the TensorRT provider, which builds engines first, with one on the CPU."""
-    return _on("tensorrt", bundle)
+    return _compare_provider("tensorrt", bundle)
 
 
-def _on(provider: str, bundle: str) -> Found:
+def _compare_provider(provider: str, bundle: str) -> Found:
     try:
         built = ort_providers.available()
     except EngineError as problem:
@@ -72,16 +72,16 @@ def step(bundle: str, engine: str, provider: str | None = None) -> np.ndarray:
 
 def beside(bundle: str, engine: str, provider: str | None = None) -> tuple[str, str, str | None]:
     """Compare a step with the same step of ONNX Runtime on the CPU: status, detail, remedy."""
-    here = step(bundle, engine, provider)
+    logits = step(bundle, engine, provider)
     if find_spec("onnxruntime") is None:
         return "ok", f"a step of {bundle}; no ONNX Runtime is installed to compare it with", None
-    there = step(bundle, "ort", "cpu")
-    apart = float(np.abs(here - there).max() / max(np.abs(there).max(), 1e-9))
+    reference = step(bundle, "ort", "cpu")
+    difference = float(np.abs(logits - reference).max() / max(np.abs(reference).max(), 1e-9))
     detail = (
-        f"a step of {bundle} differs from ONNX Runtime's by at most {apart:.1e} of the largest "
-        "logit"
+        f"a step of {bundle} differs from ONNX Runtime's by at most {difference:.1e} of the "
+        "largest logit"
     )
-    if here.argmax() != there.argmax():
+    if logits.argmax() != reference.argmax():
         return "broken", f"{detail}: a different token", "report it, with edge doctor --json"
     return "ok", detail, None
 

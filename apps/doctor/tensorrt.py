@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING
 
 from edge.apps.doctor.ort import beside
 from edge.errors import EngineError
 from edge.runtime.cuda import install
+
+if TYPE_CHECKING:
+    from edge.runtime.tensorrt.bindings import Kind
 
 LIBRARIES = ("libnvinfer.so.11", "libnvinfer.so.10", "libnvinfer.so.8")
 
 Found = tuple[str, str, str | None]
 
 
-def tensorrt(_: str) -> Found:
-    """Import TensorRT and TensorRT for RTX."""
+def _installed() -> tuple[dict[Kind, str], dict[Kind, EngineError]]:
+    """Import TensorRT and TensorRT for RTX; return their titles, and what keeps the others out."""
     from edge.runtime.tensorrt import bindings
-    from edge.runtime.tensorrt.bindings import Kind
 
-    titles, problems = [], {}
+    titles: dict[Kind, str] = {}
+    problems: dict[Kind, EngineError] = {}
     kinds: tuple[Kind, ...] = ("tensorrt", "rtx")
     for kind in kinds:
         try:
-            titles.append(bindings.load(kind).title)
+            titles[kind] = bindings.load(kind).title
         except EngineError as problem:
             problems[kind] = problem
+    return titles, problems
+
+
+def tensorrt(_: str) -> Found:
+    """Import TensorRT and TensorRT for RTX."""
+    titles, problems = _installed()
     if titles:
-        return "ok", ", ".join(titles), None
+        return "ok", ", ".join(titles.values()), None
     absent = problems["tensorrt"]
     library = shared_library()
     if library is not None:
@@ -59,13 +69,13 @@ def plugins(_: str) -> Found:
         # a library that is named but missing is a mistake; one that nobody built is not
         status = "broken" if problem.file else "absent"
         return status, problem.message, problem.remedy
-    found = library.open_library(path)
-    detail = f"{path}, ABI {library.ABI}, built for TensorRT {found.built_for}"
+    plugin_library = library.open_library(path)
+    detail = f"{path}, ABI {library.ABI}, built for TensorRT {plugin_library.built_for}"
     try:
         trt = bindings.load("tensorrt")
     except EngineError as problem:
         return "absent", f"{detail}; {problem.message}", problem.remedy
-    library.register(trt, found)
+    library.register(trt, plugin_library)
     return "ok", f"{detail}; {trt.title} accepts it", None
 
 
@@ -76,12 +86,15 @@ def tensorrt_engine(bundle: str) -> Found:
     from edge.runtime.tensorrt import cache
 
     with open_bundle(resolve(bundle)) as opened:
-        there = cache.entries(opened.fingerprint)
-    if not there:
-        detail = f"no engine of {bundle} is built"
-        if tensorrt(bundle)[0] != "ok":
+        engines = cache.entries(opened.fingerprint)
+    if not engines:
+        detail, titles = f"no engine of {bundle} is built", _installed()[0]
+        if not titles:
             return "absent", f"{detail}, and none can be: TensorRT is not installed", None
-        return "absent", detail, f"build it: {cache.command(bundle)}"
+        if install.driver_version() is None:
+            return "absent", f"{detail}, and none can be: no NVIDIA driver", None
+        flags = () if "tensorrt" in titles else ("--rtx",)
+        return "absent", detail, f"build it: {cache.command(bundle, None, *flags)}"
     if install.driver_version() is None:
-        return "absent", f"{len(there)} engines of {bundle}; no NVIDIA driver", None
+        return "absent", f"{len(engines)} engines of {bundle}; no NVIDIA driver", None
     return beside(bundle, "tensorrt")

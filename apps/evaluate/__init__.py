@@ -16,10 +16,10 @@ from edge.errors import Faults, InputError
 
 # copied from `noise`, which is not imported for the help text
 KINDS = ("drop", "repeat", "antspeak", "uppercase", "random-case", "swap")
-_reading = partial(typer.Option, rich_help_panel="How text is read")
-_comparing = partial(typer.Option, rich_help_panel="Comparing")
-_noise = partial(typer.Option, rich_help_panel="Noise")
-_tasks = partial(typer.Option, rich_help_panel="Tasks")
+_reading_option = partial(typer.Option, rich_help_panel="How text is read")
+_comparison_option = partial(typer.Option, rich_help_panel="Comparing")
+_noise_option = partial(typer.Option, rich_help_panel="Noise")
+_tasks_option = partial(typer.Option, rich_help_panel="Tasks")
 
 
 def evaluate(
@@ -30,39 +30,40 @@ def evaluate(
     threads: options.Threads = None,
     engine: options.Engine = "auto",
     provider: options.Provider = None,
-    window: Annotated[int | None, _reading(
+    window: Annotated[int | None, _reading_option(
         help="Tokens in a window. "
         "[default: the context attention was trained for, else 2048]")] = None,
-    stride: Annotated[int | None, _reading(
+    stride: Annotated[int | None, _reading_option(
         help="Tokens from one window to the next. [default: half a window]")] = None,
-    stream: Annotated[bool, _reading("--stream",
+    stream: Annotated[bool, _reading_option("--stream",
         help="Read each document in one pass, carrying the state, without windows.")] = False,
-    max_tokens: Annotated[int | None, _reading(
+    max_tokens: Annotated[int | None, _reading_option(
         min=2, help="Stop after this many predicted tokens.")] = None,
-    against: Annotated[str | None, _comparing(metavar="BUNDLE",
+    against: Annotated[str | None, _comparison_option(metavar="BUNDLE",
         help="Reference bundle: print KL divergence from it and agreement with it.")] = None,
-    layers: Annotated[bool, _comparing("--layers",
+    layers: Annotated[bool, _comparison_option("--layers",
         help="With --against: signal-to-noise ratio of every layer.")] = False,
-    sensitivity: Annotated[bool, _comparing("--sensitivity",
+    sensitivity: Annotated[bool, _comparison_option("--sensitivity",
         help="With --against a floating-point bundle: cost of each rounding alone.")] = False,
-    each_layer: Annotated[bool, _comparing("--each-layer",
+    each_layer: Annotated[bool, _comparison_option("--each-layer",
         help="With --sensitivity: list every layer separately.")] = False,
-    svg: Annotated[Path | None, _comparing(metavar="FILE",
+    svg: Annotated[Path | None, _comparison_option(metavar="FILE",
         help="With --sensitivity: also write a chart; needs matplotlib.")] = None,
-    noise: Annotated[str | None, _noise(metavar="KIND",
+    noise: Annotated[str | None, _noise_option(metavar="KIND",
         help=f"Corrupt every other 100 words: {', '.join(KINDS)}, or all.")] = None,
-    probability: Annotated[float | None, _noise(min=0, max=1,
+    probability: Annotated[float | None, _noise_option(min=0, max=1,
         help="Probability that a character is corrupted. [default: 0.05 and 0.3]")] = None,
-    seed: Annotated[int | None, _noise(
+    seed: Annotated[int | None, _noise_option(
         help="Seed of the noise. [default: 0]")] = None,
-    tasks: Annotated[str | None, _tasks(metavar="TASK,…",
+    tasks: Annotated[str | None, _tasks_option(metavar="TASK,…",
         help="Run tasks of lm-evaluation-harness instead of reading a text.")] = None,
-    task_path: Annotated[Path | None, _tasks(
+    task_path: Annotated[Path | None, _tasks_option(
         help="Folder of your own task files.")] = None,
-    limit: Annotated[int | None, _tasks(min=1,
+    limit: Annotated[int | None, _tasks_option(min=1,
         help="Number of questions per task. [default: all]")] = None,
-    fewshot: Annotated[int | None, _tasks(min=0, help="Examples before each question.")] = None,
-    chat: Annotated[bool, _tasks("--chat", help="Apply the chat template.")] = False,
+    fewshot: Annotated[int | None, _tasks_option(min=0,
+        help="Examples before each question.")] = None,
+    chat: Annotated[bool, _tasks_option("--chat", help="Apply the chat template.")] = False,
 ) -> None:  # fmt: skip
     """Measure perplexity and bits per byte on any text.
 
@@ -85,14 +86,16 @@ def evaluate(
         bundle, texts or (), threads, window, stride, stream, max_tokens, engine, provider
     )
     faults = Faults()
-    _one_of(faults, {"--against": against, "--noise": noise, "--tasks": tasks})
-    _one_of(faults, {"--layers": layers, "--sensitivity": sensitivity})
-    asked = {"--task-path": task_path, "--limit": limit, "--fewshot": fewshot}
-    compared = {"--layers": layers or None, "--sensitivity": sensitivity or None}
-    _needs(faults, "--tasks", tasks, asked | {"--chat": chat or None})
-    _needs(faults, "--noise", noise, {"--probability": probability, "--seed": seed})
-    _needs(faults, "--against", against, compared)
-    _needs(faults, "--sensitivity", sensitivity, {"--each-layer": each_layer or None, "--svg": svg})
+    _check_exclusive(faults, {"--against": against, "--noise": noise, "--tasks": tasks})
+    _check_exclusive(faults, {"--layers": layers, "--sensitivity": sensitivity})
+    task_options = {"--task-path": task_path, "--limit": limit, "--fewshot": fewshot}
+    comparison_options = {"--layers": layers or None, "--sensitivity": sensitivity or None}
+    _require(faults, "--tasks", tasks, task_options | {"--chat": chat or None})
+    _require(faults, "--noise", noise, {"--probability": probability, "--seed": seed})
+    _require(faults, "--against", against, comparison_options)
+    _require(
+        faults, "--sensitivity", sensitivity, {"--each-layer": each_layer or None, "--svg": svg}
+    )
     if svg is not None and not plots.available():
         faults.add("--svg", "needs the package matplotlib", plots.REMEDY)
     faults.refuse(InputError)
@@ -119,14 +122,14 @@ def evaluate(
         show(report.parts(facts))
 
 
-def _one_of(faults: Faults, options: Mapping[str, object]) -> None:
+def _check_exclusive(faults: Faults, options: Mapping[str, object]) -> None:
     """Record a fault for each option that excludes another given one."""
     first, *others = [name for name, value in options.items() if value] or [""]
     for other in others:
         faults.add(first, f"cannot be given together with {other}", "choose one")
 
 
-def _needs(faults: Faults, option: str, value: object, others: Mapping[str, object]) -> None:
+def _require(faults: Faults, option: str, value: object, others: Mapping[str, object]) -> None:
     """Record a fault for each option given without the option it depends on."""
     for name, other in others.items():
         if other is not None and not value:

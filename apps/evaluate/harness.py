@@ -58,7 +58,7 @@ class EdgeLM(TemplateLM):
             raise InputError(
                 f"the attention layers were trained for {trained} positions", field="max_length"
             )
-        self._contexts = _Contexts(self.model, self.max_length)
+        self._scorer = _ContextScorer(self.model, self.max_length)
         self._templated = False
 
     # -- text and tokens -------------------------------------------------------------------------
@@ -113,10 +113,10 @@ class EdgeLM(TemplateLM):
             raise InputError("has no chat template", file=self.model.path)
         self._templated = True
         messages = [Message(turn["role"], turn["content"]) for turn in chat_history]
-        begun = ""
+        prefix = ""
         if not add_generation_prompt and messages and messages[-1].role == "assistant":
-            begun = messages.pop().content
-        return self.model.template.render_text(messages) + begun
+            prefix = messages.pop().content
+        return self.model.template.render_text(messages) + prefix
 
     # -- what tasks ask --------------------------------------------------------------------------
 
@@ -130,22 +130,22 @@ class EdgeLM(TemplateLM):
 
         A shared context is read once. Context beyond `max_length` is cut from the left.
         """
-        places: dict[tuple[int, ...], list[int]] = {}
-        for place, (_, context, continuation) in enumerate(requests):
-            places.setdefault(self._cut(context, continuation), []).append(place)
-        found: list[Scored] = [(0.0, True)] * len(requests)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index, (_, context, continuation) in enumerate(requests):
+            groups.setdefault(self._truncate(context, continuation), []).append(index)
+        scores: list[Scored] = [(0.0, True)] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="loglikelihood") as bar:
-            for seen, group in places.items():
-                self._contexts.begin(seen)
-                for place in group:
-                    request, _, continuation = requests[place]
-                    found[place] = self._contexts.score(continuation)
+            for shared, indices in groups.items():
+                self._scorer.begin(shared)
+                for index in indices:
+                    request, _, continuation = requests[index]
+                    scores[index] = self._scorer.score(continuation)
                     if request is not None:
-                        self.cache_hook.add_partial("loglikelihood", request, found[place])
+                        self.cache_hook.add_partial("loglikelihood", request, scores[index])
                     bar.update()
-        return found
+        return scores
 
-    def _cut(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[int, ...]:
+    def _truncate(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[int, ...]:
         if len(continuation) > self.max_length:
             raise InputError(
                 f"a continuation of {len(continuation)} tokens does not fit into a context of "
@@ -175,13 +175,13 @@ class EdgeLM(TemplateLM):
         """Generate answers, greedy unless a task samples, without the stop string."""
         texts = []
         for request in tqdm(requests, disable=disable_tqdm, desc="generate_until"):
-            context, given = request.args
-            texts.append(self._generate(context, normalize_gen_kwargs(given, MAX_ANSWER)))
+            context, gen_kwargs = request.args
+            texts.append(self._generate(context, normalize_gen_kwargs(gen_kwargs, MAX_ANSWER)))
             self.cache_hook.add_partial("generate_until", request.args, texts[-1])
         return texts
 
-    def _generate(self, context: str, how: Mapping[str, Any]) -> str:
-        count = how["max_gen_toks"]
+    def _generate(self, context: str, gen_kwargs: Mapping[str, Any]) -> str:
+        count = gen_kwargs["max_gen_toks"]
         room = self.max_length - count
         if room < 1:
             raise InputError(
@@ -193,24 +193,24 @@ class EdgeLM(TemplateLM):
         session = self.model.session(capacity=self.max_length, undo_levels=1)
         # the bundle's own sampling parameters are for chats
         sampling: dict[str, Any] = {
-            "temperature": how["temperature"] if how["do_sample"] else 0.0,
-            "top_k": how.get("top_k", 0),
-            "top_p": how.get("top_p", 1.0),
-            "min_p": how.get("min_p", 0.0),
-            "repetition_penalty": how.get("repetition_penalty", 1.0),
-            "seed": how.get("seed", 0),
+            "temperature": gen_kwargs["temperature"] if gen_kwargs["do_sample"] else 0.0,
+            "top_k": gen_kwargs.get("top_k", 0),
+            "top_p": gen_kwargs.get("top_p", 1.0),
+            "min_p": gen_kwargs.get("min_p", 0.0),
+            "repetition_penalty": gen_kwargs.get("repetition_penalty", 1.0),
+            "seed": gen_kwargs.get("seed", 0),
             "max_tokens": count,
-            "stop": tuple(term for term in how["until"] if term),
+            "stop": tuple(term for term in gen_kwargs["until"] if term),
         }
         return session.generate(prompt, **sampling).finish().text
 
 
-class _Contexts:
+class _ContextScorer:
     """A state that reads a context once and is restored to it for every continuation."""
 
     def __init__(self, model: Model, capacity: int) -> None:
         self._engine = model.engine
-        self._size = model.tokenizer.vocab_size
+        self._vocab_size = model.tokenizer.vocab_size
         self._unassigned = list(model.tokenizer.unassigned)
         self._state = model.engine.new_state(window=1, capacity=capacity)
 
@@ -218,31 +218,31 @@ class _Contexts:
         """Read a context of at least one token."""
         self._state.clear()
         for logits in self._feed(context, "last"):
-            self._first = logits[-1:].copy()
-        self._after = self._state.snapshot()
+            self._first_logits = logits[-1:].copy()
+        self._snapshot = self._state.snapshot()
 
     def score(self, continuation: Sequence[int]) -> Scored:
         """Return (Σ ln p, whether it is greedy) of a continuation of the context."""
         ids = np.array(continuation, np.int64)
-        total = -float(nats(self._first, ids[:1]).sum())
-        greedy = bool((self._choice(self._first) == ids[:1]).all())
-        self._state.restore(self._after)
-        at = 1
+        total = -float(nats(self._first_logits, ids[:1]).sum())
+        greedy = bool((self._greedy_ids(self._first_logits) == ids[:1]).all())
+        self._state.restore(self._snapshot)
+        position = 1
         for logits in self._feed(continuation[:-1], "all"):
-            wanted = ids[at : at + len(logits)]
-            total -= float(nats(logits, wanted).sum())
-            greedy &= bool((self._choice(logits) == wanted).all())
-            at += len(logits)
+            targets = ids[position : position + len(logits)]
+            total -= float(nats(logits, targets).sum())
+            greedy &= bool((self._greedy_ids(logits) == targets).all())
+            position += len(logits)
         return total, greedy
 
-    def _choice(self, logits: Logits) -> NDArray[np.intp]:
+    def _greedy_ids(self, logits: Logits) -> NDArray[np.intp]:
         """Return greedy choices. Unassigned ids and padding rows are never chosen."""
-        logits = logits[:, : self._size]
+        logits = logits[:, : self._vocab_size]
         if self._unassigned:
             logits = logits.copy()
             logits[:, self._unassigned] = -np.inf
-        chosen: NDArray[np.intp] = logits.argmax(-1)
-        return chosen
+        choices: NDArray[np.intp] = logits.argmax(-1)
+        return choices
 
     def _feed(self, ids: Sequence[int], rows: Any) -> Iterator[Logits]:
         chunk = self._engine.chunk

@@ -59,18 +59,18 @@ class EvalRequest:
         """
         if not self.texts:
             raise InputError("is missing", field="TEXT", remedy="give a text file to measure on")
-        how = reading([m.config for m in models], self.window, self.stride, self.stream)
+        windows = reading([m.config for m in models], self.window, self.stride, self.stream)
         for model in models:
-            check_context(model.engine, how)
+            check_context(model.engine, windows)
         total, read = passes * total_bytes(self.texts), 0
         with stages("reading", 7) as show:
 
-            def more(size: int) -> None:
+            def advance(size: int) -> None:
                 nonlocal read
                 read += size
                 show("reading", read / total)
 
-            yield TextSource(self.texts, how, self.max_tokens, more)
+            yield TextSource(self.texts, windows, self.max_tokens, advance)
 
 
 def identity(model: Model) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def perplexity(request: EvalRequest) -> dict[str, Any]:
     """Measure `edge eval BUNDLE TEXT…`."""
     model = request.load()
     with request.source(model) as source:
-        found = measure(RunReader(model.engine, source.how), source.runs(model))
-    return identity(model) | source.describe() | found.to_dict()
+        tally = measure(RunReader(model.engine, source.how), source.runs(model))
+    return identity(model) | source.describe() | tally.to_dict()
 
 
 def divergence(request: EvalRequest, against: str) -> dict[str, Any]:
@@ -99,9 +99,9 @@ def divergence(request: EvalRequest, against: str) -> dict[str, Any]:
     chunk = min(model.engine.chunk, other.engine.chunk)
     with request.source(model, other) as source:
         mine, theirs = (RunReader(m.engine, source.how, chunk) for m in (model, other))
-        found = compare(mine, theirs, source.runs(model))
-    facts = identity(model) | source.describe() | found.this.to_dict()
-    return facts | {"against": identity(other) | found.other.to_dict()} | found.to_dict()
+        comparison = compare(mine, theirs, source.runs(model))
+    facts = identity(model) | source.describe() | comparison.this.to_dict()
+    return facts | {"against": identity(other) | comparison.other.to_dict()} | comparison.to_dict()
 
 
 def robustness(
@@ -112,15 +112,15 @@ def robustness(
     model = request.load()
     with request.source(model, passes=1 + len(kinds)) as source:
         reader = RunReader(model.engine, source.how)
-        clean, *spoilt = (
+        clean, *noisy = (
             measure(reader, source.runs(model, partial(noisy_parts, noise)))
             for noise in (None, *kinds)
         )
     rows = [
         {"kind": noise.kind, "probability": noise.probability}
-        | found.to_dict()
-        | {"degradation": finite(found.word_perplexity - clean.word_perplexity)}
-        for noise, found in zip(kinds, spoilt, strict=True)
+        | tally.to_dict()
+        | {"degradation": finite(tally.word_perplexity - clean.word_perplexity)}
+        for noise, tally in zip(kinds, noisy, strict=True)
     ]
     return identity(model) | source.describe() | clean.to_dict() | {"seed": seed, "noise": rows}
 
@@ -140,19 +140,19 @@ def tasks(
             "brings its own text: leave out TEXT and the options for reading it", field="--tasks"
         )
     model = request.load()
-    found = run_tasks(
+    results = run_tasks(
         model, [name.strip() for name in names.split(",") if name.strip()], folder=folder,
         limit=limit, fewshot=fewshot, chat=chat, max_length=request.window,
     )  # fmt: skip
-    return identity(model) | {"limit": limit, "fewshot": fewshot, "chat": chat, "tasks": found}
+    return identity(model) | {"limit": limit, "fewshot": fewshot, "chat": chat, "tasks": results}
 
 
 def divergence_of_layers(request: EvalRequest, against: str) -> dict[str, Any]:
     """Measure `--against OTHER --layers`: signal-to-noise ratio of every layer."""
-    module = _reference("--layers")
-    model, other, shortened = _pair(request, against, module.LAYER_TOKENS)
+    module = _reference_module("--layers")
+    model, other, shortened = _load_pair(request, against, module.LAYER_TOKENS)
     with shortened.source(model, other) as source:
-        found = module.measure_layers(model, other, source.runs(model))
+        layers = module.measure_layers(model, other, source.runs(model))
     rows = [
         {
             "index": layer.index,
@@ -160,7 +160,7 @@ def divergence_of_layers(request: EvalRequest, against: str) -> dict[str, Any]:
             "output_snr_db": finite(layer.output.decibels),
             "residual_snr_db": finite(layer.residual.decibels),
         }
-        for layer in found
+        for layer in layers
     ]
     facts = identity(model) | source.describe() | {"max_tokens": shortened.max_tokens}
     return facts | {"against": identity(other), "layers": rows}
@@ -168,38 +168,38 @@ def divergence_of_layers(request: EvalRequest, against: str) -> dict[str, Any]:
 
 def sensitivity(request: EvalRequest, against: str, each_layer: bool) -> dict[str, Any]:
     """Measure `--against FLOATING --sensitivity`: each rounding of BUNDLE alone, worst first."""
-    module = _reference("--sensitivity")
-    this, floating, shortened = _pair(request, against, module.DEFAULT_TOKENS)
-    chosen = module.sites(this, floating, each_layer)
+    module = _reference_module("--sensitivity")
+    this, floating, shortened = _load_pair(request, against, module.DEFAULT_TOKENS)
+    sites = module.sites(this, floating, each_layer)
     with shortened.source(this, floating) as source:
-        found = module.measure_sites(floating, chosen, source.runs(floating))
+        results = module.measure_sites(floating, sites, source.runs(floating))
     rows = [
         {"name": site.name, "kind": site.kind, "places": site.places}
         | {"perplexity": finite(comparison.this.perplexity)}
         | comparison.to_dict()
-        for site, comparison in found
+        for site, comparison in results
     ]
     rows.sort(key=lambda row: (-row["kl_nats_per_token"], row["name"]))
     facts = identity(this) | source.describe() | {"max_tokens": shortened.max_tokens}
-    plain = identity(floating) | found[0][1].other.to_dict()
-    return facts | {"against": plain, "sensitivity": rows}
+    baseline = identity(floating) | results[0][1].other.to_dict()
+    return facts | {"against": baseline, "sensitivity": rows}
 
 
-def _pair(request: EvalRequest, against: str, tokens: int) -> tuple[Model, Model, EvalRequest]:
+def _load_pair(request: EvalRequest, against: str, tokens: int) -> tuple[Model, Model, EvalRequest]:
     """Load both models, and limit the request to text that the slow reference ops can read."""
     this, other = request.load(), request.load(against)
     check_same_ids(this, other)
     if request.stream:
         raise InputError("is not supported by the reference ops", field="--stream")
-    longest = [m.config.max_context or SHORT_WINDOW for m in (this, other)]
+    contexts = [m.config.max_context or SHORT_WINDOW for m in (this, other)]
     return this, other, replace(
         request,
-        window=request.window or min(SHORT_WINDOW, *longest),
+        window=request.window or min(SHORT_WINDOW, *contexts),
         max_tokens=request.max_tokens or tokens,
     )  # fmt: skip
 
 
-def _reference(option: str) -> Any:
+def _reference_module(option: str) -> Any:
     """Import the module that needs the reference ops. Raises EdgeError without torch or onnx."""
     with packages_of("export", option):
         return import_module("edge.apps.evaluate.sensitivity")

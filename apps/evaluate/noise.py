@@ -50,12 +50,12 @@ def random_case(text: str, p: float, rng: random.Random) -> str:
 def swap(text: str, p: float, rng: random.Random) -> str:
     """Swap neighbouring characters with probability p. No character moves twice."""
     characters = list(text)
-    at = 0
-    while at + 1 < len(characters):
+    i = 0
+    while i + 1 < len(characters):
         if rng.random() < p:
-            characters[at : at + 2] = characters[at + 1], characters[at]
-            at += 1
-        at += 1
+            characters[i : i + 2] = characters[i + 1], characters[i]
+            i += 1
+        i += 1
     return "".join(characters)
 
 
@@ -100,11 +100,11 @@ def chosen(kind: str, probability: float | None, seed: int) -> list[TextNoise]:
         )
     if probability is not None and kind in WHOLE:
         raise InputError(f"{kind} corrupts every character", field="--probability")
-    found = []
+    noises = []
     for name in KINDS if kind == "all" else (kind,):
-        each = PROBABILITIES if probability is None else (probability,)
-        found += [TextNoise(name, p, seed) for p in ((None,) if name in WHOLE else each)]
-    return found
+        probabilities = PROBABILITIES if probability is None else (probability,)
+        noises += [TextNoise(name, p, seed) for p in ((None,) if name in WHOLE else probabilities)]
+    return noises
 
 
 def noisy_parts(
@@ -141,7 +141,7 @@ def _chunks(blocks: Iterable[Block]) -> Iterator[tuple[str, int]]:
 
     The last chunk holds the remaining words and the trailing space.
     """
-    held, index = "", 0
+    buffer, index = "", 0
     for block in blocks:
         if isinstance(block, Dialogue):
             raise InputError(
@@ -149,16 +149,16 @@ def _chunks(blocks: Iterable[Block]) -> Iterator[tuple[str, int]]:
                 remedy="give a text file",
             )  # fmt: skip
         if block.first:
-            if held:
-                yield held, index
-            held, index = "", 0
-        held += block.text
+            if buffer:
+                yield buffer, index
+            buffer, index = "", 0
+        buffer += block.text
         start = 0
-        for number, word in enumerate(_WORD.finditer(held), 1):
+        for number, word in enumerate(_WORD.finditer(buffer), 1):
             # a word at the very end may continue in the next stretch
-            if number % CHUNK_WORDS == 0 and word.end() < len(held):
-                yield held[start : word.end()], index
+            if number % CHUNK_WORDS == 0 and word.end() < len(buffer):
+                yield buffer[start : word.end()], index
                 start, index = word.end(), index + 1
-        held = held[start:]
-    if held:
-        yield held, index
+        buffer = buffer[start:]
+    if buffer:
+        yield buffer, index

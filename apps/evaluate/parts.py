@@ -71,7 +71,7 @@ class Encoder:
         if first:
             opening = len(self._opening)
             flags[:opening] = False
-            self._without_prefix(ids, sizes, opening)
+            self._discount_prefix_space(ids, sizes, opening)
         if not wanted:
             return Part(array, flags, sizes, 0, 0, first)
         return Part(array, flags, sizes, len(text.encode()), len(text.split()), first)
@@ -82,10 +82,10 @@ class Encoder:
         # a preceding id tells the tokenizer that this is not the beginning of a text
         return self.tokenizer.encode_segments([Segment("", tokens=(0,)), Segment(text)])[1:]
 
-    def _without_prefix(self, ids: Sequence[int], sizes: Ints, at: int) -> None:
+    def _discount_prefix_space(self, ids: Sequence[int], sizes: Ints, index: int) -> None:
         """Subtract the space that `encode` put before a text from the size of its first id."""
-        if self.tokenizer.strips_space and at < len(ids):
-            sizes[at] -= self.tokenizer.token_bytes(ids[at]).startswith(b" ")
+        if self.tokenizer.strips_space and index < len(ids):
+            sizes[index] -= self.tokenizer.token_bytes(ids[index]).startswith(b" ")
 
     @property
     def _opening(self) -> list[int]:
@@ -105,7 +105,7 @@ class Encoder:
             )
         segments = self.template.render(messages, add_generation_prompt=False)
         ids, flags = self._encode_marked(segments)
-        said = [s.text for s in segments if not s.trusted and s.tokens is None]
+        texts = [s.text for s in segments if not s.trusted and s.tokens is None]
         opening = self._opening
         if opening and ids[:1] != opening:
             ids, flags = opening + ids, [False, *flags]
@@ -115,8 +115,8 @@ class Encoder:
             array,
             np.array(flags, np.bool_),
             sizes,
-            sum(len(text.encode()) for text in said),
-            sum(len(text.split()) for text in said),
+            sum(len(text.encode()) for text in texts),
+            sum(len(text.split()) for text in texts),
             True,
         )
 
@@ -125,19 +125,19 @@ class Encoder:
         ids: list[int] = []
         flags: list[bool] = []
         # texts since the last special token, each with whether it belongs to a message
-        run: list[tuple[str, bool]] = []
+        pending: list[tuple[str, bool]] = []
 
         def flush() -> None:
-            found, marks = self._stretch(run, first=not ids)
-            ids.extend(found)
+            encoded, marks = self._encode_run(pending, first=not ids)
+            ids.extend(encoded)
             flags.extend(marks)
-            run.clear()
+            pending.clear()
 
         for segment in segments:
-            known = segment.tokens
-            for piece in self.tokenizer.split(segment) if known is None else known:
+            tokens = segment.tokens
+            for piece in self.tokenizer.split(segment) if tokens is None else tokens:
                 if isinstance(piece, str):
-                    run.append((piece, not segment.trusted))
+                    pending.append((piece, not segment.trusted))
                     continue
                 flush()
                 # an end token right after a message: the model has to predict it
@@ -146,7 +146,7 @@ class Encoder:
         flush()
         return ids, flags
 
-    def _stretch(
+    def _encode_run(
         self, run: Sequence[tuple[str, bool]], *, first: bool
     ) -> tuple[list[int], list[bool]]:
         """Encode texts joined into one, as in use. Return the ids and the mark of each id's text.
@@ -157,17 +157,17 @@ class Encoder:
         ids: list[int] = []
         marks: list[bool] = []
         for count, (_, mark) in enumerate(run, 1):
-            upto = self._encode("".join(text for text, _ in run[:count]), first=first)
-            shared = _shared(upto, ids)
-            marks = marks[:shared] + [mark] * (len(upto) - shared)
-            ids = upto
+            prefix = self._encode("".join(text for text, _ in run[:count]), first=first)
+            common = _common_prefix(prefix, ids)
+            marks = marks[:common] + [mark] * (len(prefix) - common)
+            ids = prefix
         return ids, marks
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common prefix of two sequences."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def first_wanted(parts: Iterable[Part], limit: int, tokenizer: Tokenizer) -> Iterator[Part]:
@@ -176,13 +176,13 @@ def first_wanted(parts: Iterable[Part], limit: int, tokenizer: Tokenizer) -> Ite
         count = int(part.wanted.sum())
         if count > limit:
             if limit:
-                yield _cut(part, int(np.flatnonzero(part.wanted)[limit]), tokenizer)
+                yield _truncate(part, int(np.flatnonzero(part.wanted)[limit]), tokenizer)
             return
         yield part
         limit -= count
 
 
-def _cut(part: Part, count: int, tokenizer: Tokenizer) -> Part:
+def _truncate(part: Part, count: int, tokenizer: Tokenizer) -> Part:
     ids, wanted, sizes = part.ids[:count], part.wanted[:count], part.sizes[:count]
-    said = tokenizer.decode([int(token) for token in ids[wanted]])
-    return Part(ids, wanted, sizes, int(sizes[wanted].sum()), len(said.split()), part.first)
+    text = tokenizer.decode([int(token) for token in ids[wanted]])
+    return Part(ids, wanted, sizes, int(sizes[wanted].sum()), len(text.split()), part.first)

@@ -19,7 +19,7 @@ def parts(facts: Facts) -> Parts:
     kinds: dict[str, Callable[[Facts], Parts]] = {
         "noise": _noise, "tasks": _tasks, "layers": _layers, "sensitivity": _sensitivity,
     }  # fmt: skip
-    return next((say for kind, say in kinds.items() if kind in facts), _plain)(facts)
+    return next((render for kind, render in kinds.items() if kind in facts), _perplexity)(facts)
 
 
 def draw(facts: Facts) -> str:
@@ -34,7 +34,7 @@ def draw(facts: Facts) -> str:
     )
 
 
-def _plain(facts: Facts) -> Parts:
+def _perplexity(facts: Facts) -> Parts:
     rows = {
         "perplexity": f"{number(facts['perplexity'])} ± {number(facts['perplexity_error'])} "
         "a token",
@@ -71,9 +71,9 @@ def _noise(facts: Facts) -> Parts:
     rows = []
     for row in facts["noise"]:
         p = "" if row["probability"] is None else f"{row['probability']:g}"
-        worse = row["degradation"]
-        sign = "+" if worse is not None and worse >= 0 else ""
-        rows.append((row["kind"], p, number(row["word_perplexity"]), sign + number(worse)))
+        degradation = row["degradation"]
+        sign = "+" if degradation is not None and degradation >= 0 else ""
+        rows.append((row["kind"], p, number(row["word_perplexity"]), sign + number(degradation)))
     yield FigureTable(("noise", "probability", "word perplexity", "degradation"), rows)
 
 
@@ -93,11 +93,11 @@ def _layers(facts: Facts) -> Parts:
 
 
 def _sensitivity(facts: Facts) -> Parts:
-    plain = facts["against"]
+    reference = facts["against"]
     yield f"{facts['bundle']}: what rounding costs"
     yield from named({
-        "in": f"{plain['bundle']}: perplexity {number(plain['perplexity'])} a token",
-        "text": _counts(plain),
+        "in": f"{reference['bundle']}: perplexity {number(reference['perplexity'])} a token",
+        "text": _counts(reference),
         "read": _reading(facts),
     })  # fmt: skip
     rows = [
@@ -115,11 +115,11 @@ def _tasks(facts: Facts) -> Parts:
     rows = []
     for task, values in facts["tasks"].items():
         for key, value in values.items():
-            metric, _, how = key.partition(",")
-            error = values.get(f"{metric}_stderr,{how}")
-            if how and not metric.endswith("_stderr"):
+            metric, _, suffix = key.partition(",")
+            error = values.get(f"{metric}_stderr,{suffix}")
+            if suffix and not metric.endswith("_stderr"):
                 shown = number(value) + (f" ± {number(error)}" if error is not None else "")
-                rows.append((task, metric if how == "none" else f"{metric} ({how})", shown))
+                rows.append((task, metric if suffix == "none" else f"{metric} ({suffix})", shown))
     yield FigureTable(("task", "metric", "value"), rows, words=(0, 1))
 
 

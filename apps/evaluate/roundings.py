@@ -35,14 +35,14 @@ NEVER = 1e29
 _ENDINGS = (".q", ".turned", ".rotated")
 
 # an op with one of these in its name rounds something, so this module must know it
-_ROUNDS = ("Int8", "Int4", "Quantize", "Bits")
+_ROUNDING_WORDS = ("Int8", "Int4", "Quantize", "Bits")
 
 
 def _is_product(op: Op) -> bool:
     return op.name.startswith("Linear")
 
 
-def _rounded(op: Op) -> list[tuple[str, str | None]]:
+def _rounded_inputs(op: Op) -> list[tuple[str, str | None]]:
     """Return inputs that `op` rounds or reads rounded, with their scales; None is one per row."""
     names = {v.name for v in op.inputs}
     if _is_product(op):
@@ -152,60 +152,64 @@ class _Finder:
         self.found = Found()
         self._constants = constants
         self._floating = floating
-        self._turns: dict[str, tuple[Tensor, Tensor]] = {}
-        self._parts: dict[str, ValueRounding] = {}  # by part of a value that is rounded as a whole
+        self._rotations: dict[str, tuple[Tensor, Tensor]] = {}
+        # by part of a value that is rounded as a whole
+        self._part_roundings: dict[str, ValueRounding] = {}
 
     def activations(self, node: NodeProto, op: Op) -> None:
         """Record the values that one node rounds or reads rounded."""
-        rounded, rounds = _rounded(op), op.name.endswith("NormQuantize")
-        known = rounded or rounds or _is_product(op) or op.name.startswith("Embed")
-        if not known and any(part in op.name for part in _ROUNDS):
+        rounded_inputs, rounds_output = _rounded_inputs(op), op.name.endswith("NormQuantize")
+        known = rounded_inputs or rounds_output or _is_product(op) or op.name.startswith("Embed")
+        if not known and any(part in op.name for part in _ROUNDING_WORDS):
             raise InputError(f"rounding by {op.name} is not supported", field=node.name or op.name)
         inputs = inputs_of(node)
-        turned = ""
+        rotated = ""
         if "slow" in inputs:
             constants = (self._constants[inputs[name]] for name in ("slow", "fast"))
             slow, fast = (torch.from_numpy(constant.copy()) for constant in constants)
-            turned = inputs["x"] if rounded else node.output[0]
-            self._turns[turned] = (slow, fast)
-        for name, scale in rounded:
+            rotated = inputs["x"] if rounded_inputs else node.output[0]
+            self._rotations[rotated] = (slow, fast)
+        for name, scale in rounded_inputs:
             threshold = _attributes(node).get("threshold")
-            self._value(inputs[name], None if scale is None else inputs[scale], threshold)
-        if rounded:
-            self._turns.pop(turned, None)  # other nodes may read the value without rotation
-        if rounds:
-            self._value(node.output[0], inputs["scale"])
+            self._record_value(inputs[name], None if scale is None else inputs[scale], threshold)
+        if rounded_inputs:
+            self._rotations.pop(rotated, None)  # other nodes may read the value without rotation
+        if rounds_output:
+            self._record_value(node.output[0], inputs["scale"])
         if "state_scale" in inputs:
-            self._state(node, inputs["state_scale"])
+            self._record_state(node, inputs["state_scale"])
 
     def split(self, node: NodeProto) -> None:
         """Record how the parts of a split value are rounded."""
-        whole = self.found.values.get(_without(node.input[0], _ENDINGS))
+        whole = self.found.values.get(_strip_endings(node.input[0], _ENDINGS))
         if whole is None or whole.scale is None:
             return
         sizes = [int(size) for size in self._constants[node.input[1]]]
         parts = torch.split(whole.scale.expand(sum(sizes)), sizes)
         for name, scale in zip(node.output, parts, strict=True):
-            self._parts[_without(name, _ENDINGS)] = ValueRounding(scale)
+            self._part_roundings[_strip_endings(name, _ENDINGS)] = ValueRounding(scale)
 
     def products(self, node: NodeProto, op: Op) -> None:
         """Record the matrix that one node reads."""
         inputs = inputs_of(node)
         if _is_product(op):
-            self._product(node, op, inputs)
+            self._record_product(node, op, inputs)
         elif "packed" in inputs:
-            self._weight(_without(inputs["packed"], (".packed",)), self._blocks(node, inputs))
+            self._record_weight(
+                _strip_endings(inputs["packed"], (".packed",)),
+                self._block_weight(node, inputs),
+            )
         elif op.name == "EmbedInt8":
-            self._weight(inputs["table"], self._stored(inputs["table"]))
+            self._record_weight(inputs["table"], self._int8_weight(inputs["table"]))
 
-    def _value(self, name: str, scale: str | None, threshold: float | None = None) -> None:
-        turn = self._turns.get(name)
+    def _record_value(self, name: str, scale: str | None, threshold: float | None = None) -> None:
+        turn = self._rotations.get(name)
         vector = None if scale is None else torch.from_numpy(self._constants[scale].copy())
         self.found.values.setdefault(
-            _without(name, _ENDINGS), ValueRounding(vector, turn, threshold)
+            _strip_endings(name, _ENDINGS), ValueRounding(vector, turn, threshold)
         )
 
-    def _state(self, node: NodeProto, name: str) -> None:
+    def _record_state(self, node: NodeProto, name: str) -> None:
         bits = _attributes(node)["state_bits"]
         if bits == 32:
             return
@@ -214,78 +218,80 @@ class _Finder:
 
     # -- weights ---------------------------------------------------------------------------------
 
-    def _product(self, node: NodeProto, op: Op, inputs: dict[str, str]) -> None:
+    def _record_product(self, node: NodeProto, op: Op, inputs: dict[str, str]) -> None:
         stored = inputs.get("weight") or inputs["packed"]
-        name = _without(stored, (".packed",))
+        name = _strip_endings(stored, (".packed",))
         if op.name == "Linear":
             if not stored.endswith(".outliers"):
-                self._weight(name, self._constants[stored].astype(np.float32))
+                self._record_weight(name, self._constants[stored].astype(np.float32))
             return
-        weight = self._blocks(node, inputs) if "packed" in inputs else self._stored(stored)
+        weight = (
+            self._block_weight(node, inputs) if "packed" in inputs else self._int8_weight(stored)
+        )
         if "x_scale" in inputs:
             # None for scales per row, which are computed at run time
-            shared = self._constants.get(inputs["x_scale"])
-            weight = self._for_floating_input(inputs["x"], name, weight, shared)
-        self._weight(name, weight)
+            shared_scale = self._constants.get(inputs["x_scale"])
+            weight = self._for_floating_input(inputs["x"], name, weight, shared_scale)
+        self._record_weight(name, weight)
 
     def _for_floating_input(
-        self, x: str, name: str, weight: F32, shared: NDArray[Any] | None
+        self, x: str, name: str, weight: F32, shared_scale: NDArray[Any] | None
     ) -> F32:
         """Return W such that W·x is the product for an unrounded x.
 
         Undoes the rotation, applies the scales of columns, and restores the outlier columns, which
         have a product of their own.
         """
-        name_of_x = _without(x, _ENDINGS)
-        value = self.found.values.get(name_of_x) or self._parts.get(name_of_x)
+        x_name = _strip_endings(x, _ENDINGS)
+        value = self.found.values.get(x_name) or self._part_roundings.get(x_name)
         if value is None:
             raise InputError(f"reads {x}, whose rounding is unknown", field=name)
         if value.turn is not None:
             slow, fast = value.turn
             weight = hadamard(torch.from_numpy(weight), slow.T, fast.T).numpy()
-        if value.scale is not None and shared is not None and value.scale.numel() > 1:
+        if value.scale is not None and shared_scale is not None and value.scale.numel() > 1:
             scale = value.scale.numpy()
-            weight = weight * (shared / scale)
+            weight = weight * (shared_scale / scale)
             if f"{name}.outliers" in self._constants:
                 weight[:, scale > NEVER] = self._constants[f"{name}.outliers"]
         return np.ascontiguousarray(weight, np.float32)
 
-    def _stored(self, name: str) -> F32:
+    def _int8_weight(self, name: str) -> F32:
         quants, scale = self._constants[name], self._constants[f"{name}.scale"]
         rows = scale.size > 1 and scale.size == quants.shape[0] and quants.ndim == 2
         return dequantize_int8(quants, scale, rows=rows)
 
-    def _blocks(self, node: NodeProto, inputs: dict[str, str]) -> F32:
+    def _block_weight(self, node: NodeProto, inputs: dict[str, str]) -> F32:
         packed, scales = (self._constants[inputs[name]] for name in ("packed", "scales"))
         minimums = self._constants[inputs["minimums"]] if "minimums" in inputs else None
         return dequantize_blocks(packed, scales, _attributes(node)["bits"], minimums)
 
-    def _weight(self, name: str, weight: F32) -> None:
-        same = self._floating.get(name)
-        if same is not None and not np.array_equal(same.astype(np.float32), weight):
+    def _record_weight(self, name: str, weight: F32) -> None:
+        original = self._floating.get(name)
+        if original is not None and not np.array_equal(original.astype(np.float32), weight):
             self.found.weights[name] = weight
 
     def constants(self) -> None:
         """Record the small weights of scans and convolutions, kept in int8 or on its grid."""
-        for name, same in self._floating.items():
+        for name, original in self._floating.items():
             if not name.startswith("layers.") or name in self.found.weights:
                 continue
-            if name not in self._constants or same.dtype != np.float32:
+            if name not in self._constants or original.dtype != np.float32:
                 continue
-            kept = self._constants[name]
-            if kept.dtype == np.int8 and f"{name}.scale" in self._constants:
-                kept = dequantize_int8(kept, self._constants[f"{name}.scale"])
+            constant = self._constants[name]
+            if constant.dtype == np.int8 and f"{name}.scale" in self._constants:
+                constant = dequantize_int8(constant, self._constants[f"{name}.scale"])
                 if name.endswith(".A_log"):  # the floating scan reads -exp of it
-                    kept = -np.exp(kept)
-            if kept.shape == same.shape and kept.dtype == np.float32:
-                self._weight(name, kept)
+                    constant = -np.exp(constant)
+            if constant.shape == original.shape and constant.dtype == np.float32:
+                self._record_weight(name, constant)
 
 
 def _attributes(node: NodeProto) -> dict[str, Any]:
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
-def _without(name: str, endings: tuple[str, ...]) -> str:
+def _strip_endings(name: str, endings: tuple[str, ...]) -> str:
     for ending in endings:
         name = name.removesuffix(ending)
     return name
@@ -293,9 +299,9 @@ def _without(name: str, endings: tuple[str, ...]) -> str:
 
 def with_weights(model: ModelProto, weights: Mapping[str, F32]) -> ModelProto:
     """Return a copy of a graph with the initializers of these names replaced."""
-    changed = ModelProto()
-    changed.CopyFrom(model)
-    for tensor in changed.graph.initializer:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
         if tensor.name in weights:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
-    return changed
+    return copy

@@ -17,7 +17,7 @@ from edge.runtime.engine import Engine, Rows
 from edge.runtime.model import Model
 
 F64 = NDArray[np.float64]
-_VALUES = 1 << 20  # logits handled at once in double precision
+_SLICE_VALUES = 1 << 20  # logits handled at once in double precision
 
 
 @dataclass
@@ -132,8 +132,8 @@ class RunReader:
         if run.fresh:
             self._state.clear()
         wanted = np.flatnonzero(run.wanted) - 1  # the row that predicts an id is the one before
-        last = len(run.ids) - 1 if run.carried else (wanted[-1] + 1 if len(wanted) else 0)
-        for start, stop in self._pieces(int(last), wanted):
+        count = len(run.ids) - 1 if run.carried else (wanted[-1] + 1 if len(wanted) else 0)
+        for start, stop in self._chunks(int(count), wanted):
             rows = wanted[(wanted >= start) & (wanted < stop)]
             logits = self._engine.run(
                 run.ids[None, start:stop], self._state,
@@ -142,7 +142,7 @@ class RunReader:
             if len(rows):
                 yield run.ids[rows + 1], logits[0]
 
-    def _pieces(self, count: int, wanted: Ints) -> Iterator[tuple[int, int]]:
+    def _chunks(self, count: int, wanted: Ints) -> Iterator[tuple[int, int]]:
         """Yield [0, count) in chunks, with a chunk boundary at the first wanted row.
 
         Chunks before it compute only one row of logits each.
@@ -161,7 +161,7 @@ def _rows(rows: Ints, count: int) -> Rows:
 
 def check_context(engine: Engine, how: Windows | None) -> None:
     """Raise InputError for a stream or window that the attention layers cannot read."""
-    longest = engine.config.max_context
+    trained = engine.config.max_context
     if not engine.config.has_attention:
         return
     if how is None:
@@ -170,17 +170,17 @@ def check_context(engine: Engine, how: Windows | None) -> None:
             field="--stream",
             remedy="leave it out to read windows",
         )
-    if longest is not None and how.window > longest:
+    if trained is not None and how.window > trained:
         raise InputError(
-            f"the attention layers were trained for {longest} positions, not {how.window}",
+            f"the attention layers were trained for {trained} positions, not {how.window}",
             field="--window",
-            remedy=f"at most {longest}",
+            remedy=f"at most {trained}",
         )
 
 
 def slices(logits: Logits) -> Iterator[slice]:
     """Yield slices of rows to process at a time, to bound the memory of double precision."""
-    step = max(1, _VALUES // logits.shape[1])
+    step = max(1, _SLICE_VALUES // logits.shape[1])
     return (slice(start, start + step) for start in range(0, len(logits), step))
 
 
@@ -191,19 +191,19 @@ def nats(logits: Logits, ids: Ints) -> F64:
         rows = logits[part]
         top = rows.max(-1, keepdims=True)
         shifted = rows - top
-        said = shifted[np.arange(len(rows)), ids[part]].astype(np.float64)
-        out[part] = np.log(np.exp(shifted).sum(-1, dtype=np.float64)) - said
+        target = shifted[np.arange(len(rows)), ids[part]].astype(np.float64)
+        out[part] = np.log(np.exp(shifted).sum(-1, dtype=np.float64)) - target
     return out
 
 
 def measure(reader: RunReader, runs: Iterable[TextRun]) -> Tally:
     """Read all runs. Raises InputError when there is nothing to predict."""
-    found = Tally()
+    tally = Tally()
     for run in runs:
-        count_text(found, run)
+        count_text(tally, run)
         for ids, logits in reader.read(run):
-            found.add(nats(logits, ids))
-    return checked(found)
+            tally.add(nats(logits, ids))
+    return checked(tally)
 
 
 def count_text(tally: Tally, run: TextRun) -> None:
@@ -254,8 +254,8 @@ class Comparison:
             # a negative divergence is a rounding error
             self.divergences.append(np.maximum(divergence, 0).astype(np.float32))
             self.agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
-            at = (np.arange(len(p)), ids[part])
-            self._add_nats(-q[at], -p[at])
+            index = (np.arange(len(p)), ids[part])
+            self._add_nats(-q[index], -p[index])
 
     def _add_nats(self, this: F64, other: F64) -> None:
         self.this.add(this)
@@ -315,11 +315,11 @@ def check_same_ids(this: Model, other: Model) -> None:
 
 def compare(this: RunReader, other: RunReader, runs: Iterable[TextRun]) -> Comparison:
     """Read all runs with both readers in turn, chunk by chunk. Both use the same chunk size."""
-    found = Comparison()
+    comparison = Comparison()
     for run in runs:
-        count_text(found.this, run)
-        count_text(found.other, run)
+        count_text(comparison.this, run)
+        count_text(comparison.other, run)
         for (ids, mine), (_, theirs) in zip(this.read(run), other.read(run), strict=True):
-            found.add(ids, mine, theirs)
-    checked(found.this)
-    return found
+            comparison.add(ids, mine, theirs)
+    checked(comparison.this)
+    return comparison

@@ -96,34 +96,34 @@ def sites(this: Model, floating: Model, each_layer: bool = False) -> list[Site]:
                 f"has quantized weights: {name}", file=floating.path, field="--against",
                 remedy="give an fp32 or fp16 bundle",
             )  # fmt: skip
-    found = find(graph_of(this), this.path, constants)
-    alone = _grouped(this.config, found, each_layer)
-    if not alone:
+    roundings = find(graph_of(this), this.path, constants)
+    single = _group_sites(this.config, roundings, each_layer)
+    if not single:
         raise InputError(
             f"rounds nothing that {floating.path} does not", file=this.path,
             remedy="give the quantized bundle first and the floating one with --against",
         )  # fmt: skip
-    together = [Site(ALL, "all", found.values, found.weights)]
-    if found.weights and found.values:
-        together += [Site(WEIGHTS, "all", weights=found.weights)]
-        together += [Site(ACTIVATIONS, "all", values=found.values)]
-    return alone + together
+    combined = [Site(ALL, "all", roundings.values, roundings.weights)]
+    if roundings.weights and roundings.values:
+        combined += [Site(WEIGHTS, "all", weights=roundings.weights)]
+        combined += [Site(ACTIVATIONS, "all", values=roundings.values)]
+    return single + combined
 
 
-def _grouped(config: ModelConfig, found: Found, each_layer: bool) -> list[Site]:
+def _group_sites(config: ModelConfig, roundings: Found, each_layer: bool) -> list[Site]:
     def groups(names: Iterable[str], weight: bool) -> dict[str, list[str]]:
         out: dict[str, list[str]] = {}
         for name in names:
             out.setdefault(name if each_layer else site_name(config, name, weight), []).append(name)
         return out
 
-    weights = groups(found.weights, True).items()
-    values = groups(found.values, False).items()
-    states = groups(found.states, False).items()
+    weights = groups(roundings.weights, True).items()
+    values = groups(roundings.values, False).items()
+    states = groups(roundings.states, False).items()
     return [
-        *(Site(n, "weight", weights={k: found.weights[k] for k in ks}) for n, ks in weights),
-        *(Site(n, "activation", values={k: found.values[k] for k in ks}) for n, ks in values),
-        *(Site(n, "state", states={k: found.states[k] for k in ks}) for n, ks in states),
+        *(Site(n, "weight", weights={k: roundings.weights[k] for k in ks}) for n, ks in weights),
+        *(Site(n, "activation", values={k: roundings.values[k] for k in ks}) for n, ks in values),
+        *(Site(n, "state", states={k: roundings.states[k] for k in ks}) for n, ks in states),
     ]  # fmt: skip
 
 
@@ -132,33 +132,36 @@ def measure_sites(
 ) -> list[tuple[Site, Comparison]]:
     """Compare the floating model with each site rounded alone, on the same windows."""
     proto = graph_of(floating)
-    plain = reference(floating, proto)
-    runner = GraphRunner(plain, floating.config)
+    baseline = reference(floating, proto)
+    runner = GraphRunner(baseline, floating.config)
     listed = list(chosen)
-    changed = {id(site.weights): site.weights for site in listed if site.weights}
+    weight_sets = {id(site.weights): site.weights for site in listed if site.weights}
     # sites that share weights share a graph, because the weights are as large as a model
-    made = {key: reference(floating, with_weights(proto, own)) for key, own in changed.items()}
-    graphs = [(site, made.get(id(site.weights), plain)) for site in listed]
-    found = [Comparison() for _ in graphs]
+    graphs_by_weights = {
+        key: reference(floating, with_weights(proto, weights))
+        for key, weights in weight_sets.items()
+    }
+    graphs = [(site, graphs_by_weights.get(id(site.weights), baseline)) for site in listed]
+    comparisons = [Comparison() for _ in graphs]
     for run in runs:
         wanted = np.flatnonzero(run.wanted)
         if not len(wanted):
             continue
         ids = run.ids[wanted]
-        truth = _logits(plain, runner, run.ids, NOTHING)[wanted - 1]
-        for (site, graph), comparison in zip(graphs, found, strict=True):
+        truth = _logits(baseline, runner, run.ids, NOTHING)[wanted - 1]
+        for (site, graph), comparison in zip(graphs, comparisons, strict=True):
             count_text(comparison.this, run)
             count_text(comparison.other, run)
             comparison.add(ids, _logits(graph, runner, run.ids, site)[wanted - 1], truth)
-    return [(site, comparison) for (site, _), comparison in zip(graphs, found, strict=True)]
+    return [(site, comparison) for (site, _), comparison in zip(graphs, comparisons, strict=True)]
 
 
 def _logits(graph: ReferenceGraph, runner: GraphRunner, ids: Ints, site: Site) -> Logits:
     """Return logits [T - 1, V] that predict ids[1:] from an empty state, with a site rounded."""
 
     def hook(name: str, x: Tensor) -> Tensor | None:
-        how = site.values.get(name) or site.states.get(name)
-        return None if how is None else how(x)
+        rounding = site.values.get(name) or site.states.get(name)
+        return None if rounding is None else rounding(x)
 
     pieces = []
     state = runner.initial(1, len(ids))
@@ -170,11 +173,11 @@ def _logits(graph: ReferenceGraph, runner: GraphRunner, ids: Ints, site: Site) -
         out = graph.watch(hook, (), feeds, names)
         pieces.append(out["logits"][:, 0])
         if site.states:
-            state = type(state)(_after(out), stop)
+            state = type(state)(_next_state(out), stop)
     return np.concatenate(pieces)
 
 
-def _after(out: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def _next_state(out: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     states = {n[:-1]: array[0] for n, array in out.items() if n.endswith("_states")}
     caches = {n.removesuffix("_out"): a for n, a in out.items() if n.endswith("_cache_out")}
     return states | caches
@@ -208,18 +211,18 @@ def site_name(config: ModelConfig, name: str, weight: bool) -> str:
         if weight:
             return "embedding and head weights" if config.tie_embeddings else f"{name}s"
         return "input of the head"
-    _, index, own = name.split(".", 2)
+    _, index, part = name.split(".", 2)
     kind = config.layers[int(index)].kind
     if weight:
-        what = {"dt_proj.bias": "dt_bias", "dt_bias": "dt_bias"}.get(own, own.replace(".", " "))
-        return f"{kind}: {what}"
-    if own == "x":
-        what = "x before the convolution" if kind == "mamba1" else "x of the scan"
-    elif own == "gated":
-        what = "input of down_proj" if kind == "mlp" else "y"
+        label = {"dt_proj.bias": "dt_bias", "dt_bias": "dt_bias"}.get(part, part.replace(".", " "))
+        return f"{kind}: {label}"
+    if part == "x":
+        label = "x before the convolution" if kind == "mamba1" else "x of the scan"
+    elif part == "gated":
+        label = "input of down_proj" if kind == "mlp" else "y"
     else:
-        what = _VALUES.get(own, own).format(in_proj=config.layers[int(index)].first_matrix)
-    return f"{kind}: {what}"
+        label = _VALUES.get(part, part).format(in_proj=config.layers[int(index)].first_matrix)
+    return f"{kind}: {label}"
 
 
 # -- layers ---------------------------------------------------------------------------------------
@@ -267,11 +270,11 @@ def measure_layers(this: Model, other: Model, runs: Iterable[TextRun]) -> list[L
             remedy="compare bundles of one model",
         )  # fmt: skip
     kinds = [layer.kind for layer in this.config.layers]
-    found = [LayerNoise(i, kind, SignalToNoise(), SignalToNoise()) for i, kind in enumerate(kinds)]
-    names = {f"layers.{i}.out": layer.output for i, layer in enumerate(found)}
+    layers = [LayerNoise(i, kind, SignalToNoise(), SignalToNoise()) for i, kind in enumerate(kinds)]
+    names = {f"layers.{i}.out": layer.output for i, layer in enumerate(layers)}
     # the norm of the next layer computes the residual stream after a layer
-    names |= {f"layers.{i + 1}.residual": layer.residual for i, layer in enumerate(found[:-1])}
-    names["final.residual"] = found[-1].residual
+    names |= {f"layers.{i + 1}.residual": layer.residual for i, layer in enumerate(layers[:-1])}
+    names["final.residual"] = layers[-1].residual
     graphs = [reference(model, graph_of(model)) for model in (this, other)]
     runner = GraphRunner(graphs[0], this.config)
     theirs = GraphRunner(graphs[1], other.config)
@@ -283,7 +286,7 @@ def measure_layers(this: Model, other: Model, runs: Iterable[TextRun]) -> list[L
                 s, x = (values[name].astype(np.float64) for values in (signal, mine))
                 noise.signal += float(np.square(s).sum())
                 noise.noise += float(np.square(s - x).sum())
-    return found
+    return layers
 
 
 def _values(

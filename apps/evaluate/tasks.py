@@ -50,8 +50,8 @@ def run_tasks(
         manager = TaskManager(include_path=folder, include_defaults=False)
         if not set(names) <= set(manager.all_tasks):
             manager = TaskManager(include_path=folder)
-        tasks = _loaded(manager, names)
-        found = lm_eval.simple_evaluate(
+        tasks = _check_loadable(manager, names)
+        results = lm_eval.simple_evaluate(
             model=EdgeLM(model, max_length=max_length),
             tasks=tasks,
             task_manager=manager,
@@ -61,11 +61,11 @@ def run_tasks(
             log_samples=False,
             torch_random_seed=None,  # nothing here uses torch; seeding would import it
         )
-    assert found is not None  # only other processes of a distributed run get none
-    return {task: _numbers(values) for task, values in found["results"].items()}
+    assert results is not None  # only other processes of a distributed run get none
+    return {task: _numbers(values) for task, values in results["results"].items()}
 
 
-def _loaded(manager: Any, names: Sequence[str]) -> list[Any]:
+def _check_loadable(manager: Any, names: Sequence[str]) -> list[Any]:
     """Check that all tasks load, and return their names. Raises InputError otherwise."""
     known = set(manager.all_tasks)
     for name in names:

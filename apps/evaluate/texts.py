@@ -70,22 +70,22 @@ def total_bytes(paths: Sequence[Path]) -> int:
 
 
 def _plain(path: Path, progress: Progress) -> Iterator[Stretch]:
-    held: list[str] = []
-    size, first, whole = 0, True, True  # `whole`: the next piece starts a line
+    pending: list[str] = []
+    size, first, at_line_start = 0, True, True  # `at_line_start`: of the next piece
     for line in _lines(path, MAX_LINE, progress):
-        if whole and line.rstrip("\r\n") == DOCUMENT_END:
-            if held:
-                yield Stretch("".join(held), first)
-            held, size, first = [], 0, True
+        if at_line_start and line.rstrip("\r\n") == DOCUMENT_END:
+            if pending:
+                yield Stretch("".join(pending), first)
+            pending, size, first = [], 0, True
             continue
-        whole = line.endswith("\n")
-        held.append(line)
+        at_line_start = line.endswith("\n")
+        pending.append(line)
         size += len(line)
         if size >= MAX_STRETCH:
-            yield Stretch("".join(held), first)
-            held, size, first = [], 0, False
-    if held:
-        yield Stretch("".join(held), first)
+            yield Stretch("".join(pending), first)
+            pending, size, first = [], 0, False
+    if pending:
+        yield Stretch("".join(pending), first)
 
 
 def _records(path: Path, progress: Progress) -> Iterator[Block]:
@@ -122,13 +122,13 @@ def _is_message(value: Any) -> bool:
     )
 
 
-def _lines(path: Path, longest: int, progress: Progress) -> Iterator[str]:
-    """Yield lines with their line ends unchanged; lines over `longest` characters in pieces."""
+def _lines(path: Path, max_length: int, progress: Progress) -> Iterator[str]:
+    """Yield lines with their line ends unchanged; lines over `max_length` characters in pieces."""
     try:
         # keep "\r\n": every byte of the file is counted
         with path.open(encoding="utf-8", newline="\n") as file:
             try:
-                yield from _read_lines(file, longest, progress)
+                yield from _read_lines(file, max_length, progress)
             except UnicodeDecodeError:
                 raise InputError(
                     f"is not UTF-8 at byte {_first_bad_byte(path)}", file=path,
@@ -138,21 +138,21 @@ def _lines(path: Path, longest: int, progress: Progress) -> Iterator[str]:
         raise InputError(f"cannot be read: {problem.strerror}", file=path) from None
 
 
-def _read_lines(file: TextIO, longest: int, progress: Progress) -> Iterator[str]:
-    while line := file.readline(longest):
+def _read_lines(file: TextIO, max_length: int, progress: Progress) -> Iterator[str]:
+    while line := file.readline(max_length):
         yield line
         progress(len(line.encode()))
 
 
 def _first_bad_byte(path: Path) -> int:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    at = 0
+    offset = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            held = len(decoder.getstate()[0])
+            pending = len(decoder.getstate()[0])
             try:
                 decoder.decode(block)
             except UnicodeDecodeError as problem:
-                return at - held + problem.start
-            at += len(block)
-    return at - len(decoder.getstate()[0])  # the file ends within a character
+                return offset - pending + problem.start
+            offset += len(block)
+    return offset - len(decoder.getstate()[0])  # the file ends within a character

@@ -42,7 +42,7 @@ class Windows:
             raise InputError(f"must be at least 2, not {self.window}", field="--window")
         if not 1 <= self.stride <= self.window:
             raise InputError(
-                f"must be 1 … {self.window}, the window, not {self.stride}", field="--stride"
+                f"must be from 1 to {self.window}, the window, not {self.stride}", field="--stride"
             )
 
 
@@ -139,26 +139,26 @@ class _Stream:
 
 
 class _Sliding:
-    """Sliding windows. `_at`: start of the next window. `_done`: ids before it are predicted."""
+    """Sliding windows. `_start`: of the next window. `_predicted`: number of ids predicted."""
 
     def __init__(self, how: Windows) -> None:
         self._how = how
         self._buffer = _Buffer()
-        self._at = self._done = 0
+        self._start = self._predicted = 0
 
     def read(self, part: Part) -> Iterator[TextRun]:
         buffer, window, stride = self._buffer, self._how.window, self._how.stride
-        buffer.take(part, self._at)
-        self._at, self._done = 0, self._done - self._at
-        while len(buffer.ids) >= self._at + window:
-            end = self._at + window
-            yield buffer.run(self._at, end, self._done, carried=False)
-            self._at, self._done = self._at + stride, end
+        buffer.take(part, self._start)
+        self._start, self._predicted = 0, self._predicted - self._start
+        while len(buffer.ids) >= self._start + window:
+            end = self._start + window
+            yield buffer.run(self._start, end, self._predicted, carried=False)
+            self._start, self._predicted = self._start + stride, end
 
     def finish(self) -> Iterator[TextRun]:
         buffer, count = self._buffer, len(self._buffer.ids)
-        if self._done < count and (buffer.begun or count > 1):
-            yield buffer.run(self._at, count, self._done, carried=False)
+        if self._predicted < count and (buffer.begun or count > 1):
+            yield buffer.run(self._start, count, self._predicted, carried=False)
 
 
 # -- from files to runs ---------------------------------------------------------------------------

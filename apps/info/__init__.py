@@ -66,7 +66,7 @@ def info(
         raise InputError(
             "cannot be given together with --board", field="--memory", remedy="choose one"
         )
-    asked = named(board) if board is not None else sized(memory) if memory is not None else None
+    requested = named(board) if board is not None else sized(memory) if memory is not None else None
     if unexported.is_meant(bundle):
         if launches:
             raise InputError(
@@ -74,25 +74,27 @@ def info(
                 field="--launches",
                 remedy="leave it out",
             )
-        place = asked or memory_plan.this_machine()
-        facts = unexported.collect(bundle, place, context=context, batch=batch, snapshots=snapshots)
+        budget = requested or memory_plan.this_machine()
+        facts = unexported.collect(
+            bundle, budget, context=context, batch=batch, snapshots=snapshots
+        )
         say(json.dumps(facts, indent=1) if as_json else unexported.describe(facts))
-        if asked and not any(found["fits"] for found in facts["recipes"].values()):
+        if requested and not any(recipe["fits"] for recipe in facts["recipes"].values()):
             raise typer.Exit(REFUSED)
         return
     with open_bundle(resolve(bundle)) as opened:
         check(opened)
         # the engine that `auto` chooses there; installing on a board compiles the CPU kernels
-        on_cpu = PLAN in opened.manifest.graphs and (asked or library.path())
+        on_cpu = PLAN in opened.manifest.graphs and (requested or library.path())
         plan = open_plan(opened) if on_cpu else None
         sizes = memory_plan.PlanSizes(context, batch, snapshots, plan)
         facts = collect(opened, context)
-        place = asked or memory_plan.this_machine()
-        facts["memory"] = memory_plan.facts(opened.manifest, sizes, place)
+        budget = requested or memory_plan.this_machine()
+        facts["memory"] = memory_plan.facts(opened.manifest, sizes, budget)
         if launches:
             facts["launches"] = launch_table.facts(opened, context)
     say(json.dumps(facts, indent=1) if as_json else describe(facts))
-    if asked and not facts["memory"]["fits"]:
+    if requested and not facts["memory"]["fits"]:
         raise typer.Exit(REFUSED)
 
 
@@ -115,7 +117,7 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
 
     manifest = bundle.manifest
     state = StateLayout.of(manifest.model, capacity=context, dtypes=manifest.state_dtypes)
-    slid = state.sliding(window=DEFAULT_WINDOW, chunk=manifest.limits.chunk)
+    sliding = state.sliding(window=DEFAULT_WINDOW, chunk=manifest.limits.chunk)
     weights = manifest.entry("weights.bin")
     size = weights.size if weights else 0
     return {
@@ -134,7 +136,7 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
         ),
         "kv_cache_dtype": next((str(state.dtype(name)) for name in state.caches), None),
         "kv_cache_bytes": state.cache_bytes,
-        "kv_cache_sliding_bytes": slid.cache_bytes,
+        "kv_cache_sliding_bytes": sliding.cache_bytes,
         "context": context if manifest.model.has_attention else None,
         "quantization": manifest.quantization.model_dump(mode="json"),
         "tokenizer": manifest.tokenizer.model_dump(mode="json"),
@@ -163,8 +165,8 @@ def describe(facts: dict[str, Any]) -> str:
         )
     if facts["kv_cache_sliding_bytes"] < facts["kv_cache_bytes"]:
         state += f", {megabytes(facts['kv_cache_sliding_bytes'])} on the engines cpu and cuda"
-    some = facts["active_parameters"] < facts["parameters"]
-    active = f", of which a token uses {facts['active_parameters'] / 1e6:.1f} M" if some else ""
+    sparse = facts["active_parameters"] < facts["parameters"]
+    active = f", of which a token uses {facts['active_parameters'] / 1e6:.1f} M" if sparse else ""
     rows = {
         "family": facts["family"],
         "layers": f"{layers}; d_model {facts['d_model']}, vocabulary {facts['vocab_size']}",
@@ -175,7 +177,7 @@ def describe(facts: dict[str, Any]) -> str:
         "tokenizer": f"{facts['tokenizer']['kind']}, {facts['tokenizer']['vocab_size']} tokens"
         + (", with a chat template" if facts["chat_template"] else ", no chat template"),
         "kernels": kernel_line(
-            {name: (found["kernels"], found["bytes"]) for name, found in facts["kernels"].items()},
+            {name: (entry["kernels"], entry["bytes"]) for name, entry in facts["kernels"].items()},
             None if PLAN in facts["graphs"] else "made by an older version, or none is possible",
         ),
         "tensorrt": tensorrt_line(
@@ -214,5 +216,5 @@ def accuracy_line(accuracy: dict[str, Any]) -> str:
     """Format the figures that export measured against the fp32 network; --json has all of them."""
     if "skipped" in accuracy:
         return f"not measured: {accuracy['skipped']}"
-    found = [f"{name} {accuracy[key]}" for key, name in _ACCURACY.items() if key in accuracy]
-    return ", ".join(found) or "not recorded"
+    figures = [f"{name} {accuracy[key]}" for key, name in _ACCURACY.items() if key in accuracy]
+    return ", ".join(figures) or "not recorded"

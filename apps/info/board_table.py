@@ -31,13 +31,13 @@ def table(folder: Path, name: str = BOARD) -> str:
 
     Each has its widest recipe that fits with CONTEXT tokens and no snapshot.
     """
-    place, rows = board(name), []
+    budget, rows = board(name), []
     for file in sorted(folder.glob("*.json")):
         try:
             layout, _ = read(str(file))
         except CheckpointError:  # an unsupported family
             continue
-        if row := _row(file.stem, layout, place):
+        if row := _row(file.stem, layout, budget):
             rows.append(row)
     speeds = " | ".join(f"tokens/s at {speed} GB/s" for speed in BANDWIDTHS)
     lines = [f"| model | recipe | weights | total memory | longest context | {speeds} |"]
@@ -45,20 +45,20 @@ def table(folder: Path, name: str = BOARD) -> str:
     return "\n".join(lines + [row for _, row in sorted(rows)])
 
 
-def _row(name: str, layout: Layout, place: MemoryBudget) -> tuple[int, str] | None:
+def _row(name: str, layout: Layout, budget: MemoryBudget) -> tuple[int, str] | None:
     for recipe in RECIPES:
-        found = by_recipe(layout, recipe, place, context=CONTEXT, snapshots=0)
-        if not found["fits"]:
+        sizes = by_recipe(layout, recipe, budget, context=CONTEXT, snapshots=0)
+        if not sizes["fits"]:
             continue
-        longest = _longest(layout, recipe, found["weight_bytes"], place)
-        speeds = [f"{speed:.3g}" for speed in found["predicted_tokens_per_s"].values()]
-        total = found["plan"]["total"]
-        cells = [name, f"`{recipe}`", megabytes(found["weight_bytes"]), megabytes(total), longest]
+        longest = _longest(layout, recipe, sizes["weight_bytes"], budget)
+        speeds = [f"{speed:.3g}" for speed in sizes["predicted_tokens_per_s"].values()]
+        total = sizes["plan"]["total"]
+        cells = [name, f"`{recipe}`", megabytes(sizes["weight_bytes"]), megabytes(total), longest]
         return total, f"| {' | '.join([*cells, *speeds])} |"
     return None
 
 
-def _longest(layout: Layout, recipe: str, weights: int, place: MemoryBudget) -> str:
+def _longest(layout: Layout, recipe: str, weights: int, budget: MemoryBudget) -> str:
     """Format the longest context that fits, in tokens, up to the trained context."""
     config, dtypes = layout.config, state_dtypes(layout, recipe)
     if not config.has_attention:
@@ -68,10 +68,10 @@ def _longest(layout: Layout, recipe: str, weights: int, place: MemoryBudget) -> 
         plan = planning.plan_config(
             config, weights, chunk=CHUNK, capacity=context, program=planning.PROGRAM, dtypes=dtypes
         )
-        return plan["total"] <= (place.available or 0)
+        return plan["total"] <= (budget.available or 0)
 
-    found = greatest(config.max_context or _LONGEST, 1, fits)
-    return f"{found:,}"
+    longest = greatest(config.max_context or _LONGEST, 1, fits)
+    return f"{longest:,}"
 
 
 if __name__ == "__main__":

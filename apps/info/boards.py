@@ -26,7 +26,7 @@ class MemoryBudget:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _BoardKind:
     """Memory that the system keeps: `fixed` GiB and a `share` of it. Assumed, never measured."""
 
     what: str
@@ -40,8 +40,10 @@ class _Kind:
 
 # CPU and GPU share one pool. Linux shows about 7.6 GiB of an 8 GB module (firmware carve-outs take
 # the rest), and published figures for a headless system and its services are 1.5 to 2 GB.
-_JETSON = _Kind("Jetson", 1.5, 0.05, "assumed: firmware and a headless system keep 1.5 GiB + 5 %")
-_GPU = _Kind("GPU", 0.5, 0.05, "assumed: the driver and a context keep 0.5 GiB + 5 %")
+_JETSON = _BoardKind(
+    "Jetson", 1.5, 0.05, "assumed: firmware and a headless system keep 1.5 GiB + 5 %"
+)
+_GPU = _BoardKind("GPU", 0.5, 0.05, "assumed: the driver and a context keep 0.5 GiB + 5 %")
 
 # Nominal sizes in GiB, from the vendors' product pages.
 _BOARDS = {

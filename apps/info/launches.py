@@ -35,24 +35,26 @@ def collect(plan: LaunchPlan, config: ModelConfig, *, chunk: int, context: int) 
     rows = []
     for program in plan.programs:
         tokens = 0 if program.kind == "settle" else program.max_rows or chunk
-        wanted = tokens if program.kind == "tree" else min(1, tokens)
-        sizes: Sizes = {"T": tokens, "B": 1, "L": wanted, "C": context, "S": 2 * _WINDOW}
+        logit_rows = tokens if program.kind == "tree" else min(1, tokens)
+        sizes: Sizes = {"T": tokens, "B": 1, "L": logit_rows, "C": context, "S": 2 * _WINDOW}
         launches = [plan.launches[index] for index in program.launches]
         rows.append(
             {
-                "run": _run(program),
+                "run": _run_label(program),
                 "tokens": tokens,
                 "launches": len(launches),
-                "layer": _of_layers(launches, config),
-                "kernels": dict(sorted(Counter(_kernel(plan, one) for one in launches).items())),
-                "weight_bytes": _weights(plan, launches),
+                "layer": _launches_per_layer(launches, config),
+                "kernels": dict(
+                    sorted(Counter(_kernel(plan, launch) for launch in launches).items())
+                ),
+                "weight_bytes": _weight_bytes(plan, launches),
                 "arena_bytes": place(program, plan, sizes).total,
             }
         )
     return {"variants": len(plan.variants), "programs": rows}
 
 
-def _run(program: Program) -> str:
+def _run_label(program: Program) -> str:
     if program.kind == "settle":
         return "settle"
     return program.kind if program.max_rows is None else f"{program.kind} <= {program.max_rows}"
@@ -62,33 +64,33 @@ def _kernel(plan: LaunchPlan, launch: Launch) -> str:
     return plan.variants[launch.variant].kernel
 
 
-def _weights(plan: LaunchPlan, launches: list[Launch]) -> int:
+def _weight_bytes(plan: LaunchPlan, launches: list[Launch]) -> int:
     """Return the bytes of the weights that the launches read whole."""
-    read = {
+    names = {
         argument.name
         for launch in launches
         if not _kernel(plan, launch).startswith("embed.")
         for argument in launch.arguments
         if isinstance(argument, Pointer) and argument.space == "weight"
     }
-    held = (plan.weights[name] for name in sorted(read))
-    return sum(weight.elements * ITEM_SIZE[weight.dtype] for weight in held)
+    weights = (plan.weights[name] for name in sorted(names))
+    return sum(weight.elements * ITEM_SIZE[weight.dtype] for weight in weights)
 
 
-def _of_layers(launches: list[Launch], config: ModelConfig) -> dict[str, int]:
+def _launches_per_layer(launches: list[Launch], config: ModelConfig) -> dict[str, int]:
     count = Counter(map(layer_of, launches))
-    most: dict[str, int] = {}
+    maximum: dict[str, int] = {}
     for index, layer in enumerate(config.layers):
-        most[layer.kind] = max(most.get(layer.kind, 0), count[index])
-    return most
+        maximum[layer.kind] = max(maximum.get(layer.kind, 0), count[index])
+    return maximum
 
 
 def layer_of(launch: Launch) -> int | None:
     """Return the layer whose weights or states a launch reads; without any, that of its values."""
     pointers = [argument for argument in launch.arguments if isinstance(argument, Pointer)]
     fixed = [p for p in pointers if p.space not in ("value", "input")]
-    found = [_LAYER.match(pointer.name) for pointer in fixed or pointers]
-    return max((int(match[1]) for match in found if match), default=None)
+    matches = [_LAYER.match(pointer.name) for pointer in fixed or pointers]
+    return max((int(match[1]) for match in matches if match), default=None)
 
 
 def lines(facts: dict[str, Any]) -> list[str]:

@@ -79,38 +79,38 @@ def lower(manifest: Manifest, sizes: PlanSizes, available: int) -> list[str]:
     def fits(changed: PlanSizes) -> bool:
         return changed.plan(manifest)["total"] <= available
 
-    found = []
+    options = []
     if manifest.model.has_attention and (
-        most := greatest(sizes.context - 1, 1, lambda n: fits(replace(sizes, context=n)))
+        largest := greatest(sizes.context - 1, 1, lambda n: fits(replace(sizes, context=n)))
     ):
-        found.append(f"--context {most}")
-    most = greatest(sizes.snapshots - 1, 0, lambda n: fits(replace(sizes, snapshots=n)))
-    if most is not None:
-        found.append(f"--snapshots {most}")
-    if most := greatest(sizes.batch - 1, 1, lambda n: fits(replace(sizes, batch=n))):
-        found.append(f"--batch {most}")
+        options.append(f"--context {largest}")
+    largest = greatest(sizes.snapshots - 1, 0, lambda n: fits(replace(sizes, snapshots=n)))
+    if largest is not None:
+        options.append(f"--snapshots {largest}")
+    if largest := greatest(sizes.batch - 1, 1, lambda n: fits(replace(sizes, batch=n))):
+        options.append(f"--batch {largest}")
     for recipe, (bits, _) in _SMALLER.items():
         if bits < manifest.quantization.bits:
             total = sizes.plan(rounded(manifest, recipe))["total"]
             if total <= available:
-                found.append(f"--quant {recipe} when exporting: about {megabytes(total)}")
-    if not found:
-        least = PlanSizes(1, 1, 0, sizes.launches)
-        smallest = [manifest, *(rounded(manifest, recipe) for recipe in _SMALLER)]
-        total = min(least.plan(one)["total"] for one in smallest)
-        enough = ", which fits" if total <= available else ": use a smaller model"
-        found.append(
+                options.append(f"--quant {recipe} when exporting: about {megabytes(total)}")
+    if not options:
+        minimum = PlanSizes(1, 1, 0, sizes.launches)
+        candidates = [manifest, *(rounded(manifest, recipe) for recipe in _SMALLER)]
+        total = min(minimum.plan(candidate)["total"] for candidate in candidates)
+        outcome = ", which fits" if total <= available else ": use a smaller model"
+        options.append(
             "several at once: with 4-bit weights, one sequence, one token of context and no "
-            f"snapshots it takes about {megabytes(total)}{enough}"
+            f"snapshots it takes about {megabytes(total)}{outcome}"
         )
-    return found
+    return options
 
 
 def rounded(manifest: Manifest, recipe: str) -> Manifest:
     """Return the manifest that exporting with `recipe` would give, with estimated file sizes."""
-    bits, each = _SMALLER[recipe]
+    bits, bytes_per_weight = _SMALLER[recipe]
     weights = manifest.files[0].model_copy(
-        update={"path": "weights.bin", "size": int(each * parameters(manifest.model))}
+        update={"path": "weights.bin", "size": int(bytes_per_weight * parameters(manifest.model))}
     )
     quantization = manifest.quantization.model_copy(update={"recipe": recipe, "bits": bits})
     return manifest.model_copy(update={"quantization": quantization, "files": (weights,)})
@@ -143,4 +143,4 @@ def lines(facts: dict[str, Any]) -> list[str]:
         return [*out, "  the system does not say how much is free"]
     verdict = "fits" if facts["fits"] else "does not fit"
     out.append(f"  {verdict} in {megabytes(free)} ({facts['available_basis']})")
-    return out + [f"    lower: {what}" for what in facts["lower"]]
+    return out + [f"    lower: {option}" for option in facts["lower"]]

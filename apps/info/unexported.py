@@ -32,8 +32,8 @@ def is_meant(name: str) -> bool:
     """
     path = Path(name)
     if path.is_dir():
-        named = any((path / config).is_file() for config in _CONFIGS)
-        return not (path / "manifest.json").exists() and (named or any(path.glob("*.gguf")))
+        has_config = any((path / config).is_file() for config in _CONFIGS)
+        return not (path / "manifest.json").exists() and (has_config or any(path.glob("*.gguf")))
     if path.is_file():
         return path.suffix in (".json", ".gguf")
     return store.is_repository(name) and not any(map(store.find, (name, store.name_for(name))))
@@ -119,18 +119,18 @@ def by_recipe(
     from edge.export.exporter import CHUNK
     from edge.export.recipes.sizes import weight_bytes
 
-    config, found = layout.config, weight_bytes(layout, recipe)
+    config, weights = layout.config, weight_bytes(layout, recipe)
     dtypes = state_dtypes(layout, recipe)
     plan = planning.plan_config(
-        config, found.stored, chunk=CHUNK, capacity=context, batch=batch, snapshots=snapshots,
+        config, weights.stored, chunk=CHUNK, capacity=context, batch=batch, snapshots=snapshots,
         program=planning.PROGRAM, dtypes=dtypes,
     )  # fmt: skip
-    one = StateLayout.of(config, capacity=context, dtypes=dtypes)
-    token = found.read + 2 * one.slot_bytes + one.looked_at_bytes
+    state = StateLayout.of(config, capacity=context, dtypes=dtypes)
+    token_bytes = weights.read + 2 * state.slot_bytes + state.looked_at_bytes
     return {
-        "weight_bytes": found.stored,
-        "token_bytes": token,
-        "predicted_tokens_per_s": {str(speed): speed * 1e9 / token for speed in BANDWIDTHS},
+        "weight_bytes": weights.stored,
+        "token_bytes": token_bytes,
+        "predicted_tokens_per_s": {str(speed): speed * 1e9 / token_bytes for speed in BANDWIDTHS},
         "plan": plan,
         "fits": None if place.available is None else plan["total"] <= place.available,
     }
@@ -147,12 +147,12 @@ def state_dtypes(layout: Layout, recipe: str) -> dict[str, str]:
 def describe(facts: dict[str, Any]) -> str:
     """Format the facts as aligned lines."""
     layers = ", ".join(f"{count} {kind}" for kind, count in facts["layers"].items())
-    some = facts["active_parameters"] < facts["parameters"]
-    active = f", of which a token uses {facts['active_parameters'] / 1e6:.1f} M" if some else ""
+    sparse = facts["active_parameters"] < facts["parameters"]
+    active = f", of which a token uses {facts['active_parameters'] / 1e6:.1f} M" if sparse else ""
     state = f"{megabytes(facts['state_bytes'])} a sequence, whatever its length"
     if facts["kv_cache_bytes"]:
-        kept = facts["kv_cache_constant_bytes"]
-        windows = f"{megabytes(kept)} of layers with a window and " if kept else ""
+        constant = facts["kv_cache_constant_bytes"]
+        windows = f"{megabytes(constant)} of layers with a window and " if constant else ""
         state += (
             f"; plus KV cache {windows}{megabytes(facts['kv_cache_token_bytes'])} a token, "
             f"{megabytes(facts['kv_cache_bytes'])} at {facts['context']} tokens"
@@ -171,13 +171,13 @@ def describe(facts: dict[str, Any]) -> str:
     lines.append(
         f"    {'recipe':<8}{'weights':>9}{'a token':>10}{'total':>9}  tokens/s at {speeds}"
     )
-    for recipe, found in facts["recipes"].items():
-        fits = {True: "fits", False: "does not fit", None: ""}[found["fits"]]
+    for recipe, planned in facts["recipes"].items():
+        fits = {True: "fits", False: "does not fit", None: ""}[planned["fits"]]
         rate = " / ".join(
             f"{speed:.0f}" if speed >= 100 else f"{speed:.3g}"
-            for speed in found["predicted_tokens_per_s"].values()
+            for speed in planned["predicted_tokens_per_s"].values()
         )
-        sizes = [found["weight_bytes"], found["token_bytes"], found["plan"]["total"]]
+        sizes = [planned["weight_bytes"], planned["token_bytes"], planned["plan"]["total"]]
         shown = "".join(
             f"{megabytes(size):>{w}}" for size, w in zip(sizes, (9, 10, 9), strict=True)
         )

@@ -44,14 +44,14 @@ def run_through(engine: Engine, tokens: NDArray[np.int64], prompt: int, run: int
     that were rewound. The rest are steps. Raises what running raises.
     """
     state, count = engine.new_state(window=8, capacity=tokens.shape[1]), tokens.shape[1]
-    found = [engine.run(tokens[:, :prompt], state, rows="all", commit=True)[0].copy()]
-    several = tokens[:, prompt : prompt + run]
-    engine.run(several * 0, state)
+    logits = [engine.run(tokens[:, :prompt], state, rows="all", commit=True)[0].copy()]
+    batch = tokens[:, prompt : prompt + run]
+    engine.run(batch * 0, state)
     state.rewind(run)
-    found.append(engine.run(several, state, rows="all")[0].copy())
-    for at in range(prompt + run, count):
-        found.append(engine.run(tokens[:, at : at + 1], state)[0].copy())
-    return np.concatenate(found)
+    logits.append(engine.run(batch, state, rows="all")[0].copy())
+    for position in range(prompt + run, count):
+        logits.append(engine.run(tokens[:, position : position + 1], state)[0].copy())
+    return np.concatenate(logits)
 
 
 def log_softmax(logits: Logits) -> NDArray[np.float64]:

@@ -59,15 +59,15 @@ def breakdown(
     device = engine.exclusive.device
     assert isinstance(device, CpuDevice)
     pool = device.pool = TimedPool(device.pool.threads)
-    found = {}
+    costs = {}
     for name, kind in kinds.items():
-        made = []
+        samples = []
         for tokens in runs(engine, kind):
-            made.append((tokens, list(pool.calls)))
+            samples.append((tokens, list(pool.calls)))
             pool.calls.clear()
-        tokens, best = min(made[1:], key=lambda run: run[1][-1].end - run[1][0].start)
-        found[name] = _cost(f"{recipe} {name}, one run of {tokens}", engine, best, tokens)
-    return found
+        tokens, best = min(samples[1:], key=lambda run: run[1][-1].end - run[1][0].start)
+        costs[name] = _cost(f"{recipe} {name}, one run of {tokens}", engine, best, tokens)
+    return costs
 
 
 def _cost(title: str, engine: CpuEngine, calls: Sequence[TimedCall], tokens: int) -> RunCost:

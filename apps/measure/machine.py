@@ -35,9 +35,9 @@ def text(path: Path) -> str | None:
 
 def number(path: Path) -> int | None:
     """Return the whole number that a file holds; None if it holds anything else."""
-    found = text(path)
+    content = text(path)
     try:
-        return None if found is None else int(found)
+        return None if content is None else int(content)
     except ValueError:
         return None
 
@@ -93,8 +93,8 @@ def _cpu_name(root: Path) -> str:
 def governor(root: Path = ROOT) -> str | None:
     """Return the frequency governors of the CPUs, None without any."""
     paths = folders(root / _CPUS, "cpu[0-9]*")
-    found = {text(path / "cpufreq/scaling_governor") for path in paths}
-    return ", ".join(sorted(name for name in found if name)) or None
+    governors = {text(path / "cpufreq/scaling_governor") for path in paths}
+    return ", ".join(sorted(name for name in governors if name)) or None
 
 
 def power_mode(root: Path = ROOT) -> str | None:
@@ -105,8 +105,8 @@ def power_mode(root: Path = ROOT) -> str | None:
     status = re.search(r"pmode:0*(\d+)", text(root / "var/lib/nvpmodel/status") or "")
     if status is None:
         return text(root / "sys/firmware/acpi/platform_profile")
-    named = r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>"
-    names: dict[str, str] = dict(re.findall(named, text(root / "etc/nvpmodel.conf") or ""))
+    pattern = r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>"
+    names: dict[str, str] = dict(re.findall(pattern, text(root / "etc/nvpmodel.conf") or ""))
     return names.get(status[1], f"mode {status[1]}")
 
 
@@ -158,8 +158,8 @@ def throttled(before: Conditions, after: Conditions) -> list[str] | None:
 
 def _clocks(root: Path) -> tuple[float, ...]:
     paths = folders(root / _CPUS, "cpu[0-9]*")
-    found = [number(path / "cpufreq/scaling_cur_freq") for path in paths]
-    if clocks := [kilohertz / 1e3 for kilohertz in found if kilohertz]:
+    frequencies = [number(path / "cpufreq/scaling_cur_freq") for path in paths]
+    if clocks := [kilohertz / 1e3 for kilohertz in frequencies if kilohertz]:
         return tuple(clocks)
     lines = (text(root / "proc/cpuinfo") or "").splitlines()
     values = [line.partition(":")[2] for line in lines if line.startswith("cpu MHz")]
@@ -167,40 +167,40 @@ def _clocks(root: Path) -> tuple[float, ...]:
 
 
 def _temperatures(root: Path) -> dict[str, float]:
-    found: dict[str, float] = {}
+    temperatures: dict[str, float] = {}
     for zone in folders(root / "sys/class/thermal", "thermal_zone*"):
         name, value = text(zone / "type"), number(zone / "temp")
         if name and value is not None:
-            found[name] = value / 1e3
+            temperatures[name] = value / 1e3
     for chip in folders(root / "sys/class/hwmon", "hwmon*"):
         for file in folders(chip, "temp*_input"):
             value = number(file)
             if value is not None:
                 label = text(chip / file.name.replace("_input", "_label")) or file.name[:-6]
-                found[f"{text(chip / 'name') or chip.name} {label}"] = value / 1e3
-    return found
+                temperatures[f"{text(chip / 'name') or chip.name} {label}"] = value / 1e3
+    return temperatures
 
 
 def _throttles(root: Path) -> dict[str, int]:
     """Read counters of x86 CPUs and of a Jetson's over-current alarms, and cooling states."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for cpu in folders(root / _CPUS, "cpu[0-9]*"):
         for file in folders(cpu / "thermal_throttle", "*_throttle_count"):
-            _put(found, f"{cpu.name} {file.name.removesuffix('_throttle_count')}", number(file))
+            _store(counts, f"{cpu.name} {file.name.removesuffix('_throttle_count')}", number(file))
     for chip in folders(root / "sys/class/hwmon", "hwmon*"):
         for file in folders(chip, "oc*_event_cnt"):
-            _put(found, f"over-current {file.name.removesuffix('_event_cnt')}", number(file))
+            _store(counts, f"over-current {file.name.removesuffix('_event_cnt')}", number(file))
     for device in folders(root / "sys/class/thermal", "cooling_device*"):
         kind = text(device / "type") or device.name
         # a running fan does not throttle, and TCC Offset is a setting
         if "fan" not in kind.lower() and kind != "TCC Offset":
-            _put(found, f"{_COOLING} {kind} ({device.name})", number(device / "cur_state"))
-    return found
+            _store(counts, f"{_COOLING} {kind} ({device.name})", number(device / "cur_state"))
+    return counts
 
 
-def _put(found: dict[str, int], name: str, value: int | None) -> None:
+def _store(counts: dict[str, int], name: str, value: int | None) -> None:
     if value is not None:
-        found[name] = value
+        counts[name] = value
 
 
 # -- other programs -------------------------------------------------------------------------------
@@ -210,11 +210,11 @@ class OtherLoad:
     """Processor use by other programs since this object was made."""
 
     def __init__(self) -> None:
-        self._system, self._own = _busy_and_all(), _own_seconds()
+        self._system, self._own = _busy_and_total(), _own_seconds()
 
     def share(self) -> float:
         """Return the share of all CPUs used by others, 0 to 1."""
-        (busy, everything), own = _busy_and_all(), _own_seconds()
+        (busy, everything), own = _busy_and_total(), _own_seconds()
         total = everything - self._system[1]
         if total <= 0:
             return 0.0
@@ -232,10 +232,10 @@ class OtherLoad:
         }
 
 
-def _busy_and_all() -> tuple[float, float]:
+def _busy_and_total() -> tuple[float, float]:
     times = psutil.cpu_times()
-    everything = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return everything - times.idle - getattr(times, "iowait", 0.0), everything
+    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return total - times.idle - getattr(times, "iowait", 0.0), total
 
 
 def _own_seconds() -> float:

@@ -38,7 +38,7 @@ def resident(proc: Path = PROC) -> Resident | None:
     try:
         lines = (proc / "status").read_text().splitlines()
         sizes = {line.partition(":")[0]: line.split()[1:2] for line in lines}
-        return Resident(**{ours: 1024 * int(sizes[name][0]) for ours, name in _FIELDS.items()})
+        return Resident(**{field: 1024 * int(sizes[name][0]) for field, name in _FIELDS.items()})
     except (OSError, LookupError, ValueError):
         return None
 
@@ -88,12 +88,12 @@ class Usage:
         before, used = self.program, self._used
         if before is None or used is None or self._loaded is None:
             return None
-        alone = program or before
+        baseline = program or before
         return {
-            "peak": alone.total + max(0, used.peak - before.total),
-            "anonymous": alone.anonymous + max(0, used.anonymous - before.anonymous),
-            "file": alone.file + max(0, used.file - before.file),
-            "program": alone.to_dict(),
+            "peak": baseline.total + max(0, used.peak - before.total),
+            "anonymous": baseline.anonymous + max(0, used.anonymous - before.anonymous),
+            "file": baseline.file + max(0, used.file - before.file),
+            "program": baseline.to_dict(),
             "stages": {
                 "before": before.to_dict(),
                 "loaded": self._loaded.to_dict(),

@@ -39,10 +39,10 @@ def breakdown(
 
     Of a prefill longer than a chunk, one chunk is run. Raises BundleError, EngineError.
     """
-    return {name: _profiled(bundle, threads, name, kind, spin) for name, kind in kinds.items()}
+    return {name: _profile(bundle, threads, name, kind, spin) for name, kind in kinds.items()}
 
 
-def _profiled(bundle: Path, threads: int | None, name: str, kind: RunKind, spin: bool) -> RunCost:
+def _profile(bundle: Path, threads: int | None, name: str, kind: RunKind, spin: bool) -> RunCost:
     # imported here because other engines are measured without ONNX Runtime
     from edge.runtime.ort import OrtEngine
     from edge.runtime.ort_session import OPTIMIZED_GRAPH
@@ -97,11 +97,11 @@ def read_nodes(model: bytes) -> list[GraphNode]:
 
 
 def _node(data: bytes) -> GraphNode:
-    found: dict[int, list[str]] = {_INPUT: [], _OUTPUT: [], _OPERATOR: [""]}
+    values: dict[int, list[str]] = {_INPUT: [], _OUTPUT: [], _OPERATOR: [""]}
     for number, _, value in fields(data):
-        if number in found:
-            found[number].append(message(value).decode())
-    return GraphNode(found[_OPERATOR][-1], tuple(found[_INPUT]), tuple(found[_OUTPUT]))
+        if number in values:
+            values[number].append(message(value).decode())
+    return GraphNode(values[_OPERATOR][-1], tuple(values[_INPUT]), tuple(values[_OUTPUT]))
 
 
 def node_places(nodes: Sequence[GraphNode]) -> list[NodePlace]:
@@ -110,18 +110,18 @@ def node_places(nodes: Sequence[GraphNode]) -> list[NodePlace]:
     A node whose outputs carry the name of a layer belongs to that layer. Values inside a function
     do not carry one, so such a node belongs to the last layer among its inputs.
     """
-    made: dict[str, int] = {}
-    found = []
+    ranks: dict[str, int] = {}
+    places = []
     for node in nodes:
         rank = max(map(_rank, node.outputs), default=_ONCE)
         if rank == _ONCE:
-            reads = (max(_rank(name), made.get(name, _ONCE)) for name in node.inputs)
-            rank = max(reads, default=_ONCE)
-        made |= dict.fromkeys(node.outputs, rank)
-        part = _function(node.outputs) or _function(node.inputs) or node.operator
-        ends = {_ONCE: "once", _EMBEDDING: "embedding", _HEAD: "head"}
-        found.append(NodePlace(node.operator, part, ends.get(rank, f"layer {rank - 1}")))
-    return found
+            input_ranks = (max(_rank(name), ranks.get(name, _ONCE)) for name in node.inputs)
+            rank = max(input_ranks, default=_ONCE)
+        ranks |= dict.fromkeys(node.outputs, rank)
+        part = _function_op(node.outputs) or _function_op(node.inputs) or node.operator
+        layer_names = {_ONCE: "once", _EMBEDDING: "embedding", _HEAD: "head"}
+        places.append(NodePlace(node.operator, part, layer_names.get(rank, f"layer {rank - 1}")))
+    return places
 
 
 def _rank(name: str) -> int:
@@ -133,14 +133,14 @@ def _rank(name: str) -> int:
     return _EMBEDDING if name.startswith("embed") else _ONCE
 
 
-def _function(names: Iterable[str]) -> str | None:
+def _function_op(names: Iterable[str]) -> str | None:
     """Return the op whose function contains one of these values, by the longest matching name."""
     for name in names:
         if name.startswith(_INLINED):
-            inside = name.removeprefix(_INLINED)
-            fits = [op for op in OPS if inside == op or inside.startswith(f"{op}_")]
-            if fits:
-                return max(fits, key=len)
+            suffix = name.removeprefix(_INLINED)
+            matches = [op for op in OPS if suffix == op or suffix.startswith(f"{op}_")]
+            if matches:
+                return max(matches, key=len)
     return None
 
 
@@ -153,7 +153,7 @@ def read_events(path: Path) -> list[Event]:
     The file is read line by line, because the profile of a prefill of 24 Mamba layers is 70 MB of
     text and ten times that in memory. Raises EngineError for a malformed file.
     """
-    found = []
+    events = []
     try:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
@@ -163,13 +163,13 @@ def read_events(path: Path) -> list[Event]:
                 event = json.loads(text)
                 if event["name"] == _RUN or event["name"].endswith(_KERNEL):
                     operator = event["args"].get("op_name", "")
-                    kept = {key: event[key] for key in ("name", "cat", "ts", "dur")}
-                    found.append(kept | {"args": {"op_name": operator}})
+                    timing = {key: event[key] for key in ("name", "cat", "ts", "dur")}
+                    events.append(timing | {"args": {"op_name": operator}})
     except (OSError, ValueError, LookupError, TypeError) as problem:
         raise EngineError(f"the profile cannot be read: {problem}", file=path) from None
-    if not any(event["name"] == _RUN for event in found):
+    if not any(event["name"] == _RUN for event in events):
         raise EngineError("the profile holds no run", file=path)
-    return found
+    return events
 
 
 def summarise(
@@ -180,26 +180,26 @@ def summarise(
     `places`: op and layer of each node of the optimized graph, in execution order.
     """
     runs = sorted((e for e in events if e["name"] == _RUN), key=lambda e: e["ts"])[-repeats:]
-    chosen = min(runs, key=lambda e: e["dur"])
+    fastest = min(runs, key=lambda e: e["dur"])
     nodes = [
         e
         for e in events
         if e.get("cat") == "Node"
         and e["name"].endswith(_KERNEL)
-        and chosen["ts"] <= e["ts"] < _end(chosen)
+        and fastest["ts"] <= e["ts"] < _end(fastest)
     ]
     spent: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     outermost = []
-    for event, own, inside in _own_times(nodes):
+    for event, own, nested in _own_times(nodes):
         name = event["args"]["op_name"]
         spent[name] += own
         counts[name] += 1
-        if not inside:
+        if not nested:
             outermost.append(event)
     ops = {name: (spent[name] / 1e3, counts[name]) for name in spent}
     parts, layers = _by_place(outermost, places)
-    return RunCost(title, chosen["dur"] / 1e3, ops, parts, layers)
+    return RunCost(title, fastest["dur"] / 1e3, ops, parts, layers)
 
 
 def _by_place(
@@ -225,8 +225,8 @@ def _own_times(nodes: Iterable[Event]) -> Iterator[tuple[Event, float, bool]]:
     open_events: list[tuple[Event, list[float]]] = []
 
     def close() -> tuple[Event, float, bool]:
-        event, inside = open_events.pop()
-        return event, event["dur"] - sum(inside), bool(open_events)
+        event, nested = open_events.pop()
+        return event, event["dur"] - sum(nested), bool(open_events)
 
     for event in sorted(nodes, key=lambda e: (e["ts"], -e["dur"])):
         while open_events and event["ts"] >= _end(open_events[-1][0]):

@@ -44,14 +44,14 @@ def render(
 
 def _paragraphs(parts: Iterable[FigureTable | str]) -> Iterator[FigureTable | str]:
     """Join consecutive lines."""
-    said: list[str] = []
+    lines: list[str] = []
     for part in parts:
         if isinstance(part, str):
-            said.append(part)
+            lines.append(part)
             continue
-        if said:
-            yield "\n".join(said)
-        said = []
+        if lines:
+            yield "\n".join(lines)
+        lines = []
         yield part
-    if said:
-        yield "\n".join(said)
+    if lines:
+        yield "\n".join(lines)

@@ -24,7 +24,7 @@ REMEDY = "pip install 'mamba-edge[plots]'"
 SERIES = ("#2563c9", "#d1730a")
 _SOFT, _LINE = "#5c6470", "#d9dde3"
 _VARIABLES = {SERIES[0]: "--s0", SERIES[1]: "--s1", _SOFT: "--soft", _LINE: "--line"}
-_WIDTH, _WIDE, _HEIGHT, _ROW = 6.4, 8.6, 3.0, 0.22  # inches; _ROW: height of a bar
+_PAGE_WIDTH, _FILE_WIDTH, _HEIGHT, _BAR_HEIGHT = 6.4, 8.6, 3.0, 0.22  # inches
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "edge", "text.parse_math": False,
     "font.family": "sans-serif", "font.size": 9, "text.color": _SOFT, "axes.labelcolor": _SOFT,
@@ -74,13 +74,15 @@ def picture(height: float = _HEIGHT, *, inline: bool = True) -> Iterator[Picture
     except ImportError:
         raise InputError("charts need the package matplotlib", remedy=REMEDY) from None
     with rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH if inline else _WIDE, height), layout="constrained")
-        made = Picture(figure.subplots())
-        yield made
+        figure = Figure(
+            figsize=(_PAGE_WIDTH if inline else _FILE_WIDTH, height), layout="constrained"
+        )
+        chart = Picture(figure.subplots())
+        yield chart
         out = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(out, format="svg", transparent=inline, metadata=nothing)
-    made.svg = _inlined(out.getvalue()) if inline else out.getvalue()
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(out, format="svg", transparent=inline, metadata=no_metadata)
+    chart.svg = _inlined(out.getvalue()) if inline else out.getvalue()
 
 
 def _inlined(svg: str) -> str:
@@ -105,8 +107,8 @@ def _inlined(svg: str) -> str:
 
 def lines(curves: Sequence[Curve], labels: tuple[str, str], format_x: Format) -> str:
     """Draw points and lines over powers of two, from zero up, with a band up to `high`."""
-    with picture() as made:
-        axes = made.axes
+    with picture() as chart:
+        axes = chart.axes
         axes.set_xscale("log", base=2)
         for colour, curve in zip(_colours(), curves, strict=False):
             x, y = zip(*curve.points, strict=True)
@@ -117,62 +119,62 @@ def lines(curves: Sequence[Curve], labels: tuple[str, str], format_x: Format) ->
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         _finish(axes, labels, len(curves) > 1)
-    return made.svg
+    return chart.svg
 
 
 def histogram(rows: Sequence[tuple[str, Sequence[float]]], bins: int, label: str) -> str:
     """Draw a histogram. The last of `bins` bars holds all values above the 99.5th percentile."""
-    with picture() as made:
-        fill(made.axes, rows, bins)
-        _finish(made.axes, (label, "tokens"), len(rows) > 1)
-    return made.svg
+    with picture() as chart:
+        fill(chart.axes, rows, bins)
+        _finish(chart.axes, (label, "tokens"), len(rows) > 1)
+    return chart.svg
 
 
 def fill(axes: Axes, rows: Sequence[tuple[str, Sequence[float]]], bins: int) -> None:
     """Draw the bars of a histogram."""
-    every = np.concatenate([np.asarray(values) for _, values in rows])
-    low, top = float(every.min()), float(np.quantile(every, 0.995, method="lower"))
+    pooled = np.concatenate([np.asarray(values) for _, values in rows])
+    low, top = float(pooled.min()), float(np.quantile(pooled, 0.995, method="lower"))
     edges = np.linspace(low, top if top > low else low * 1.1 + 1e-9, bins + 1).tolist()
     for colour, (name, values) in zip(_colours(), rows, strict=False):
-        held = np.clip(values, edges[0], edges[-1])
-        axes.hist(held, bins=edges, color=colour, alpha=0.75, label=name)
+        clipped = np.clip(values, edges[0], edges[-1])
+        axes.hist(clipped, bins=edges, color=colour, alpha=0.75, label=name)
 
 
 def bars(rows: Sequence[tuple[str, float]], format_value: Format, series: int = 0) -> str:
     """Draw one bar per row, in the given order, with its value beside it."""
-    with picture(_ROW * len(rows) + 0.1) as made:
-        _bars(made.axes, rows, [SERIES[series % len(SERIES)]] * len(rows), format_value)
-        made.axes.margins(x=0.25)
-        made.axes.axis("off")
+    with picture(_BAR_HEIGHT * len(rows) + 0.1) as chart:
+        _bars(chart.axes, rows, [SERIES[series % len(SERIES)]] * len(rows), format_value)
+        chart.axes.margins(x=0.25)
+        chart.axes.axis("off")
         for index, (name, _) in enumerate(rows):
-            made.axes.text(0, index, f"{name} ", ha="right", va="center")
-    return made.svg
+            chart.axes.text(0, index, f"{name} ", ha="right", va="center")
+    return chart.svg
 
 
 def roofline(
     curves: Sequence[Curve], roof: Sequence[tuple[float, float]], labels: tuple[str, str]
 ) -> str:
     """Draw named points under a bound, with both axes logarithmic."""
-    with picture() as made:
-        axes = made.axes
+    with picture() as chart:
+        axes = chart.axes
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.plot(*zip(*roof, strict=True), color=_SOFT)
         _scatter(axes, curves)
         _plain_numbers(axes, both=True)
         _finish(axes, labels, len(curves) > 1)
-    return made.svg
+    return chart.svg
 
 
 def by_prompt(speedups: Sequence[float], labels: tuple[str, str]) -> str:
     """Draw sorted values as points, and a line at 1."""
-    with picture() as made:
-        made.axes.axhline(1.0, color=_SOFT)
-        _scatter(made.axes, [Curve("", list(enumerate(sorted(speedups), 1)))])
-        made.axes.set_ylim(bottom=0)
-        made.axes.locator_params(axis="x", integer=True)
-        _finish(made.axes, labels, False)
-    return made.svg
+    with picture() as chart:
+        chart.axes.axhline(1.0, color=_SOFT)
+        _scatter(chart.axes, [Curve("", list(enumerate(sorted(speedups), 1)))])
+        chart.axes.set_ylim(bottom=0)
+        chart.axes.locator_params(axis="x", integer=True)
+        _finish(chart.axes, labels, False)
+    return chart.svg
 
 
 def log_bars(
@@ -182,21 +184,21 @@ def log_bars(
     label: str,
 ) -> str:
     """Draw a file of (name, value, kind) rows as bars on a logarithmic axis, coloured by kind."""
-    with picture(_ROW * len(rows) + 1.0, inline=False) as made:
+    with picture(_BAR_HEIGHT * len(rows) + 1.0, inline=False) as chart:
         from matplotlib.patches import Patch
 
-        axes = made.axes
+        axes = chart.axes
         axes.set_xscale("log")
-        chosen = [colours[kind] for _, _, kind in rows]
-        _bars(axes, [row[:2] for row in rows], chosen, "{:.1e}".format)
+        bar_colours = [colours[kind] for _, _, kind in rows]
+        _bars(axes, [row[:2] for row in rows], bar_colours, "{:.1e}".format)
         axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
         axes.margins(x=0.15)
         axes.set_title(title, loc="left", pad=24)
         _plain_numbers(axes)
         _finish(axes, (label, ""), False)
-        keys = [Patch(color=colour, label=kind) for kind, colour in colours.items()]
-        axes.legend(handles=keys, ncols=len(keys), loc="lower left", bbox_to_anchor=(0, 1))
-    return made.svg
+        handles = [Patch(color=colour, label=kind) for kind, colour in colours.items()]
+        axes.legend(handles=handles, ncols=len(handles), loc="lower left", bbox_to_anchor=(0, 1))
+    return chart.svg
 
 
 def _colours() -> Iterator[str]:
@@ -208,8 +210,8 @@ def _bars(
     axes: Axes, rows: Sequence[tuple[str, float]], colours: Sequence[str], format_value: Format
 ) -> None:
     values = [value for _, value in rows]
-    shown = axes.barh(range(len(rows)), values, height=0.7, color=colours)
-    axes.bar_label(shown, [format_value(value) for value in values], padding=4)
+    container = axes.barh(range(len(rows)), values, height=0.7, color=colours)
+    axes.bar_label(container, [format_value(value) for value in values], padding=4)
     axes.set_ylim(len(rows) - 0.4, -0.6)
 
 

@@ -22,7 +22,7 @@ _WHOLE_RAILS = ("VDD_IN", "VIN", "POM_5V_IN", "VIN_SYS_5V0", "VIN_SYS_20V", "Tot
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
 _GPU = 0  # nvmlTemperatureSensors_t
 # nvmlClocksThrottleReasons of nvml.h that slow work down
-_REASONS = {
+_THROTTLE_REASONS = {
     0x04: "software power cap",
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
@@ -69,19 +69,19 @@ class Rails:
             if text(chip / "name") != "ina3221":
                 continue
             for label in folders(chip, "in*_label"):
-                which, name = label.name[2:-6], text(label)
-                current = chip / f"curr{which}_input"
+                index, name = label.name[2:-6], text(label)
+                current = chip / f"curr{index}_input"
                 if name and number(current) is not None:  # "sum of shunt voltages" has no current
-                    rails[name] = (chip / f"in{which}_input", current)
+                    rails[name] = (chip / f"in{index}_input", current)
         return cls(rails) if rails else None
 
     def read(self) -> Mapping[str, float]:
-        found = {}
+        watts = {}
         for name, (voltage, current) in self._rails.items():
             millivolts, milliamperes = number(voltage), number(current)
             if millivolts is not None and milliamperes is not None:
-                found[name] = millivolts * milliamperes / 1e6
-        return found
+                watts[name] = millivolts * milliamperes / 1e6
+        return watts
 
 
 class Rapl:
@@ -93,7 +93,7 @@ class Rapl:
     def __init__(self, zones: Mapping[str, Path]) -> None:
         self._zones = zones
         self._last: dict[str, int] = {}
-        self._turns: dict[str, int] = {}
+        self._wraps: dict[str, int] = {}
         packages = tuple(name for name in zones if name.startswith("package"))
         # psys is the whole platform, packages included
         self.whole: tuple[str, ...] = ("psys",) if "psys" in zones else packages
@@ -109,17 +109,17 @@ class Rapl:
         return cls(zones) if zones else None
 
     def read(self) -> Mapping[str, float]:
-        found = {}
+        joules = {}
         for name, zone in self._zones.items():
             value = number(zone / "energy_uj")
             if value is None:
                 continue
             if value < self._last.get(name, 0):
-                self._turns[name] = self._turns.get(name, 0) + 1
+                self._wraps[name] = self._wraps.get(name, 0) + 1
             self._last[name] = value
             range_uj = number(zone / "max_energy_range_uj") or 0
-            found[name] = (value + self._turns.get(name, 0) * range_uj) / 1e6
-        return found
+            joules[name] = (value + self._wraps.get(name, 0) * range_uj) / 1e6
+        return joules
 
 
 class NvmlGpu:
@@ -149,10 +149,10 @@ class NvmlGpu:
 
     @classmethod
     def of(cls, library: Any) -> NvmlGpu | None:
-        found = cls(library)
-        handle = ctypes.byref(found._device)
+        gpu = cls(library)
+        handle = ctypes.byref(gpu._device)
         ready = library.nvmlInit_v2() == 0 == library.nvmlDeviceGetHandleByIndex_v2(0, handle)
-        return found if ready else None
+        return gpu if ready else None
 
     def read(self) -> Mapping[str, float]:
         """Return board power in watts, and record the current throttle reasons."""
@@ -169,13 +169,13 @@ class NvmlGpu:
             "memory_clock_mhz": self._number("nvmlDeviceGetClockInfo", _MEMORY),
             "temperature_c": self._number("nvmlDeviceGetTemperature", _GPU),
             "power_limit_w": None if limit is None else limit / 1e3,
-            "throttled": [name for bit, name in _REASONS.items() if self._throttles & bit],
+            "throttled": [name for bit, name in _THROTTLE_REASONS.items() if self._throttles & bit],
         }
 
-    def _number(self, function: str, *which: int, wide: bool = False) -> int | None:
+    def _number(self, function: str, *arguments: int, wide: bool = False) -> int | None:
         value = ctypes.c_ulonglong() if wide else ctypes.c_uint()
         call = getattr(self._library, function, None)
-        if call is None or call(self._device, *which, ctypes.byref(value)) != 0:
+        if call is None or call(self._device, *arguments, ctypes.byref(value)) != 0:
             return None
         return value.value
 
@@ -224,8 +224,8 @@ class PowerLog:
         row, times = self.readings.get(rail), self.times
         if row is None or not windows:
             return None
-        inside = sum(1 for t in times if any(begin <= t <= end for begin, end in windows))
-        if inside < FEWEST * len(windows):
+        count = sum(1 for t in times if any(begin <= t <= end for begin, end in windows))
+        if count < FEWEST * len(windows):
             return None
         energy = np.array(row)
         if self.unit == "W":  # joules since the first reading, by the trapezoid rule
@@ -247,22 +247,22 @@ class Meter:
         self.source = source
         self.log = PowerLog(source.unit)
         self._clock, self._period = clock, period
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge-power", daemon=True)
 
     def __enter__(self) -> Meter:
-        self._note()
+        self._record()
         self._thread.start()
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
-        self._note()
+        self._record()
 
     def _run(self) -> None:
-        while not self._over.wait(self._period):
-            self._note()
+        while not self._stopped.wait(self._period):
+            self._record()
 
-    def _note(self) -> None:
+    def _record(self) -> None:
         self.log.add(self._clock(), self.source.read())

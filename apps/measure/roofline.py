@@ -24,7 +24,7 @@ from edge.runtime.cuda.device import Device
 from edge.tensors import read_bytes, read_parameters
 
 CACHES = 8  # size of the buffer, in last-level caches
-_SMALLEST, _LARGEST = 64 << 20, 1 << 30
+_MIN_BUFFER, _MAX_BUFFER = 64 << 20, 1 << 30
 _DEVICE_COPY = 4 << 30
 _SIDE = 1024  # side of the matrices whose product measures arithmetic
 
@@ -77,10 +77,10 @@ def measure_roof(
         def best(work: Callable[[slice], object]) -> float:
             return min(seconds(lambda: list(pool.map(work, slices)), clock) for _ in range(rounds))
 
-        reading = best(lambda part: source[part].max())
-        copying = best(lambda part: np.copyto(target[part], source[part]))
+        read_s = best(lambda part: source[part].max())
+        copy_s = best(lambda part: np.copyto(target[part], source[part]))
     flops = _flops(rounds, clock) if arithmetic else None
-    return Roof(source.nbytes / reading, 2 * source.nbytes / copying, source.nbytes, flops)
+    return Roof(source.nbytes / read_s, 2 * source.nbytes / copy_s, source.nbytes, flops)
 
 
 def device_roof(device: Device, size: int | None = None, *, rounds: int = 5) -> Roof:
@@ -91,32 +91,32 @@ def device_roof(device: Device, size: int | None = None, *, rounds: int = 5) -> 
     arithmetic is measured.
     """
     if size is None:
-        free = device.memory()[0] if isinstance(device, CoreDevice) else _SMALLEST
+        free = device.memory()[0] if isinstance(device, CoreDevice) else _MIN_BUFFER
         size = min(_DEVICE_COPY, free // 8)
     source, target = device.allocate(size), device.allocate(size)
     device.wait()
 
-    def copied() -> None:
+    def copy_once() -> None:
         device.copy(target, 0, source, 0, size)
         device.wait()
 
-    speed = 2 * size / min(seconds(copied) for _ in range(rounds + 1))
+    speed = 2 * size / min(seconds(copy_once) for _ in range(rounds + 1))
     return Roof(speed, speed, size, None)
 
 
 def _flops(rounds: int, clock: Clock) -> float:
     a = np.ones((_SIDE, _SIDE), np.float32)
     b, out = a.copy(), np.empty_like(a)
-    spent = [seconds(lambda: np.matmul(a, b, out=out), clock) for _ in range(rounds + 1)]
-    return 2 * _SIDE**3 / min(spent)
+    times = [seconds(lambda: np.matmul(a, b, out=out), clock) for _ in range(rounds + 1)]
+    return 2 * _SIDE**3 / min(times)
 
 
 def buffer_size(root: Path = ROOT) -> int:
     """Return CACHES times the last-level cache, at most an eighth of free memory."""
-    found = [_bytes(text(cache / "size")) for cache in folders(
+    sizes = [_bytes(text(cache / "size")) for cache in folders(
         root / "sys/devices/system/cpu/cpu0/cache", "index*")]  # fmt: skip
-    wanted = min(max(CACHES * max(found, default=0), _SMALLEST), _LARGEST)
-    return int(min(wanted, psutil.virtual_memory().available // 8))
+    size = min(max(CACHES * max(sizes, default=0), _MIN_BUFFER), _MAX_BUFFER)
+    return int(min(size, psutil.virtual_memory().available // 8))
 
 
 def _bytes(size: str | None) -> int:

@@ -67,8 +67,8 @@ def ranked(values: Mapping[str, float], most: int) -> list[tuple[str, float]]:
 
 def along(layer: str) -> int:
     """Return the sort key of a layer name, in the order a token passes through layers."""
-    ends = {"once": -2, "embedding": -1, "head": HEAD}
-    return ends[layer] if layer in ends else int(layer.removeprefix("layer "))
+    ranks = {"once": -2, "embedding": -1, "head": HEAD}
+    return ranks[layer] if layer in ranks else int(layer.removeprefix("layer "))
 
 
 def runs(engine: Engine, kind: RunKind) -> Iterator[int]:

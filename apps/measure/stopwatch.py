@@ -52,12 +52,12 @@ def median_ms(work: Callable[[], object], repeats: int, warm: int = 5) -> float:
 def without_collections() -> Iterator[None]:
     """Disable garbage collection, which would add to the time of whatever runs at that moment."""
     gc.collect()
-    was_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()
 
 

@@ -1,4 +1,4 @@
-"""Files over HTTP: resumed where they were cut off, checked when they are whole."""
+"""Download files over HTTP: resume partial ones, verify complete ones."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class RemoteFile:
     """A file to fetch.
 
     Attributes:
-        name: where it goes, relative to the folder; no part of it leads out.
-        url: where it is.
-        size: in bytes.
-        sha256: of its content, in hex, or None.
-        git_id: git's id of its content, in hex, or None.
+        name: target path relative to the folder, never outside it.
+        url: address of the file.
+        size: size in bytes.
+        sha256: SHA-256 of the content, in hex, or None.
+        git_id: git blob id of the content, in hex, or None.
     """
 
     name: str
@@ -53,8 +53,10 @@ class RemoteFile:
 
 
 class _OtherHost(urllib.request.HTTPRedirectHandler):
-    """Follows redirects over HTTP, but tells the secrets of one host to no other, nor in plain
-    text, and lets no other machine lead to this one.
+    """Follow HTTP redirects, without leaking credentials or reaching this machine.
+
+    The Authorization header is dropped for another host and for plain HTTP. A redirect from a
+    remote host to this machine is refused.
     """
 
     def redirect_request(
@@ -62,9 +64,9 @@ class _OtherHost(urllib.request.HTTPRedirectHandler):
     ) -> Any:
         old, new = urlsplit(req.full_url), urlsplit(newurl)
         if new.scheme not in ("http", "https"):
-            raise urllib.error.URLError(f"it leads to {newurl!r:.100}, which is not HTTP")
+            raise urllib.error.URLError(f"it redirects to {newurl!r:.100}, which is not HTTP")
         if _is_here(new.hostname) and not _is_here(old.hostname):
-            raise urllib.error.URLError(f"it leads to this machine: {newurl!r:.100}")
+            raise urllib.error.URLError(f"it redirects to this machine: {newurl!r:.100}")
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
         opened = old.scheme == "https" != new.scheme
         if following is not None and (opened or new.netloc != old.netloc):
@@ -73,50 +75,52 @@ class _OtherHost(urllib.request.HTTPRedirectHandler):
 
 
 def _is_here(host: str | None) -> bool:
-    """Whether a name is this machine's, or one that only its neighbours see."""
+    """Return whether a host name resolves to a loopback, link-local or unspecified address."""
     try:
         found = {entry[4][0] for entry in socket.getaddrinfo(host, None)} if host else set()
         places = [ipaddress.ip_address(str(each).partition("%")[0]) for each in found]
     except (OSError, ValueError):
-        return False  # nobody will connect to it either
+        return False  # connecting to it will fail as well
     plain = [getattr(each, "ipv4_mapped", None) or each for each in places]
     return any(each.is_loopback or each.is_link_local or each.is_unspecified for each in plain)
 
 
 def _opened(url: str, headers: Mapping[str, str]) -> Any:
-    """An answer, behind redirects. Raises one of _BROKEN, HTTPError among them."""
+    """Open a URL, following redirects. Raises one of _BROKEN, which includes HTTPError."""
     try:
         request = urllib.request.Request(url, headers=dict(headers))
         return urllib.request.build_opener(_OtherHost).open(request, timeout=TIMEOUT)
-    except ValueError as problem:  # of a redirect that is not a place
+    except ValueError as problem:  # a redirect to an invalid URL
         raise urllib.error.URLError(problem) from None
 
 
 def ask(url: str, headers: Mapping[str, str], most: int) -> bytes:
-    """What a server tells. Raises OSError or HTTPException, urllib's HTTPError among them: no
-    connection, refused, or more than `most` bytes.
+    """Return the body of a response of at most `most` bytes.
+
+    Raises OSError (urllib's HTTPError included) or HTTPException when there is no connection, the
+    server refuses, or the body is larger.
     """
     with _opened(url, headers) as answer:
         told = b""
         while len(told) <= most and (block := answer.read1(BLOCK)):
             told += block
     if len(told) > most:
-        raise ConnectionError(f"it tells more than {megabytes(most)}")
+        raise ConnectionError(f"its answer is larger than {megabytes(most)}")
     return told
 
 
 def fetch(files: list[RemoteFile], folder: Path, headers: Mapping[str, str]) -> None:
-    """Fetch what is not there yet; a bar on standard error where somebody can see it.
+    """Download the files that are missing, with a progress bar where stderr is a terminal.
 
-    Raises PullError: no room on the disk, no connection after TRIES tries, refused by the server,
-    or of another content than was announced. What was fetched stays, and is not fetched again.
+    Raises PullError when the disk is full, the connection fails TRIES times, the server refuses,
+    or the content is not what was announced. Completed parts stay and are not fetched again.
     """
     there = {file.name: _part_size(folder, file) for file in files}
     total, done = sum(file.size for file in files), sum(there.values())
     check_room(folder, total - done)
     if done < total:
         say(f"{len(files)} files, {megabytes(total)}", end="", file=sys.stderr)
-        say(f", of which {megabytes(done)} are here" if done else "", file=sys.stderr)
+        say(f", {megabytes(done)} already downloaded" if done else "", file=sys.stderr)
     with _bar(total, done) as advance:
         for file in files:
             with _disk(folder):
@@ -124,19 +128,19 @@ def fetch(files: list[RemoteFile], folder: Path, headers: Mapping[str, str]) -> 
 
 
 def check_room(folder: Path, needed: int) -> None:
-    """Raises PullError unless `needed` bytes fit beside the folder, which need not exist yet."""
+    """Raise PullError unless `needed` bytes fit on the folder's disk. It need not exist yet."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise PullError(
             f"needs {megabytes(needed)}, {megabytes(free)} are free", file=folder,
-            remedy="make room (edge list, edge rm), or name another folder by EDGE_MODELS",
+            remedy="free some space (edge list, edge rm), or set EDGE_MODELS to another folder",
         )  # fmt: skip
 
 
 @contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
-    """Keep other processes from fetching the same. Raises PullError when one does."""
+    """Hold the lock of a download. Raises PullError when another process holds it."""
     with _disk(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder.with_name(folder.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -160,13 +164,13 @@ def _disk(folder: Path) -> Iterator[None]:
     except OSError as problem:
         raise PullError(
             f"cannot be written: {problem.strerror or problem}", file=folder,
-            remedy="make room on the disk; the same command then resumes",
+            remedy="free some disk space; the same command then resumes",
         ) from None  # fmt: skip
 
 
 @contextmanager
 def _bar(total: int, done: int) -> Iterator[Any]:
-    """Yields a function that takes how many more bytes have come."""
+    """Show a progress bar; yield a function that advances it by a number of bytes."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -188,7 +192,7 @@ def _bar(total: int, done: int) -> Iterator[Any]:
 
 
 def _part_size(folder: Path, file: RemoteFile) -> int:
-    """Bytes of a file that are there."""
+    """Return how many bytes of a file are already downloaded."""
     for path in (folder / file.name, folder / (file.name + PART)):
         with suppress(OSError):
             return min(path.stat().st_size, file.size)
@@ -208,14 +212,14 @@ def _fetch(file: RemoteFile, folder: Path, headers: Mapping[str, str], advance: 
     except PullError:
         if not resumed:
             raise
-        advance(-file.size)  # what was there may have been of something else
+        advance(-file.size)  # the earlier part may belong to different content
         _try(file, part, headers, advance)
         _check(file, part)
     os.replace(part, whole)
 
 
 def _try(file: RemoteFile, part: Path, headers: Mapping[str, str], advance: Any) -> None:
-    """Fetch what is missing of a file, several times where the connection breaks."""
+    """Fetch the rest of a file, retrying when the connection breaks."""
     for attempt in range(TRIES):
         try:
             _continue(file, part, headers, advance)
@@ -223,21 +227,21 @@ def _try(file: RemoteFile, part: Path, headers: Mapping[str, str], advance: Any)
         except urllib.error.HTTPError as problem:
             if problem.code != 416 or attempt:
                 raise _refused(file, problem) from None
-            part.unlink()  # the server has less of it than is here
+            part.unlink()  # the server's file is shorter than the part
         except _BROKEN as problem:
             if attempt == TRIES - 1:
                 raise PullError(
                     f"the connection failed: {problem!s:.200}", file=file.url.partition("?")[0],
-                    remedy="the same command resumes where it ended",
+                    remedy="run the same command again to resume",
                 ) from None  # fmt: skip
             time.sleep(PAUSE * 2**attempt)
 
 
 def _continue(file: RemoteFile, part: Path, headers: Mapping[str, str], advance: Any) -> None:
-    """Fetch what is missing of a file. Raises ConnectionError where less comes than should."""
+    """Fetch the rest of a file. Raises ConnectionError when the response ends too early."""
     with part.open("ab") as out:
         have = out.tell()
-        known = file.sha256 or file.git_id  # else parts of two versions would not be told apart
+        known = file.sha256 or file.git_id  # without a hash, parts of two versions could mix
         if have > file.size or (have < file.size and not known):
             out.truncate(0)
             have = 0
@@ -247,8 +251,8 @@ def _continue(file: RemoteFile, part: Path, headers: Mapping[str, str], advance:
         with _opened(file.url, {**headers, **ranged}) as answer:
             said = answer.headers.get("Content-Range") or f"bytes {have}-"
             if answer.status == 206 and not said.startswith(f"bytes {have}-"):
-                raise ConnectionError(f"it sends another part: {said:.60}")
-            if have and answer.status != 206:  # all of it comes again
+                raise ConnectionError(f"it sent a different range: {said:.60}")
+            if have and answer.status != 206:  # the server sends the whole file again
                 advance(-have)
                 out.truncate(0)
                 have = 0
@@ -261,7 +265,7 @@ def _continue(file: RemoteFile, part: Path, headers: Mapping[str, str], advance:
 
 
 def _check(file: RemoteFile, part: Path) -> None:
-    """Raises PullError, and removes the file, unless its content is what was announced."""
+    """Remove the file and raise PullError unless its content is what was announced."""
     size = part.stat().st_size
     sha256 = hashlib.sha256()
     git = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
@@ -277,7 +281,7 @@ def _check(file: RemoteFile, part: Path) -> None:
     if not right:
         part.unlink()
         raise PullError(
-            "is not what was announced; it was altered or damaged on the way",
+            "is not what was announced; it was altered or damaged in transit",
             file=file.name, remedy="try again",
         )  # fmt: skip
 
@@ -285,7 +289,7 @@ def _check(file: RemoteFile, part: Path) -> None:
 def _refused(file: RemoteFile, problem: urllib.error.HTTPError) -> PullError:
     remedy = "try again later"
     if problem.code in (401, 403):
-        remedy = "accept the model's terms on its page, and name your token by HF_TOKEN"
+        remedy = "accept the model's terms on its page, and set HF_TOKEN to your access token"
     return PullError(
         f"the server answered {problem.code} {problem.reason!s:.100}", file=file.name, remedy=remedy
     )

@@ -1,4 +1,4 @@
-"""Model repositories of the Hugging Face hub, or of what `HF_ENDPOINT` names."""
+"""Model repositories of the Hugging Face hub, or of the hub that `HF_ENDPOINT` names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 MANIFEST = "manifest.json"
 MAX_FILES = 10_000
-MAX_TOLD = 16 << 20  # bytes of what the hub tells of a repository
+MAX_TOLD = 16 << 20  # bytes of the hub's description of a repository
 _UNNAMEABLE = re.compile(r"[\\\0\ud800-\udfff]")  # no file here can have them in its name
 
 
@@ -43,10 +43,10 @@ class HubModel:
     Attributes:
         repository: OWNER/NAME.
         revision: the commit.
-        licence: as its card states it, or None.
-        files: what is to be fetched of it.
-        chosen: the GGUF file among them that is the checkpoint, or None.
-        is_bundle: of these files only those are fetched that the manifest lists.
+        licence: licence stated on the model card, or None.
+        files: files to fetch.
+        chosen: the one of `files` that is the checkpoint, a GGUF file, or None.
+        is_bundle: whether it holds a bundle; then only files that its manifest lists are fetched.
     """
 
     repository: str
@@ -57,7 +57,7 @@ class HubModel:
     is_bundle: bool = False
 
     def fetch(self, folder: Path) -> Path:
-        """Fetch it; the folder, or the GGUF file in it. Raises PullError."""
+        """Download the files; return the folder, or the GGUF file in it. Raises PullError."""
         headers = _hub().utils.build_hf_headers(library_name="mamba-edge")
         files = self.files
         if self.is_bundle:
@@ -77,14 +77,14 @@ class HubModel:
             listed = Manifest.model_validate_json(manifest.read_bytes(), strict=True).files
         except ValueError:
             raise PullError(
-                "has a manifest.json, but not a bundle's", file=self.repository,
-                remedy="is it made for a later version?",
+                "has a manifest.json that is not a bundle's", file=self.repository,
+                remedy="it may need a later version of edge",
             ) from None  # fmt: skip
         return {MANIFEST, *(entry.path for entry in listed)}
 
 
 def _hub() -> Any:
-    """The package. Raises PullError without it."""
+    """Import the package `huggingface_hub`. Raises PullError when it is not installed."""
     with packages_of("hub", "the hub", PullError):
         import huggingface_hub
         import huggingface_hub.utils
@@ -92,21 +92,27 @@ def _hub() -> Any:
 
 
 def _endpoint() -> str | None:
-    """What `HF_ENDPOINT` names now; the package reads it once."""
+    """Return the current `HF_ENDPOINT`; the package reads it only once, on import."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
 def look_up(repository: str, revision: str | None, file: str | None = None) -> HubModel:
-    """Ask the hub what a repository holds, and choose what is needed of it.
+    """Look up a repository on the hub and choose the files to fetch.
 
-    `file`: the GGUF file to take. Raises PullError: no such repository, revision or file, no
-    access, no connection, or nothing there that could be read.
+    Args:
+        repository: OWNER/NAME.
+        revision: branch, tag or commit, or None for the newest.
+        file: the GGUF file to take, or None.
+
+    Raises:
+        PullError: the repository, revision or file does not exist, access is denied, the hub
+            cannot be reached, or the repository holds no readable checkpoint.
     """
     return _choose(repository, _ask(repository, revision), file)
 
 
 def look_up_tokenizer(repository: str) -> HubModel:
-    """The tokenizer alone. Raises PullError."""
+    """Look up only the tokenizer files of a repository. Raises PullError."""
     info = _ask(repository, None)
     files = [each for each in _remote(repository, info) if each.name in _TOKENIZER]
     if not any(file.name != "tokenizer_config.json" for file in files):
@@ -115,7 +121,7 @@ def look_up_tokenizer(repository: str) -> HubModel:
 
 
 def look_up_config(repository: str) -> HubModel:
-    """The config alone. Raises PullError."""
+    """Look up only the config files of a repository. Raises PullError."""
     info = _ask(repository, None)
     files = [each for each in _remote(repository, info) if each.name in _CONFIGS]
     if not any(file.name == _CONFIGS[0] for file in files):
@@ -126,8 +132,9 @@ def look_up_config(repository: str) -> HubModel:
 
 
 def _ask(repository: str, revision: str | None) -> ModelInfo:
-    """What the hub tells of a repository: asked for here, since the package takes an answer of
-    any length. Raises PullError.
+    """Return the hub's description of a repository. Raises PullError.
+
+    The request is made here because the package reads a response of any length.
     """
     hub = _hub()
     from huggingface_hub.hf_api import ModelInfo
@@ -145,21 +152,21 @@ def _ask(repository: str, revision: str | None) -> ModelInfo:
         )
     except HTTPError as problem:
         raise _refused(named, problem) from None
-    except (OSError, HTTPException, ValueError) as problem:  # ValueError: HF_ENDPOINT is no address
-        cause = getattr(problem, "reason", None) or problem  # urllib wraps what the system said
+    except (OSError, HTTPException, ValueError) as problem:  # ValueError: HF_ENDPOINT is not a URL
+        cause = getattr(problem, "reason", None) or problem  # urllib wraps the system's error
         told_of = getattr(cause, "strerror", None) or str(cause) or type(problem).__name__
         first = str(told_of).splitlines()[0]
         raise PullError(
             f"the hub cannot be reached: {first:.200}", file=named,
-            remedy="check the network; HF_ENDPOINT names another hub, and what was pulled runs "
-            "without one",
+            remedy="check the network and HF_ENDPOINT, which names another hub; models already "
+            "pulled run offline",
         ) from None  # fmt: skip
     try:
         made: ModelInfo = ModelInfo(**json.loads(told))  # type: ignore[no-untyped-call]
         return made
-    except Exception as problem:  # whatever the package makes of fields that are none
+    except Exception as problem:  # the package raises various errors for malformed fields
         raise PullError(
-            f"the hub tells what is not a repository: {problem!s:.200}", file=named,
+            f"the hub's answer does not describe a repository: {problem!s:.200}", file=named,
             remedy="check what HF_ENDPOINT names",
         ) from None  # fmt: skip
 
@@ -170,13 +177,13 @@ def _refused(named: str, problem: HTTPError) -> PullError:
         return PullError("has no such revision", file=named, remedy="leave it out for the newest")
     if code == "GatedRepo":
         return PullError(
-            "wants its terms to be accepted first", file=named,
-            remedy="accept them on its page, and name your token by HF_TOKEN",
+            "requires that its terms are accepted", file=named,
+            remedy="accept them on its page, and set HF_TOKEN to your access token",
         )  # fmt: skip
     if code == "RepoNotFound" or problem.code in (401, 404):
         return PullError(
             "is not on the hub, or private", file=named,
-            remedy="check how it is spelled; for a private one name your token by HF_TOKEN",
+            remedy="check the spelling; for a private one set HF_TOKEN to your access token",
         )  # fmt: skip
     return PullError(f"the hub answered {problem.code}", file=named, remedy="try again later")
 
@@ -197,7 +204,7 @@ def _choose(repository: str, info: ModelInfo, file: str | None) -> HubModel:
     if not offered:
         raise PullError(
             "has no config.json with weights beside it, and no GGUF file", file=repository,
-            remedy="safetensors, pytorch_model.bin and GGUF are read",
+            remedy="safetensors, pytorch_model.bin and GGUF can be read",
         )  # fmt: skip
     chosen = file or offered[0]
     card = [found["README.md"]] if "README.md" in found else []
@@ -206,12 +213,13 @@ def _choose(repository: str, info: ModelInfo, file: str | None) -> HubModel:
 
 def _list(offered: list[str]) -> str:
     shown = ", ".join(offered[:8]) + (f" and {len(offered) - 8} more" if offered[8:] else "")
-    return f"choose one by --file: {shown}" if offered else "it has none"
+    return f"choose one with --file: {shown}" if offered else "it has none"
 
 
 def _weights(found: dict[str, RemoteFile]) -> list[RemoteFile]:
-    """The weights of a checkpoint, safetensors before pickles; with shards, all that are named
-    like them.
+    """Return the weight files of a checkpoint, safetensors before pickles.
+
+    For a sharded checkpoint these are the index and every file named like a shard.
     """
     for name in _WEIGHTS:
         if name in found:
@@ -228,15 +236,17 @@ def _weights(found: dict[str, RemoteFile]) -> list[RemoteFile]:
 
 
 def _remote(repository: str, info: ModelInfo) -> list[RemoteFile]:
-    """Its files, with what their content must be. Raises PullError for names that lead out, and
-    what is no commit, size or name.
+    """Return the files of a repository, with sizes and hashes.
+
+    Raises PullError for file names that lead out of the folder, and for a malformed commit, size or
+    name.
     """
     siblings = info.siblings or []
     if len(siblings) > MAX_FILES:
         raise PullError(f"has {len(siblings)} files", file=repository, remedy="is it a model?")
     commit = isinstance(info.sha, str) and re.fullmatch(r"[0-9A-Za-z]{1,64}", info.sha)
     if not commit or any(type(each.size) is not int or each.size < 0 for each in siblings):
-        raise PullError("the hub tells no commit or sizes", file=repository,
+        raise PullError("the hub states no commit or sizes", file=repository,
                         remedy="check what HF_ENDPOINT names")  # fmt: skip
     files = []
     for each in siblings:

@@ -1,4 +1,4 @@
-"""`edge list`, `edge show` and `edge rm`: the models that are here."""
+"""`edge list`, `edge show` and `edge rm`: the models on this machine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from edge.bundle import Manifest, open_bundle, store
 from edge.errors import EdgeError, InputError
 from edge.tensors import parameters
 
-Names = Annotated[list[str] | None, typer.Argument(help="Names that edge list shows.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Names from edge list.")]
 
 
 def list_models(as_json: options.AsJson = False) -> None:
-    """List the models that were pulled: name, family, size, recipe, context, last used."""
+    """List the pulled models: name, family, size, recipe, context, last used."""
     rows = [_row(name) for name in _names()]
     if as_json:
         say(json.dumps({"folder": str(store.folder()), "models": rows}, indent=1))
@@ -34,17 +34,17 @@ def list_models(as_json: options.AsJson = False) -> None:
     if rows:
         say(_table(rows))
     else:
-        say("no models; edge pull fetches one, and demo is always here", file=sys.stderr)
+        say("no models yet; edge pull fetches one, and demo is built in", file=sys.stderr)
     if unfinished := _unfinished():
         say(
-            f"note: {megabytes(unfinished)} of downloads are not finished; edge pull resumes "
-            "them, edge rm --unfinished removes them",
+            f"note: {megabytes(unfinished)} of unfinished downloads; edge pull resumes them, "
+            "edge rm --unfinished removes them",
             file=sys.stderr,
         )
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A name that edge list shows, or demo.")],
+    name: Annotated[str, typer.Argument(help="A name from edge list, or demo.")],
     as_json: options.AsJson = False,
 ) -> None:
     """Show what a model is, where it came from, and under which licence."""
@@ -73,7 +73,7 @@ def _for_people(key: str, value: Any) -> str:
 def remove(
     names: Names = None,
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Remove downloads that were not finished.")
+        bool, typer.Option("--unfinished", help="Remove unfinished downloads.")
     ] = False,
 ) -> None:
     """Remove models."""
@@ -95,7 +95,7 @@ def _names() -> list[str]:
     except OSError as problem:
         raise InputError(
             f"cannot be read: {problem.strerror}", file=store.folder(),
-            remedy="EDGE_MODELS names another folder",
+            remedy="fix its permissions, or set EDGE_MODELS to another folder",
         ) from None  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def _find(name: str) -> Path:
 
 
 def _row(name: str) -> dict[str, Any]:
-    """One model; a damaged one says so, and spoils no list."""
+    """Return one model's row; a damaged model gets a row too, so that the list still works."""
     path = store.folder() / name
     try:
         with open_bundle(path) as bundle:
@@ -178,7 +178,7 @@ def _facts(name: str, path: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _remove(path: Path) -> int:
-    """Remove a folder, which is gone from all lists at once; its bytes."""
+    """Remove a folder and return its size; it leaves every list at once, before it is deleted."""
     if not path.exists():
         return 0
     size = _size(path)
@@ -199,7 +199,7 @@ def _unfinished() -> int:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of what is in a folder, but for what another process removes meanwhile."""
+    """Return the bytes in a folder; files that another process removes meanwhile are skipped."""
     size = 0
     for place, _, files in os.walk(folder):
         for name in files:

@@ -73,9 +73,9 @@ def profile(
         )
     if html is not None:
         _check_writable(html)
-    asked = drafting.read({"--draft-prompts": draft_prompts})
-    drafted = _drafting(asked, draft_prompts, against)
-    if drafted and as_lines:
+    draft_options = drafting.read({"--draft-prompts": draft_prompts})
+    draft_request = _read_draft_request(draft_options, draft_prompts, against)
+    if draft_request and as_lines:
         raise InputError("is not supported by --jsonl", field="--draft", remedy="use --json")
     from edge.apps.profile import report, run
 
@@ -91,7 +91,7 @@ def profile(
         contexts=depths,
         temperature=temperature,
         explain=breakdown,
-        draft=drafted,
+        draft=draft_request,
     )
     options.all_there([name for name, _ in request.sides.values()])
     result = run.profile(request, lambda text: say(text, file=sys.stderr))
@@ -110,11 +110,11 @@ def profile(
         show(parts(facts))
 
 
-def _drafting(
-    asked: options.DraftOptions, prompts: Path | None, against: str | None
+def _read_draft_request(
+    drafting: options.DraftOptions, prompts: Path | None, against: str | None
 ) -> drafts.DraftRequest | None:
     """Return the drafting options. Raises InputError for options that exclude each other."""
-    if asked.draft is None:
+    if drafting.draft is None:
         return None
     if against is not None:
         raise InputError(
@@ -125,15 +125,17 @@ def _drafting(
 
     texts = DEFAULT if prompts is None else read_prompts(prompts)
     source = "built in" if prompts is None else prompts.name
-    return drafts.DraftRequest(asked.draft, asked.tokens, asked.tree, texts, source, asked.accept)
+    return drafts.DraftRequest(
+        drafting.draft, drafting.tokens, drafting.tree, texts, source, drafting.accept
+    )
 
 
 def _lengths(text: str, option: str) -> tuple[int, ...]:
     """Parse `128,512`. Keep the order, drop duplicates. Raises InputError."""
-    found = list(dict.fromkeys(options.numbers(text, int, option, f"{option} 128,512")))
-    if min(found) < 1 or max(found) > MOST:
+    lengths = list(dict.fromkeys(options.numbers(text, int, option, f"{option} 128,512")))
+    if min(lengths) < 1 or max(lengths) > MOST:
         raise InputError(f"lengths are 1 to {MOST}, not {text:.60}", field=option)
-    return tuple(found)
+    return tuple(lengths)
 
 
 def _check_writable(path: Path) -> None:

@@ -145,7 +145,7 @@ def answers(
     Runners take turns within a repetition, so that all see the same machine. A different one begins
     each time, so that none always follows the same one.
     """
-    found: dict[str, list[list[Sample]]] = {name: [[] for _ in plan.prompts] for name in runners}
+    samples: dict[str, list[list[Sample]]] = {name: [[] for _ in plan.prompts] for name in runners}
     for number in range(-plan.warmup, plan.repetitions):
         warming = number < 0
         say("warming up" if warming else f"repetition {number + 1} of {plan.repetitions}")
@@ -154,8 +154,8 @@ def answers(
                 time.sleep(pause if len(runners) > 1 else 0)
                 sample = answer(runners[name], prompt, plan.generated, clock)
                 if not warming:
-                    found[name][index].append(sample)
-    return found
+                    samples[name][index].append(sample)
+    return samples
 
 
 @dataclass(frozen=True)
@@ -181,35 +181,35 @@ def depths(
     if not plan.depths:
         return {name: [] for name in runners}
     say(f"reading {max(plan.depths)} tokens of context")
-    places = {name: _read(runner, plan, clock) for name, runner in runners.items()}
+    marks = {name: _mark_depths(runner, plan, clock) for name, runner in runners.items()}
     steps: dict[tuple[str, int], list[float]] = {}
     for number in range(plan.repetitions):
         say(f"steps at every depth, {number + 1} of {plan.repetitions}")
         for depth in in_turn(plan.depths, number):
             for name in in_turn(list(runners), number):
                 time.sleep(pause if len(runners) > 1 else 0)
-                runners[name].restore(places[name][depth][0])
-                steps.setdefault((name, depth), []).extend(_steps(runners[name], plan, clock))
+                runners[name].restore(marks[name][depth][0])
+                steps.setdefault((name, depth), []).extend(_time_steps(runners[name], plan, clock))
     return {
-        name: [Depth(d, places[name][d][1], tuple(steps[name, d])) for d in plan.depths]
+        name: [Depth(d, marks[name][d][1], tuple(steps[name, d])) for d in plan.depths]
         for name in runners
     }
 
 
-def _read(runner: Runner, plan: AnswerPlan, clock: Clock) -> dict[int, tuple[Any, float]]:
+def _mark_depths(runner: Runner, plan: AnswerPlan, clock: Clock) -> dict[int, tuple[Any, float]]:
     """Return a mark at every depth, and the seconds it took to get there."""
     runner.clear()
-    out, done, spent = {}, 0, 0.0
+    marks, done, spent = {}, 0, 0.0
     for depth in sorted(plan.depths):
         began = clock()
         runner.feed(plan.context[done:depth])
         spent += clock() - began
-        out[depth] = (runner.mark(), spent)
+        marks[depth] = (runner.mark(), spent)
         done = depth
-    return out
+    return marks
 
 
-def _steps(runner: Runner, plan: AnswerPlan, clock: Clock) -> Iterator[float]:
+def _time_steps(runner: Runner, plan: AnswerPlan, clock: Clock) -> Iterator[float]:
     """Yield seconds of each of `steps` steps with sampling, after one warm-up step."""
     token = plan.context[0]
     for number in range(plan.steps + 1):

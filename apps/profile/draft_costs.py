@@ -40,7 +40,7 @@ def expected_tokens(alpha: float, depth: int) -> float:
 
     They are (1 - α^(K+1)) / (1 - α), or K + 1 at α = 1.
     """
-    return sum(alpha**place for place in range(depth + 1))
+    return sum(alpha**k for k in range(depth + 1))
 
 
 def acceptance_rate(tokens: float, depth: int) -> float:
@@ -85,11 +85,11 @@ def expected_speedup(
         shapes: number of rounds of each kind.
         prices: cost of a round of each kind.
     """
-    spent = float(steps)
+    cost = float(steps)
     for kind, count in shapes.items():
         price = prices[kind]
-        spent += count * (price.draft + price.verify)
-    return tokens / spent if spent else None
+        cost += count * (price.draft + price.verify)
+    return tokens / cost if cost else None
 
 
 # -- measured -------------------------------------------------------------------------------------
@@ -124,36 +124,36 @@ def measure(
     target: Engine, drafter: Engine | None, shapes: Collection[Branches], repetitions: int
 ) -> DraftCosts:
     """Measure each run `repetitions` times, in turn, after one warm-up."""
-    named = {branches: Shape(branches) for branches in shapes}
-    runs: dict[object, Measure] = {"step": _Bench(target, Shape()).verify}
-    for branches, shape in named.items():
-        bench = _Bench(target, shape)
+    by_branches = {branches: Shape(branches) for branches in shapes}
+    runs: dict[object, Measure] = {"step": _TargetBench(target, Shape()).verify}
+    for branches, shape in by_branches.items():
+        bench = _TargetBench(target, shape)
         runs["verify", branches] = bench.verify
         runs["back", branches] = bench.step_after_going_back
         runs["on", branches] = bench.step_after_all
-    widths = {width for shape in named.values() for width in _widths(shape)} | {1}
+    widths = {width for shape in by_branches.values() for width in _widths(shape)} | {1}
     if drafter is not None:
-        runs |= {("draft", width): _Batch(drafter, width).step for width in widths}
-    found: dict[object, list[float]] = {name: [] for name in runs}
+        runs |= {("draft", width): _DrafterBatch(drafter, width).step for width in widths}
+    samples: dict[object, list[float]] = {name: [] for name in runs}
     for number in range(-1, repetitions):
         for name in in_turn(list(runs), number):
             spent = runs[name]()
             if number >= 0:
-                found[name].append(spent)
-    middle = {name: median(values) for name, values in found.items()}
-    step = middle["step"]
+                samples[name].append(spent)
+    medians = {name: median(values) for name, values in samples.items()}
+    step = medians["step"]
 
     def price(branches: Branches, shape: Shape) -> Prices:
-        drafts = sum(middle["draft", width] for width in _widths(shape)) if drafter else 0.0
-        return Prices(drafts / step, middle["verify", branches] / step)
+        drafts = sum(medians["draft", width] for width in _widths(shape)) if drafter else 0.0
+        return Prices(drafts / step, medians["verify", branches] / step)
 
     return DraftCosts(
         step=step,
-        draft_step=middle["draft", 1] if drafter else None,
-        prices={branches: price(branches, shape) for branches, shape in named.items()},
+        draft_step=medians["draft", 1] if drafter else None,
+        prices={branches: price(branches, shape) for branches, shape in by_branches.items()},
         rewind={
-            branches: median(map(sub, found["back", branches], found["on", branches])) / step
-            for branches in named
+            branches: median(map(sub, samples["back", branches], samples["on", branches])) / step
+            for branches in by_branches
         },
     )
 
@@ -166,7 +166,7 @@ def _widths(shape: Shape) -> tuple[int, ...]:
     return (1, *shape.widths[:-1])
 
 
-class _Bench:
+class _TargetBench:
     """A state of the target that is restored to the same place before every measurement."""
 
     def __init__(self, engine: Engine, shape: Shape) -> None:
@@ -176,17 +176,17 @@ class _Bench:
         self._state = engine.new_state(
             window=max(8, count), capacity=room if engine.config.has_attention else None
         )
-        self._tokens = _ids(engine, 1, count)
+        self._tokens = _random_ids(engine, 1, count)
         self._parents = None if shape.chain else _parents(shape)
-        _read(engine, self._state)
-        self._place = self._state.snapshot()
+        _read_context(engine, self._state)
+        self._snapshot = self._state.snapshot()
 
     def verify(self) -> float:
         """Return seconds of a verify run after one whose second half was rewound.
 
         Work that an engine defers to the next run is thus included.
         """
-        self._state.restore(self._place)
+        self._state.restore(self._snapshot)
         self._run()
         self._keep((len(self._tokens[0]) - 1) // 2)
         spent = seconds(self._run)
@@ -202,7 +202,7 @@ class _Bench:
         return self._step_after(len(self._tokens[0]) - 1)
 
     def _step_after(self, node: int) -> float:
-        self._state.restore(self._place)
+        self._state.restore(self._snapshot)
         self._run()
 
         def step() -> None:
@@ -222,29 +222,31 @@ class _Bench:
             self._state.rewind(unwanted)
 
 
-class _Batch:
+class _DrafterBatch:
     """A batch of drafter sequences that step together."""
 
     def __init__(self, engine: Engine, width: int) -> None:
         self._engine = engine
         room = CONTEXT + 2 if engine.config.has_attention else None
         self._state = engine.new_state(batch=width, capacity=room)
-        self._token = _ids(engine, width, 1)
-        _read(engine, self._state)
-        self._place = self._state.snapshot()
+        self._token = _random_ids(engine, width, 1)
+        _read_context(engine, self._state)
+        self._snapshot = self._state.snapshot()
 
     def step(self) -> float:
-        self._state.restore(self._place)
+        self._state.restore(self._snapshot)
         return seconds(lambda: self._engine.run(self._token, self._state))
 
 
-def _read(engine: Engine, state: State) -> None:
-    tokens = _ids(engine, state.batch, CONTEXT)
+def _read_context(engine: Engine, state: State) -> None:
+    tokens = _random_ids(engine, state.batch, CONTEXT)
     for start in range(0, CONTEXT, engine.chunk):
         engine.run(tokens[:, start : start + engine.chunk], state, commit=True)
 
 
-def _ids(engine: Engine, batch: int, count: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def _random_ids(
+    engine: Engine, batch: int, count: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     rng = np.random.default_rng(0)
     return rng.integers(0, engine.config.vocab_size, (batch, count), dtype=np.int64)
 

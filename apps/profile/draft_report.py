@@ -65,9 +65,9 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
         "plain_steps": sums.steps,
         "drafted_tokens": sums.drafted,
         "accepted_tokens": sums.accepted,
-        "draft_ms": _each(drafting, _drafting) if drafted else None,
-        "verify_ms": _each(drafting, _verifying) if drafted else None,
-        "overhead_ms": _each(rounds, _overhead),
+        "draft_ms": _median_ms(drafting, _draft_s) if drafted else None,
+        "verify_ms": _median_ms(drafting, _verify_s) if drafted else None,
+        "overhead_ms": _median_ms(rounds, _overhead_s),
         "overhead_share": found.drafted.overhead_share,
         "plain_overhead_share": found.plain.overhead_share,
         "reading_ms": 1e3 * median(run.reading for run in rounds) / len(request.prompts),
@@ -79,7 +79,7 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
     }
 
 
-def _sources(found: Drafted) -> Facts:
+def _sources(drafted: Drafted) -> Facts:
     """Return the counts of each source of drafts."""
     return {
         source: {
@@ -88,63 +88,63 @@ def _sources(found: Drafted) -> Facts:
             "accepted_tokens": share.accepted,
             "acceptance_length": 1 + share.accepted / share.rounds,
         }
-        for source, share in found.speculation.sources.items()
+        for source, share in drafted.speculation.sources.items()
     }
 
 
-def _shapes(found: Drafted) -> Iterator[Facts]:
+def _shapes(drafted: Drafted) -> Iterator[Facts]:
     """Yield the shapes of drafts, most frequent first, with their costs in steps."""
-    for shape, count in sorted(found.shapes().items(), key=lambda item: -item[1]):
+    for shape, count in sorted(drafted.shapes().items(), key=lambda item: -item[1]):
         yield {
             "branches": list(shape.branches),
             "source": shape.source,
             "rounds": count,
-            "draft_steps": found.price(shape).draft,
-            "verify_steps": found.price(shape).verify,
-            "rewind_share": found.costs.rewind[shape.branches],
+            "draft_steps": drafted.price(shape).draft,
+            "verify_steps": drafted.price(shape).verify,
+            "rewind_share": drafted.costs.rewind[shape.branches],
         }
 
 
 def _rates(side: DraftSide) -> Facts:
-    found = spread(side.rates())
-    assert found is not None  # a contest has at least one round
-    return asdict(found)
+    rates = spread(side.rates())
+    assert rates is not None  # a contest has at least one round
+    return asdict(rates)
 
 
-def _alpha(found: Drafted) -> float | None:
+def _alpha(drafted: Drafted) -> float | None:
     """Return the formula's α for a single fixed chain; None for trees and several shapes."""
-    shapes, length = found.speculation.shapes, found.speculation.acceptance_length
-    fixed = found.request.tokens
-    if fixed is None or length is None or (1,) * fixed not in shapes:
+    shapes, length = drafted.speculation.shapes, drafted.speculation.acceptance_length
+    depth = drafted.request.tokens
+    if depth is None or length is None or (1,) * depth not in shapes:
         return None
-    return acceptance_rate(length, fixed)
+    return acceptance_rate(length, depth)
 
 
-def _rewind(found: Drafted) -> float | None:
-    shapes = found.speculation.shapes
+def _rewind(drafted: Drafted) -> float | None:
+    shapes = drafted.speculation.shapes
     count = sum(shapes.values())
     if not count:
         return None
-    return sum(n * found.costs.rewind[shape] for shape, n in shapes.items()) / count
+    return sum(n * drafted.costs.rewind[shape] for shape, n in shapes.items()) / count
 
 
-def _each(rounds: Sequence[DraftRun], of: Any) -> float:
+def _median_ms(rounds: Sequence[DraftRun], seconds: Any) -> float:
     """Return the median over repetitions, in milliseconds."""
-    return 1e3 * float(median(of(run) for run in rounds))
+    return 1e3 * float(median(seconds(run) for run in rounds))
 
 
-def _drafting(run: DraftRun) -> float:
+def _draft_s(run: DraftRun) -> float:
     """Return seconds per round in the drafter, without its reading of prompts."""
     sums = run.speculation
     return (sums.draft_s - run.reading) / sums.rounds if sums else 0.0
 
 
-def _verifying(run: DraftRun) -> float:
+def _verify_s(run: DraftRun) -> float:
     sums = run.speculation
     return sums.verify_s / sums.rounds if sums else 0.0
 
 
-def _overhead(run: DraftRun) -> float:
+def _overhead_s(run: DraftRun) -> float:
     sums = run.speculation
     return run.overhead / max(1, sums.rounds + sums.steps) if sums else 0.0
 
@@ -158,11 +158,11 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     interval = facts["speedup_interval"]
     within = "" if interval is None else f" (95 %: {interval[0]:.2f} to {interval[1]:.2f})"
     slowest = facts["slowest_tenth_speedup"]
-    most = "" if slowest is None else f"; nine of ten prompts at least {slowest:.2f}"
+    nine_of_ten = "" if slowest is None else f"; nine of ten prompts at least {slowest:.2f}"
     yield (
         f"drafting  {facts['draft']} on {facts['prompts']} prompts ({facts['prompts_from']}): "
         f"{rates['drafted']['p50']:.1f} tokens/s, {rates['plain']['p50']:.1f} without: "
-        f"{facts['speedup']:.2f} times as fast{within}{most}"
+        f"{facts['speedup']:.2f} times as fast{within}{nine_of_ten}"
     )
     if facts["lossy"]:
         yield (
@@ -188,12 +188,12 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     )
     if (theory := facts["theoretical_speedup"]) is not None:
         alpha = facts["acceptance_rate"]
-        step, own = facts["step_ms"], facts["draft_step_ms"]
+        step, draft = facts["step_ms"], facts["draft_step_ms"]
         yield (
             f"drafting  the papers' formula expects {theory:.2f} from this acceptance"
             + ("" if alpha is None else f" (α {alpha:.2f})")
             + f", steps of {step:.3f} ms"
-            + ("" if own is None else f", the drafter's of {own:.3f} ms ({own / step:.2f})")
+            + ("" if draft is None else f", the drafter's of {draft:.3f} ms ({draft / step:.2f})")
             + f", verify runs of {_average(facts['shapes'], 'verify_steps'):.2f} steps"
         )
 

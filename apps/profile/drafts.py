@@ -81,7 +81,7 @@ class DraftSide:
     @property
     def speculation(self) -> Speculation:
         """Drafting counts summed over all rounds."""
-        return summed(run for found in self.rounds for run in found)
+        return summed(run for runs in self.rounds for run in runs)
 
     @property
     def overhead_share(self) -> float:
@@ -90,7 +90,7 @@ class DraftSide:
 
     def rates(self) -> list[float]:
         """Return tokens per second of each round."""
-        return [total(found).tokens / total(found).seconds for found in self.rounds]
+        return [total(runs).tokens / total(runs).seconds for runs in self.rounds]
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ class Drafted:
 
         None if no prompt yielded a second token both ways in every round.
         """
-        found = [*self.by_prompt()]
-        return percentile(found, 0.1) if found else None
+        speedups = [*self.by_prompt()]
+        return percentile(speedups, 0.1) if speedups else None
 
     @property
     def median_prompt(self) -> float | None:
         """Speedup that half of the prompts reach, under the same conditions."""
-        found = [*self.by_prompt()]
-        return median(found) if found else None
+        speedups = [*self.by_prompt()]
+        return median(speedups) if speedups else None
 
     def by_prompt(self) -> Iterator[float]:
         """Yield the speedup of every prompt that yields tokens both ways."""
@@ -218,11 +218,11 @@ class Contest:
         for number in range(-warmup, repetitions):
             warming = ", warming up" if number < 0 else f", {number + 1} of {repetitions}"
             say(f"answers with drafts and without{warming}")
-            found: dict[str, list[DraftRun]] = {name: [] for name in sides}
+            runs_by_way: dict[str, list[DraftRun]] = {name: [] for name in sides}
             for index, prompt in enumerate(self._prompts):
                 for name in in_turn(list(sides), number + index):
-                    found[name].append(self._answer(prompt, name))
-            for name, runs in found.items():
+                    runs_by_way[name].append(self._answer(prompt, name))
+            for name, runs in runs_by_way.items():
                 if not total(runs).seconds:
                     raise InputError(
                         "no prompt yields more than one token", field="--draft-prompts",
@@ -261,8 +261,8 @@ class Contest:
 
 def repeated_share(tokens: Sequence[int]) -> float:
     """Return the share of 4-grams that occurred before: near 1 for text that loops."""
-    fours = [tuple(tokens[at : at + 4]) for at in range(len(tokens) - 3)]
-    return 1 - len(set(fours)) / len(fours) if fours else 0.0
+    grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def compare(
@@ -276,17 +276,17 @@ def compare(
 
     def measure(repetitions: int, warmup: int, say: Say) -> Drafted:
         sides = contest.answers(repetitions, warmup, say)
-        found = sides[request.draft].speculation
+        speculation = sides[request.draft].speculation
         say("single runs of both models")
         engine, count = None if draft == "ngram" else draft.engine, 5 * repetitions + 10
         try:
-            costs = measure_costs(model.engine, engine, found.shapes, count)
+            costs = measure_costs(model.engine, engine, speculation.shapes, count)
         except EdgeError:
-            if not found.problem:
+            if not speculation.problem:
                 raise
             # the drafter was given up, and its runs fail here for the same reason
-            costs = measure_costs(model.engine, None, found.shapes, count)
-        runs_cost = steps_ahead(model, draft) and not found.problem
+            costs = measure_costs(model.engine, None, speculation.shapes, count)
+        runs_cost = steps_ahead(model, draft) and not speculation.problem
         return Drafted(request, sides[NONE], sides[request.draft], costs, runs_cost)
 
     return measure
@@ -313,22 +313,22 @@ def summed(runs: Iterator[DraftRun]) -> Speculation:
     """Return drafting counts summed over runs, with the first `problem`."""
     sums = Speculation("")
     for run in runs:
-        one = run.speculation
-        if one is None:
+        speculation = run.speculation
+        if speculation is None:
             continue
-        sums.drafter, sums.problem = one.drafter, sums.problem or one.problem
-        sums.accept = one.accept
+        sums.drafter, sums.problem = speculation.drafter, sums.problem or speculation.problem
+        sums.accept = speculation.accept
         for name in ("rounds", "drafted", "accepted", "steps", "draft_s", "verify_s"):
-            setattr(sums, name, getattr(sums, name) + getattr(one, name))
-        _add_shapes(sums.shapes, one.shapes)
-        for source, share in one.sources.items():
-            into = sums.sources.setdefault(source, Share())
+            setattr(sums, name, getattr(sums, name) + getattr(speculation, name))
+        _add_shapes(sums.shapes, speculation.shapes)
+        for source, share in speculation.sources.items():
+            source_sums = sums.sources.setdefault(source, Share())
             for name in ("rounds", "drafted", "accepted"):
-                setattr(into, name, getattr(into, name) + getattr(share, name))
-            _add_shapes(into.shapes, share.shapes)
+                setattr(source_sums, name, getattr(source_sums, name) + getattr(share, name))
+            _add_shapes(source_sums.shapes, share.shapes)
     return sums
 
 
-def _add_shapes(sums: dict[tuple[int, ...], int], more: Mapping[tuple[int, ...], int]) -> None:
-    for branches, count in more.items():
+def _add_shapes(sums: dict[tuple[int, ...], int], counts: Mapping[tuple[int, ...], int]) -> None:
+    for branches, count in counts.items():
         sums[branches] = sums.get(branches, 0) + count

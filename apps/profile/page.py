@@ -26,20 +26,22 @@ def render(facts: Facts, result: ProfileResult) -> str:
 
     Text from bundles is escaped.
     """
-    sides, drawn = side_by_side(facts), plots.available()
+    sides, charts = side_by_side(facts), plots.available()
     machine, drafting = facts["machine"], facts.get("speculation")
-    where = f"{machine['board'] or machine['cpu']}, {facts['threads']} threads, {backend(facts)}"
-    how = f"{facts['repetitions']} repetitions after {facts['warmup']} of warm-up"
+    machine_line = (
+        f"{machine['board'] or machine['cpu']}, {facts['threads']} threads, {backend(facts)}"
+    )
+    repetitions = f"{facts['repetitions']} repetitions after {facts['warmup']} of warm-up"
     turns = ", in turn" if len(sides) > 1 else ""
-    notes = [f"{where}; {how}{turns}, {facts['date']}", inside(facts["temperature"])]
+    notes = [f"{machine_line}; {repetitions}{turns}, {facts['date']}", inside(facts["temperature"])]
     cards = [_cards(side, len(sides) > 1) for side in sides]
     return page.render(
         "edge profile",
         " against ".join(side["name"] for side in sides),
-        notes if drawn else [*notes, NO_PICTURES],
+        notes if charts else [*notes, NO_PICTURES],
         facts["warnings"],
         [*cards, draft_report.cards(drafting)] if drafting else cards,
-        _drawings(facts, sides, result) if drawn else (),
+        _drawings(facts, sides, result) if charts else (),
         parts(facts),
     )
 
@@ -92,8 +94,8 @@ def _gaps(sides: Sequence[Facts], result: ProfileResult) -> Iterator[Drawing]:
         if gaps := [1e3 * gap for sample in measured.samples[0] for gap in sample.gaps]:
             rows.append((side["name"], gaps))
     if rows:
-        drawn = plots.histogram(rows, _BINS, "ms between two tokens")
-        yield Drawing("Inter-token latency", "The last bar holds all longer gaps.", drawn)
+        chart = plots.histogram(rows, _BINS, "ms between two tokens")
+        yield Drawing("Inter-token latency", "The last bar holds all longer gaps.", chart)
 
 
 def _breakdowns(sides: Sequence[Facts]) -> Iterator[Drawing]:
@@ -101,32 +103,32 @@ def _breakdowns(sides: Sequence[Facts]) -> Iterator[Drawing]:
         for name, cost in side["breakdown"].items():
             total = cost["total_ms"]
 
-            def of_all(value: float, total: float = total) -> str:
+            def label(value: float, total: float = total) -> str:
                 return f"{ms(value)} ms, {value / total:.0%}"
 
             title = f"Where the time of a {_NOUNS[name]} goes: {side['name']}"
-            bars = plots.bars(costs(cost, _PARTS), of_all, number)
+            bars = plots.bars(costs(cost, _PARTS), label, number)
             yield Drawing(title, f"{ms(total)} ms while profiled", bars)
             if layers := cost["layers_ms"]:
-                each = plots.bars(list(layers.items()), lambda v: f"{ms(v)} ms", number)
-                yield Drawing(f"{title}, by layer", "", each)
+                layer_bars = plots.bars(list(layers.items()), lambda v: f"{ms(v)} ms", number)
+                yield Drawing(f"{title}, by layer", "", layer_bars)
 
 
 def _roofline(sides: Sequence[Facts]) -> Iterator[Drawing]:
     """Draw operations per second against operations per byte, under the measured roof."""
-    found = [(side, side["roofline"]) for side in sides if side["roofline"]]
+    rooflines = [(side, side["roofline"]) for side in sides if side["roofline"]]
     curves = []
-    for side, lines_of in found:
-        runs = lines_of["runs"]
-        spots = [(run["flops_per_byte"], run["flops_per_s"] / 1e9) for run in runs.values()]
-        curves.append(Curve(side["name"], spots, labels=list(runs)))
-    spots = [point for curve in curves for point in curve.points]
-    if not spots:
+    for side, roofline in rooflines:
+        runs = roofline["runs"]
+        points = [(run["flops_per_byte"], run["flops_per_s"] / 1e9) for run in runs.values()]
+        curves.append(Curve(side["name"], points, labels=list(runs)))
+    points = [point for curve in curves for point in curve.points]
+    if not points:
         return
-    roof = found[-1][1]["roof"]
+    roof = rooflines[-1][1]["roof"]
     bandwidth = max(roof["read_bytes_per_s"], roof["copy_bytes_per_s"]) / 1e9
     flops = roof["fp32_flops_per_s"]
-    low, high = min(0.1, *(x for x, _ in spots)), max(100.0, *(x for x, _ in spots))
+    low, high = min(0.1, *(x for x, _ in points)), max(100.0, *(x for x, _ in points))
     corners = [(low, low * bandwidth), (high, high * bandwidth)]
     if flops and low < flops / 1e9 / bandwidth < high:
         corners[1:] = [(flops / 1e9 / bandwidth, flops / 1e9), (high, flops / 1e9)]

@@ -27,7 +27,7 @@ from edge.runtime import ort_providers
 from edge.runtime.model import resolve
 
 Facts = dict[str, Any]
-_COMPARED: dict[str, Callable[[Sample], float | None]] = {
+_COMPARED_FIGURES: dict[str, Callable[[Sample], float | None]] = {
     "ttft": lambda sample: sample.ttft,
     "tpot": lambda sample: sample.tpot,
     "ttlt": lambda sample: sample.ttlt,
@@ -71,9 +71,9 @@ INSIDE = {
 
 def inside(temperature: float) -> str:
     """Return one line that says what the times include."""
-    how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    sampling = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     return (
-        f"sampling ({how}) is included in the times; tokenization and detokenization are not; "
+        f"sampling ({sampling}) is included in the times; tokenization and detokenization are not; "
         "prompts are random token ids, and end tokens are ignored"
     )
 
@@ -92,7 +92,7 @@ def to_dict(result: ProfileResult) -> Facts:
     if other := result.sides.get(OTHER):
         facts["against"] = _side(result, other, absent)
         facts["ratio"] = _ratios(result, absent)
-    _name(facts, facts.get("against"))
+    _name_sides(facts, facts.get("against"))
     if result.drafted:
         facts["speculation"] = draft_report.to_dict(result.drafted, absent)
     facts["warnings"], facts["notes"] = list(_warnings(result)), result.notes
@@ -118,7 +118,7 @@ def lines(result: ProfileResult) -> Iterator[Facts]:
                 }
 
 
-def _name(facts: Facts, other: Facts | None) -> None:
+def _name_sides(facts: Facts, other: Facts | None) -> None:
     """Name the sides by folder and recipe, and by backend as well if those are equal."""
     sides = [facts] if other is None else [facts, other]
     for side in sides:
@@ -179,8 +179,8 @@ def _test(result: ProfileResult, samples: Sequence[Sample], absent: dict[str, st
 
 
 def _spread(values: Sequence[float]) -> Facts | None:
-    found = spread(values)
-    return asdict(found) if found else None
+    summary = spread(values)
+    return asdict(summary) if summary else None
 
 
 def _energy(
@@ -198,7 +198,7 @@ def _energy(
     if not result.logs:
         absent["energy"] = why_none()
         return None
-    found: Facts = {}
+    energy: Facts = {}
     for source, log in result.logs:
         for phase, spans in windows.items():
             seconds = sum(end - begin for begin, end in spans)
@@ -212,12 +212,12 @@ def _energy(
                 continue
             whole = [known[rail] for rail in source.whole if rail in known]
             joules = sum(whole)
-            found.setdefault(source.name, {})[phase] = {
+            energy.setdefault(source.name, {})[phase] = {
                 "watts": {rail: value / seconds for rail, value in known.items()},
                 "joules": joules if whole else None,
                 "tokens_per_joule": tokens[phase] / joules if joules > 0 else None,
             }
-    return found or None
+    return energy or None
 
 
 def _breakdown(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) -> Facts:
@@ -248,7 +248,7 @@ def _roofline(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) 
         return None
     if roof.flops is None:
         absent["arithmetic"] = "measured only on a CPU, with one thread per core"
-    found: Facts = {"roof": roof.to_dict(), "runs": {}}
+    facts: Facts = {"roof": roof.to_dict(), "runs": {}}
     prompt = max(side.samples, key=lambda samples: samples[0].prompt)
     tokens = min(prompt[0].prompt, side.facts["chunk"])
     share = tokens / prompt[0].prompt
@@ -256,12 +256,12 @@ def _roofline(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) 
     times = {"decode": (1, steps), "prefill": (tokens, [share * s.prompt_s for s in prompt])}
     with open_bundle(resolve(side.facts["bundle"])) as opened:
         config = opened.manifest.model
-    for name, (count, taken) in times.items():
-        if not taken:
+    for name, (count, durations) in times.items():
+        if not durations:
             continue
         demand = work(config, side.facts["weight_bytes"], side.facts["state_bytes"], count)
-        seconds = sorted(taken)[len(taken) // 2]
-        found["runs"][name] = {
+        seconds = sorted(durations)[len(durations) // 2]
+        facts["runs"][name] = {
             "tokens": count,
             "bytes": demand.bytes,
             "flops": demand.flops,
@@ -271,7 +271,7 @@ def _roofline(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) 
             "share_of_bandwidth": bound_s(demand, roof) / seconds,
             "flops_per_s": demand.flops / seconds,
         }
-    return found
+    return facts
 
 
 # -- all together ---------------------------------------------------------------------------------
@@ -319,21 +319,23 @@ def _machine(result: ProfileResult, absent: dict[str, str]) -> Facts:
 
 def _ratios(result: ProfileResult, absent: dict[str, str]) -> list[Facts]:
     """Return this ÷ the other, for each prompt length."""
-    found = []
+    rows = []
     pairs = zip(result.sides[THIS].samples, result.sides[OTHER].samples, strict=True)
     for ours, theirs in pairs:
         row: Facts = {"prompt_tokens": ours[0].prompt}
-        for name, of in _COMPARED.items():
-            a, b = _known(ours, of), _known(theirs, of)
+        for name, figure in _COMPARED_FIGURES.items():
+            a, b = _known_values(ours, figure), _known_values(theirs, figure)
             row[name] = asdict(ratio(a, b)) if a and b else None
-        found.append(row)
+        rows.append(row)
     if result.plan.repetitions < 2:
         absent["interval of the ratio"] = "needs at least two repetitions (-r 2 or more)"
-    return found
+    return rows
 
 
-def _known(samples: Sequence[Sample], of: Callable[[Sample], float | None]) -> list[float]:
-    return [value for sample in samples if (value := of(sample)) is not None]
+def _known_values(
+    samples: Sequence[Sample], figure: Callable[[Sample], float | None]
+) -> list[float]:
+    return [value for sample in samples if (value := figure(sample)) is not None]
 
 
 def _warnings(result: ProfileResult) -> Iterator[str]:

@@ -93,9 +93,9 @@ class Subject:
         """Load the bundle. Raises BundleError, EngineError, TokenizerError."""
         self.memory = Usage()
         # the runtime's default would give a small and a large model different thread counts
-        both = usable_cores() if request.against is not None else None
+        shared_threads = usable_cores() if request.against is not None else None
         self.model: Model = load(
-            bundle, engine=engine, threads=request.threads or both, spin=request.spin,
+            bundle, engine=engine, threads=request.threads or shared_threads, spin=request.spin,
             provider=request.provider_on(engine),
         )  # fmt: skip
         self.memory.loaded()
@@ -205,26 +205,26 @@ def profile(request: ProfileRequest, say: Say = silent) -> ProfileResult:
     sides: dict[str, ProfileSide] = {}
     for name, (bundle, engine) in request.sides.items():
         say(f"loading {bundle}")
-        sides[name] = _load(request, bundle, engine, plan, longest, sides.get(THIS))
+        sides[name] = _load_side(request, bundle, engine, plan, longest, sides.get(THIS))
     runners = {name: side.subject for name, side in sides.items() if side.subject}
-    drafting = _drafting(request, sides[THIS], notes)
+    measure_drafting = _prepare_drafting(request, sides[THIS], notes)
     others, before = OtherLoad(), conditions()
     gpu = NvmlGpu.find()
     with ExitStack() as stack:
-        meters = [stack.enter_context(Meter(source)) for source in _sources(sides, gpu)]
+        meters = [stack.enter_context(Meter(source)) for source in _power_sources(sides, gpu)]
         stack.enter_context(without_collections())
         samples = answers(runners, plan, time.perf_counter, say)
-        deep = depths(runners, plan, time.perf_counter, say)
-        drafted = drafting(plan.repetitions, plan.warmup, say) if drafting else None
+        depth_times = depths(runners, plan, time.perf_counter, say)
+        drafted = measure_drafting(plan.repetitions, plan.warmup, say) if measure_drafting else None
     share, after = others.share(), conditions()
     for name, side in sides.items():
-        side.samples, side.depths = samples[name], deep[name]
+        side.samples, side.depths = samples[name], depth_times[name]
         side.subject = None  # free its memory before the profiler loads the graph again
-    del runners, drafting
+    del runners, measure_drafting
     release()
     roofs: dict[str, Roof] = {}
     if request.explain:
-        _explain(request, sides, say)
+        _add_breakdowns(request, sides, say)
         say("measuring memory bandwidth")
         roofs = roofs_of(request, [memory_of(side.facts) for side in sides.values()])
     logs = [(meter.source, meter.log) for meter in meters]
@@ -242,14 +242,14 @@ def memory_of(facts: Mapping[str, Any]) -> str | None:
 
 def roofs_of(request: ProfileRequest, memories: Sequence[str | None]) -> dict[str, Roof]:
     """Measure the roof of each memory in use."""
-    found = {}
+    roofs = {}
     if "gpu" in memories:
-        found["gpu"] = device_roof(open_device())
+        roofs["gpu"] = device_roof(open_device())
     if "cpu" in memories:
         cores = usable_cores()
         threads = request.threads or cores
-        found["cpu"] = measure_roof(threads, arithmetic=threads == cores)
-    return found
+        roofs["cpu"] = measure_roof(threads, arithmetic=threads == cores)
+    return roofs
 
 
 def make_plan(request: ProfileRequest) -> tuple[AnswerPlan, list[str]]:
@@ -264,11 +264,11 @@ def make_plan(request: ProfileRequest) -> tuple[AnswerPlan, list[str]]:
         if lengths[0] < DEFAULT_PROMPT:
             notes.append(f"prompt of {lengths[0]} tokens: the attention was made for {limit}")
     _check_room(lengths, request.generated, limit, "-p")
-    wanted = DEFAULT_DEPTHS if request.contexts is None else sorted(request.contexts)
-    fitting = tuple(d for d in wanted if limit is None or d + STEPS + 1 <= limit)
+    requested = DEFAULT_DEPTHS if request.contexts is None else sorted(request.contexts)
+    fitting = tuple(d for d in requested if limit is None or d + STEPS + 1 <= limit)
     if request.contexts is not None:
-        _check_room(wanted, STEPS + 1, limit, "--context")
-    elif len(fitting) < len(wanted):
+        _check_room(requested, STEPS + 1, limit, "--context")
+    elif len(fitting) < len(requested):
         notes.append(f"contexts up to {max(fitting, default=0)}: attention ends at {limit} tokens")
     # ids that every vocabulary has: the cost of a token does not depend on its id
     smallest = min(m.tokenizer.vocab_size for m in manifests)
@@ -290,18 +290,18 @@ def _manifest(bundle: str) -> Manifest:
         return opened.manifest
 
 
-def _check_room(lengths: Sequence[int], more: int, limit: int | None, option: str) -> None:
+def _check_room(lengths: Sequence[int], extra: int, limit: int | None, option: str) -> None:
     for length in lengths:
-        if limit is not None and length + more > limit:
-            most = f"at most {limit - more}" if limit > more else f"fewer than {limit} with -n"
+        if limit is not None and length + extra > limit:
+            bound = f"at most {limit - extra}" if limit > extra else f"fewer than {limit} with -n"
             raise InputError(
-                f"{length} tokens and {more} after them do not fit into a context of {limit}",
+                f"{length} tokens and {extra} after them do not fit into a context of {limit}",
                 field=option,
-                remedy=f"{most}; models without attention have no such limit",
+                remedy=f"{bound}; models without attention have no such limit",
             )
 
 
-def _load(
+def _load_side(
     request: ProfileRequest,
     bundle: str,
     engine: str,
@@ -310,15 +310,15 @@ def _load(
     first: ProfileSide | None,
 ) -> ProfileSide:
     subject = Subject(request, bundle, engine)
-    deepest = max((len(prompt) + plan.generated for prompt in plan.prompts), default=0)
-    subject.prepare(max(deepest, len(plan.context) + STEPS + 1), longest)
-    alone = first.subject.memory.program if first and first.subject else None
-    memory = subject.memory.to_dict(alone)
+    longest_answer = max((len(prompt) + plan.generated for prompt in plan.prompts), default=0)
+    subject.prepare(max(longest_answer, len(plan.context) + STEPS + 1), longest)
+    program = first.subject.memory.program if first and first.subject else None
+    memory = subject.memory.to_dict(program)
     peak = memory["peak"] if memory else None
     return ProfileSide(subject.facts() | {"peak_memory_bytes": peak, "memory": memory}, subject)
 
 
-def _drafting(
+def _prepare_drafting(
     request: ProfileRequest, side: ProfileSide, notes: list[str]
 ) -> Callable[[int, int, Say], drafts.Drafted] | None:
     """Return the function that measures drafting, or None. Its memory is allocated up front."""
@@ -333,21 +333,21 @@ def _drafting(
         return None
     sampling = {"temperature": request.temperature, "max_tokens": request.generated, "seed": 0}
     model = side.subject.model
-    if said := options.self_drafting_note(model, drafter):
-        notes.append(said.removeprefix("note: "))
+    if note := options.self_drafting_note(model, drafter):
+        notes.append(note.removeprefix("note: "))
     with options.named_as_options():
         return drafts.compare(model, drafter, request.draft, sampling)
 
 
-def _sources(sides: Mapping[str, ProfileSide], gpu: NvmlGpu | None) -> list[PowerSource]:
+def _power_sources(sides: Mapping[str, ProfileSide], gpu: NvmlGpu | None) -> list[PowerSource]:
     """Return the power sources of this machine, a GPU only if something runs on it."""
-    found: list[PowerSource | None] = [Rails.find(), Rapl.find()]
+    sources: list[PowerSource | None] = [Rails.find(), Rapl.find()]
     if any(memory_of(side.facts) != "cpu" for side in sides.values()):
-        found.append(gpu)
-    return [source for source in found if source is not None]
+        sources.append(gpu)
+    return [source for source in sources if source is not None]
 
 
-def _explain(request: ProfileRequest, sides: Mapping[str, ProfileSide], say: Say) -> None:
+def _add_breakdowns(request: ProfileRequest, sides: Mapping[str, ProfileSide], say: Say) -> None:
     kinds = {"decode": DECODE, "prefill": PREFILL}
     for name, (bundle, _) in request.sides.items():
         side = sides[name]

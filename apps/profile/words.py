@@ -48,13 +48,13 @@ def lines(facts: Facts) -> Iterator[str]:
     yield f"measured  {facts['repetitions']} repetitions after {facts['warmup']} of warm-up; " + (
         inside(facts["temperature"])
     )
-    yield from (f"{name}: {facts['definitions'][name]}" for name in _defined(facts))
+    yield from (f"{name}: {facts['definitions'][name]}" for name in _printed_definitions(facts))
     yield from (f"absent  {name}: {reason}" for name, reason in facts["absent"].items())
     yield from (f"note  {note}" for note in facts["notes"])
     yield from (f"warning  {warning}" for warning in facts["warnings"])
 
 
-def _defined(facts: Facts) -> Iterator[str]:
+def _printed_definitions(facts: Facts) -> Iterator[str]:
     """Yield the names of the definitions whose figures were printed."""
     sides = side_by_side(facts)
     printed = {
@@ -93,8 +93,8 @@ def latencies(sides: Sequence[Facts]) -> FigureTable:
     for side in sides:
         for test in side["tests"]:
             for name in ("ttft", "tpot", "itl", "ttlt"):
-                found = test[f"{name}_ms"] or {}
-                values = (ms(found.get(key)) for key in SPREAD)
+                summary = test[f"{name}_ms"] or {}
+                values = (ms(summary.get(key)) for key in SPREAD)
                 rows.append((f"{side['name']} {name.upper()}", str(test["prompt_tokens"]), *values))
     return FigureTable(("ms", "prompt", "mean", "±", "p50", "p90", "p99"), rows)
 
@@ -115,17 +115,17 @@ def ratios(facts: Facts) -> FigureTable:
     rows = []
     for row in facts["ratio"]:
         for name in ("ttft", "tpot", "ttlt"):
-            if found := row[name]:
+            if ratio := row[name]:
                 prompt = str(row["prompt_tokens"])
-                rows.append((name.upper(), prompt, f"{found['value']:.3f}", _interval(found)))
+                rows.append((name.upper(), prompt, f"{ratio['value']:.3f}", _interval(ratio)))
     return FigureTable(("this ÷ the other", "prompt", "ratio", "95 % interval"), rows)
 
 
-def _interval(found: Facts) -> str:
+def _interval(ratio: Facts) -> str:
     """Format the interval of a ratio, or say that it is too wide for lack of repetitions."""
-    low, high = found["low"], found["high"]
+    low, high = ratio["low"], ratio["high"]
     if low is None or high > WIDEST * low:
-        return f"too few repetitions (-r, now {found['pairs']})"
+        return f"too few repetitions (-r, now {ratio['pairs']})"
     return f"{low:.3f} to {high:.3f}"
 
 
@@ -134,8 +134,8 @@ def _interval(found: Facts) -> str:
 
 def costs(cost: Facts, most: int) -> list[tuple[str, float]]:
     """Return milliseconds by op of the model, or by operator if nodes could not be identified."""
-    found = cost["parts_ms"] or {op: found["ms"] for op, found in cost["ops"].items()}
-    return [*ranked(found, most), ("between operators", cost["between_ms"])]
+    times = cost["parts_ms"] or {op: row["ms"] for op, row in cost["ops"].items()}
+    return [*ranked(times, most), ("between operators", cost["between_ms"])]
 
 
 def _memory(side: Facts) -> Iterator[str]:
@@ -156,16 +156,16 @@ def _memory(side: Facts) -> Iterator[str]:
 def _energy(side: Facts) -> Iterator[str]:
     for test in side["tests"]:
         for source, phases in (test["energy"] or {}).items():
-            for phase, found in phases.items():
-                rails = ", ".join(f"{rail} {watts:.2f} W" for rail, watts in found["watts"].items())
-                per_joule = found["tokens_per_joule"]
+            for phase, row in phases.items():
+                rails = ", ".join(f"{rail} {watts:.2f} W" for rail, watts in row["watts"].items())
+                per_joule = row["tokens_per_joule"]
                 tokens = "" if per_joule is None else f"; {per_joule:.2f} tokens per joule"
                 yield f"energy  {phase} @ {test['prompt_tokens']}, {source}: {rails}{tokens}"
 
 
 def _roofline(side: Facts) -> Iterator[str]:
-    found = side["roofline"]
-    for name, run in (found["runs"] if found else {}).items():
+    roofline = side["roofline"]
+    for name, run in (roofline["runs"] if roofline else {}).items():
         yield (
             f"roofline  {side['name']} {name} of {run['tokens']}: {run['ms']:.2f} ms; reading "
             f"{megabytes(run['bytes'])} takes {run['bound_ms']:.2f} ms at best "
@@ -179,15 +179,15 @@ def _machine(machine: Facts) -> Iterator[str]:
         f"{megabytes(machine['memory_bytes'])}; others used {machine['used_by_others']:.0%}"
     )
     after = machine["after"]
-    clock, heat = after["clock_mhz"], after["temperature_c"]
-    said = {
+    clock, temperatures = after["clock_mhz"], after["temperature_c"]
+    conditions = {
         "power mode": machine["power_mode"],
         "governor": machine["governor"],
         "clocks": clock and f"{clock['min']:.0f} to {clock['max']:.0f} MHz",
-        "temperature": ", ".join(f"{name} {value:.0f} °C" for name, value in heat.items()),
+        "temperature": ", ".join(f"{name} {value:.0f} °C" for name, value in temperatures.items()),
         "throttled": machine["throttled"] is not None and (", ".join(machine["throttled"]) or "no"),
     }
-    if shown := ", ".join(f"{name} {value}" for name, value in said.items() if value):
+    if shown := ", ".join(f"{name} {value}" for name, value in conditions.items() if value):
         yield f"conditions  {shown}"
     if gpu := machine["gpu"]:
         yield "GPU  " + ", ".join(f"{name} {value}" for name, value in gpu.items())

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "EDGE_API_KEY"
 
-_callers = partial(typer.Option, rich_help_panel="Access")
+_access = partial(typer.Option, rich_help_panel="Access")
 _limits = partial(typer.Option, rich_help_panel="Limits")
 _seconds = partial(_limits, max=1e6, metavar="S")
 
@@ -43,21 +43,21 @@ class CallerOptions:
 
     api_key: Annotated[
         str | None,
-        _callers(
+        _access(
             help=f"Key that clients must send; better in {KEY_VARIABLE}, which `ps` does not show. "
             "Without either, a key is made and printed."
         ),
     ] = None
     no_key: Annotated[
-        bool, _callers("--no-key", help="Require no key; only on a loopback address.")
+        bool, _access("--no-key", help="Require no key; only on a loopback address.")
     ] = False
     allow_host: Annotated[
         list[str] | None,
-        _callers(metavar="NAME", help="Another host name of this server; may be repeated."),
+        _access(metavar="NAME", help="Another host name of this server; may be repeated."),
     ] = None
     allow_origin: Annotated[
         list[str] | None,
-        _callers(
+        _access(
             metavar="URL", help="Origin of pages that may call: https://host; may be repeated."
         ),
     ] = None
@@ -174,7 +174,7 @@ def serve(
             field="--parallel",
         )
     drafting, limits = drafts.read(), limiting.read()
-    key, made = _key(callers.api_key, callers.no_key)
+    key, generated = _key(callers.api_key, callers.no_key)
     from edge.bundle import open_bundle
     from edge.runtime.model import resolve
 
@@ -200,7 +200,7 @@ def serve(
             "event": "listening",
             "url": run.url(listening),
             "model": settings.name,
-            "api_key": key if made else None,
+            "api_key": key if generated else None,
             "pid": os.getpid(),
         }
     )
@@ -223,8 +223,8 @@ class _Models:
     def first(self) -> tuple[Any, Any]:
         """Load the named model, and make its slots."""
         model = self.running.load(self.bundle)
-        asked = self.drafting
-        drafter = self.running.load_drafter(asked.draft)
+        requested = self.drafting
+        drafter = self.running.load_drafter(requested.draft)
         if note := options.self_drafting_note(model, drafter):
             terminal.say(note, file=sys.stderr, flush=True)
         drafts = None
@@ -233,7 +233,7 @@ class _Models:
 
             with options.named_as_options():
                 drafts = drafting(
-                    model, drafter, asked.tokens, asked.tree, self.context, asked.accept
+                    model, drafter, requested.tokens, requested.tree, self.context, requested.accept
                 )
         return self._with_slots(model, drafts)
 
@@ -302,7 +302,7 @@ def _settings(
         name=folder.name,
         folder=folder,
         key=key,
-        hosts=frozenset({*loopback, host.lower(), *(given.lower() for given in allow_host)}),
+        hosts=frozenset({*loopback, host.lower(), *(name.lower() for name in allow_host)}),
         # a foreign page comes with a host name, never with a bare address
         any_address=host not in loopback,
         origins=frozenset(origin.lower() for origin in allow_origin),

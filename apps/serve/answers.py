@@ -24,11 +24,13 @@ REASONS = {"stop": "stop", "length": "length"}
 def embeddings(made: Embedded, name: str) -> dict[str, Any]:
     """Return the answer of /v1/embeddings. Base64 encodes the numbers as little-endian f32."""
     plain = [vector.astype("<f4") for vector in made.vectors]
-    said: list[Any] = [
+    encoded: list[Any] = [
         b64encode(vector.tobytes()).decode() if made.asked.base64 else vector.tolist()
         for vector in plain
     ]
-    data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(said)]
+    data = [
+        {"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(encoded)
+    ]
     usage = {"prompt_tokens": made.asked.count, "total_tokens": made.asked.count}
     return {"object": "list", "data": data, "model": name, "usage": usage}
 
@@ -89,76 +91,82 @@ class AnswerFormat:
         """Return the response that is not streamed."""
         choices = []
         for index, result in enumerate(ended.results):
-            mine = [piece for piece in pieces if piece.choice == index]
-            text = "".join(map(self._shown, mine))
-            said: dict[str, Any] = {"text": text}
+            own_pieces = [piece for piece in pieces if piece.choice == index]
+            text = "".join(map(self._shown, own_pieces))
+            content: dict[str, Any] = {"text": text}
             if self._asked.chat:
-                said = {"message": _message(text, result)}
-            logprobs = self._logprobs([one for piece in mine for one in piece.logprobs])
-            choices.append({"index": index, **said, "logprobs": logprobs, **_reason(result)})
+                content = {"message": _message(text, result)}
+            logprobs = self._logprobs([entry for piece in own_pieces for entry in piece.logprobs])
+            choices.append({"index": index, **content, "logprobs": logprobs, **_reason(result)})
         return {
             **self._head,
             "object": self._kind,
             "choices": choices,
             "usage": self._usage(ended),
-            **extras(ended.results[-1]),
+            **extras(ended.results[0]),
         }
 
     def opening(self) -> list[dict[str, Any]]:
         """Return the first chunks, which name the role; none for completions."""
-        said = {"role": "assistant", "content": ""}
-        return [self._chunk(i, said) for i in range(self._asked.count)] if self._asked.chat else []
+        delta = {"role": "assistant", "content": ""}
+        return [self._chunk(i, delta) for i in range(self._asked.count)] if self._asked.chat else []
 
     def piece(self, piece: Piece) -> dict[str, Any] | None:
         """Return a chunk of text, or None if there is nothing to show."""
         text, logprobs = self._shown(piece), self._logprobs(piece.logprobs)
         if not text and not piece.logprobs and not piece.calls:
             return None
-        said: Any = text
+        delta: Any = text
         if self._asked.chat:
-            said = {"content": text} if text or not piece.calls else {}
+            delta = {"content": text} if text or not piece.calls else {}
             if piece.calls:
-                said["tool_calls"] = list(map(_delta, piece.calls))
-        return self._chunk(piece.choice, said, logprobs=logprobs)
+                delta["tool_calls"] = list(map(_delta, piece.calls))
+        return self._chunk(piece.choice, delta, logprobs=logprobs)
 
     def closing(self, ended: Ended) -> list[dict[str, Any]]:
         """Return the last chunks, with the finish reasons; then the usage, if requested."""
-        said: Any = {} if self._asked.chat else ""
-        chunks = [self._chunk(i, said, result) for i, result in enumerate(ended.results)]
-        chunks[-1] |= extras(ended.results[-1])
+        delta: Any = {} if self._asked.chat else ""
+        chunks = [self._chunk(i, delta, result) for i, result in enumerate(ended.results)]
+        chunks[-1] |= extras(ended.results[0])
         if self._asked.include_usage:
             last = {**self._head, "object": self._chunk_kind, "choices": []}
             chunks.append({**last, "usage": self._usage(ended)})
         return chunks
 
     def _chunk(
-        self, index: int, said: Any, result: GenerationResult | None = None, *, logprobs: Any = None
+        self,
+        index: int,
+        delta: Any,
+        result: GenerationResult | None = None,
+        *,
+        logprobs: Any = None,
     ) -> dict[str, Any]:
         reason = {"finish_reason": None} if result is None else _reason(result)
         key = "delta" if self._asked.chat else "text"
-        choice = {"index": index, key: said, "logprobs": logprobs, **reason}
+        choice = {"index": index, key: delta, "logprobs": logprobs, **reason}
         chunk = {**self._head, "object": self._chunk_kind, "choices": [choice]}
         # in earlier chunks the usage is null
         return {**chunk, "usage": None} if self._asked.include_usage else chunk
 
-    def _logprobs(self, told: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         """Return logprobs in the shape of the chat or of the completions API."""
         if self._asked.params.logprobs is None:
             return None
         if self._asked.chat:
             content = [
-                self._token(one.token, one.logprob)
-                | {"top_logprobs": [self._token(*other) for other in one.top]}
-                for one in told
+                self._token(entry.token, entry.logprob)
+                | {"top_logprobs": [self._token(*alternative) for alternative in entry.top]}
+                for entry in logprobs
             ]
             return {"content": content, "refusal": None}
         return {
-            "tokens": [self._spelled(one.token) for one in told],
-            "token_logprobs": [_finite(one.logprob) for one in told],
+            "tokens": [self._spelled(entry.token) for entry in logprobs],
+            "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
             "top_logprobs": [
-                {self._spelled(token): _finite(value) for token, value in one.top} for one in told
+                {self._spelled(token): _finite(value) for token, value in entry.top}
+                for entry in logprobs
             ],
-            "text_offset": [one.at for one in told],
+            "text_offset": [entry.at for entry in logprobs],
         }
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
@@ -176,25 +184,25 @@ class AnswerFormat:
 
     def _usage(self, ended: Ended) -> dict[str, Any]:
         prompt = len(self._asked.tokens)
-        made = sum(len(result.tokens) for result in ended.results)
+        generated = sum(len(result.tokens) for result in ended.results)
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": made,
-            "total_tokens": prompt + made,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
             "prompt_tokens_details": {"cached_tokens": ended.reused},
         }
 
 
 def _message(text: str, result: GenerationResult) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if result.tool_calls:
-        said["content"] = text or None
-        said["tool_calls"] = [
+        message["content"] = text or None
+        message["tool_calls"] = [
             {"id": call.id, "type": "function",
              "function": {"name": call.name, "arguments": call.source}}
             for call in result.tool_calls
         ]  # fmt: skip
-    return said
+    return message
 
 
 def _delta(delta: CallDelta) -> dict[str, Any]:

@@ -53,10 +53,10 @@ from edge.bundle import store
 from edge.errors import EdgeError
 from edge.runtime.joined import JoinedEngine
 
-_OPEN = {"/", "/health"}  # routes without a key: an empty page, and whether the server is ready
-_UNTOLD = {"/health", "/metrics"}  # polled by supervisors, so not logged
+_KEYLESS = {"/", "/health"}  # routes without a key: an empty page, and whether the server is ready
+_UNLOGGED = {"/health", "/metrics"}  # polled by supervisors, so not logged
 Read = Callable[..., Asked]  # reads a request; takes `model` and `max_tokens` by name
-_EVERYWHERE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+_COMMON_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 class App:
@@ -94,30 +94,30 @@ class App:
         self._starlette.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        extra, began = dict(_EVERYWHERE), time.monotonic()
+        extra_headers, began = dict(_COMMON_HEADERS), time.monotonic()
         status = 0
 
-        async def sending(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(extra)
+                MutableHeaders(scope=message).update(extra_headers)
             await send(message)
 
         request = Request(scope)
         try:
             self._guard.check_head(request)
             if origin := self._guard.check_origin(request):
-                extra |= {"access-control-allow-origin": origin, "vary": "origin"}
+                extra_headers |= {"access-control-allow-origin": origin, "vary": "origin"}
             if origin and request.method == "OPTIONS":
-                await preflight()(scope, receive, sending)
+                await preflight()(scope, receive, send_with_headers)
                 return
-            if request.scope["path"] not in _OPEN:
+            if request.scope["path"] not in _KEYLESS:
                 self._guard.check_key(request)
                 scope[KNOWN] = True
-            await self._starlette(scope, receive, sending)
+            await self._starlette(scope, receive, send_with_headers)
         except ApiError as problem:
-            await refused(request, problem)(scope, receive, sending)
+            await refused(request, problem)(scope, receive, send_with_headers)
         except ClientDisconnect:
             pass
         except Exception:  # a bug of ours, answered already
@@ -127,13 +127,13 @@ class App:
             route = scope.get("route")
             path = getattr(route, "path", "other")
             self._worker.metrics.requested(path, status)
-            if self._settings.log and path not in _UNTOLD:
-                self._tell(request, status, time.monotonic() - began)
+            if self._settings.log and path not in _UNLOGGED:
+                self._log_request(request, status, time.monotonic() - began)
 
-    def _tell(self, request: Request, status: int, took_s: float) -> None:
+    def _log_request(self, request: Request, status: int, took_s: float) -> None:
         """Log a request: client, route and outcome, but no text."""
         client = request.scope.get("client")
-        fact = {
+        entry = {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             "client": client[0] if client else None,
             "method": request.method,
@@ -143,7 +143,7 @@ class App:
             **request.scope.get("edge", {}),
         }
         with suppress(OSError):  # nobody may be left to read it
-            say(json.dumps(fact), file=sys.stderr, flush=True)
+            say(json.dumps(entry), file=sys.stderr, flush=True)
 
     async def _health(self, request: Request) -> Response:
         state = self._worker.state
@@ -180,34 +180,34 @@ class App:
         return Response(worker.metrics.text(gauges), headers=headers)
 
     async def _models(self, request: Request) -> Response:
-        return JsonResponse({"object": "list", "data": list(map(self._described, self._names()))})
+        return JsonResponse({"object": "list", "data": list(map(self._describe, self._names()))})
 
     async def _model(self, request: Request) -> Response:
-        return JsonResponse(self._described(self._known(request.path_params["name"])))
+        return JsonResponse(self._describe(self._served_name(request.path_params["name"])))
 
     async def _tags(self, request: Request) -> Response:
-        found = []
+        models = []
         for name in self._names():
             with suppress(EdgeError, OSError):  # leave out a damaged one
-                found.append(ollama.listed(name, self._folder(name)))
-        return JsonResponse({"models": found})
+                models.append(ollama.listed(name, self._folder(name)))
+        return JsonResponse({"models": models})
 
     async def _loaded(self, request: Request) -> Response:
         models = []
         if (served := self._worker.served) is not None:
-            model, taken = served.model, served.slots.state_bytes + served.slots.store.nbytes
+            model, state_bytes = served.model, served.slots.state_bytes + served.slots.store.nbytes
             with suppress(EdgeError, OSError):
-                models.append(ollama.running(self._worker.name, model, taken))
+                models.append(ollama.running(self._worker.name, model, state_bytes))
         return JsonResponse({"models": models})
 
     async def _show(self, request: Request) -> Response:
         check_media(request)
-        sent = requests.parse(await read_body(request, self._limits.body_bytes))
-        name = sent.get("model") or sent.get("name")  # as older clients write it
+        fields = requests.parse(await read_body(request, self._limits.body_bytes))
+        name = fields.get("model") or fields.get("name")  # as older clients write it
         if isinstance(name, str):
             name = name.removesuffix(":latest")
         try:
-            return JsonResponse(ollama.show(self._folder(self._known(name))))
+            return JsonResponse(ollama.show(self._folder(self._served_name(name))))
         except EdgeError as problem:  # damaged, or removed meanwhile
             raise of_edge_error(problem) from None
 
@@ -215,7 +215,7 @@ class App:
         """Return the folder of a served model."""
         return self._settings.folder if name == self._settings.name else store.folder() / name
 
-    def _described(self, name: str) -> dict[str, Any]:
+    def _describe(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._began, "owned_by": "edge"}
 
     def _names(self) -> list[str]:
@@ -226,7 +226,7 @@ class App:
                 pulled = store.names()
         return [first, *(name for name in pulled if name != first)]
 
-    def _known(self, name: Any) -> str:
+    def _served_name(self, name: Any) -> str:
         """Return the name of a served model; requests without one mean the first."""
         if not isinstance(name, str):
             return self._settings.name  # a value of another type is refused with the other fields
@@ -238,11 +238,11 @@ class App:
         return name
 
     async def _respond(self, request: Request) -> Response:
-        asked = ResponseRequest(self._kept)
+        response_request = ResponseRequest(self._kept)
         try:
-            return await self._generate(request, kind=asked.kind())
+            return await self._generate(request, kind=response_request.kind())
         except ApiError as problem:
-            raise asked.named(problem) from None
+            raise response_request.named(problem) from None
 
     async def _generate(self, request: Request, *, kind: Kind) -> Response:
         until = time.monotonic() + self._limits.deadline_s
@@ -253,35 +253,35 @@ class App:
         # a request whose body trickles in must not take a place
         body = await read_body(request, self._limits.body_bytes)
         self._check_room(client)
-        with ExitStack() as held:
+        with ExitStack() as resources:
             self._inside[client] += 1
-            held.callback(self._leave, client)
-            sent = await self._reader.read(partial(requests.parse, body), until)
-            given = kind.given(sent)
-            name = self._known(given.get("model"))
-            read: Read = partial(requests.read, given, chat=kind.chat(sent))
+            resources.callback(self._leave, client)
+            fields = await self._reader.read(partial(requests.parse, body), until)
+            translated = kind.given(fields)
+            name = self._served_name(translated.get("model"))
+            read: Read = partial(requests.read, translated, chat=kind.chat(fields))
             if kind.embeds is not None:
-                read = partial(requests.read_embeddings, given)
-            served, asked = await self._read(read, name, until, client)
-            answer = held.enter_context(
-                Exchange(self._worker, asked, until, request.receive, served, client)
+                read = partial(requests.read_embeddings, translated)
+            served, parsed = await self._read(read, name, until, client)
+            exchange = resources.enter_context(
+                Exchange(self._worker, parsed, until, request.receive, served, client)
             )
             # nothing is sent before the first event, so that refusals have a status of their own
             if kind.embeds is not None:
-                made = await answer.vectors()
-                request.scope["edge"] = {"prompt_tokens": made.asked.count}
-                return JsonResponse(kind.embeds(made, name))
-            assert isinstance(asked, ParsedRequest)
-            event = await answer.next()
-            form = kind.form(asked, name, served.model)
-            if asked.stream:
-                chunks = _chunks(form, event, answer, asked, request.scope)
-                return StreamedAnswer(chunks, form.media_type, held.pop_all())
+                embedded = await exchange.vectors()
+                request.scope["edge"] = {"prompt_tokens": embedded.asked.count}
+                return JsonResponse(kind.embeds(embedded, name))
+            assert isinstance(parsed, ParsedRequest)
+            event = await exchange.next()
+            form = kind.form(parsed, name, served.model)
+            if parsed.stream:
+                chunks = _chunks(form, event, exchange, parsed, request.scope)
+                return StreamedAnswer(chunks, form.media_type, resources.pop_all())
             pieces: list[Piece] = []
             while isinstance(event, Piece):
                 pieces.append(event)
-                event = await answer.next()
-            request.scope["edge"] = _figures(asked, event)
+                event = await exchange.next()
+            request.scope["edge"] = _figures(parsed, event)
             return JsonResponse(form.whole(pieces, event))
 
     def _check_room(self, client: str) -> None:
@@ -290,10 +290,10 @@ class App:
         A client without any inside has as many places again.
         """
         inside = self._inside.total()
-        most = self._limits.waiting + self._worker.parallel - 1
-        if inside > most and (self._inside[client] or inside > 2 * most):
+        limit = self._limits.waiting + self._worker.parallel - 1
+        if inside > limit and (self._inside[client] or inside > 2 * limit):
             raise busy(
-                f"{inside} requests are waiting already", "overloaded",
+                f"{inside} requests are running or waiting already", "overloaded",
                 self._worker.retry_s(inside), 429,
             )  # fmt: skip
 
@@ -305,17 +305,21 @@ class App:
     async def _read(self, read: Read, name: str, until: float, client: str) -> tuple[Served, Asked]:
         try:
             served = await self._worker.obtain(name, until, client)
-            most = self._limits.prompt_tokens
+            limit = self._limits.prompt_tokens
             if served.slots.capacity is not None:
-                most = min(most, served.slots.capacity)
-            reading = partial(read, model=served.model, max_tokens=most)
+                limit = min(limit, served.slots.capacity)
+            reading = partial(read, model=served.model, max_tokens=limit)
             return served, await self._reader.read(reading, until)
         except EdgeError as problem:
             raise of_edge_error(problem) from None
 
 
 async def _chunks(
-    form: AnswerFormat, event: Piece | Ended, answer: Exchange, asked: ParsedRequest, scope: Scope
+    form: AnswerFormat,
+    event: Piece | Ended,
+    exchange: Exchange,
+    parsed: ParsedRequest,
+    scope: Scope,
 ) -> AsyncIterator[bytes]:
     """Yield the answers as chunks; an error becomes a chunk too, once the stream has begun."""
     for opening in form.opening():
@@ -324,8 +328,8 @@ async def _chunks(
         while isinstance(event, Piece):
             if chunk := form.piece(event):
                 yield form.line(chunk)
-            event = await answer.next()
-        scope["edge"] = _figures(asked, event)
+            event = await exchange.next()
+        scope["edge"] = _figures(parsed, event)
         for chunk in form.closing(event):
             yield form.line(chunk)
     except ClientDisconnect:
@@ -340,11 +344,11 @@ async def _chunks(
     yield form.end
 
 
-def _figures(asked: ParsedRequest, ended: Ended) -> dict[str, Any]:
+def _figures(parsed: ParsedRequest, ended: Ended) -> dict[str, Any]:
     """Return the figures of answers for the log."""
     first = ended.results[0]
     return {
-        "prompt_tokens": len(asked.tokens),
+        "prompt_tokens": len(parsed.tokens),
         "reused_tokens": ended.reused,
         "generated_tokens": sum(len(result.tokens) for result in ended.results),
         "finish_reason": first.finish_reason,

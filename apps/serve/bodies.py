@@ -67,21 +67,21 @@ def _prompt(value: Any) -> Any:
     """Accept a text or token ids; a list of one prompt counts as that prompt."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
         value = value[0]
-    if not _ids(value) and not isinstance(value, str):
+    if not _is_ids(value) and not isinstance(value, str):
         raise PydanticCustomError("invalid_type", "must be one text, or one list of token ids")
     return value
 
 
 def _inputs(value: Any) -> Any:
     """Accept texts and lists of token ids; a single one becomes a list of one."""
-    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and _ids(value))
-    given = [value] if one else value
-    if not isinstance(given, list) or not all(isinstance(v, str) or _ids(v) for v in given):
+    single = isinstance(value, str) or (isinstance(value, list) and bool(value) and _is_ids(value))
+    inputs = [value] if single else value
+    if not isinstance(inputs, list) or not all(isinstance(v, str) or _is_ids(v) for v in inputs):
         raise PydanticCustomError("invalid_type", "must be texts, or lists of token ids")
-    return given
+    return inputs
 
 
-def _ids(value: Any) -> bool:
+def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(token) is int for token in value)
 
 
@@ -106,7 +106,7 @@ Nothing = Annotated[list[Any], Field(max_length=0)]
 Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 
 
-class _Fields(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     @model_validator(mode="before")
@@ -117,14 +117,14 @@ class _Fields(BaseModel):
         return {name: value for name, value in data.items() if value is not None}
 
 
-class _JsonSchema(_Fields):
+class _JsonSchema(_StrictModel):
     name: str = ""
     description: str = ""
     schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
     strict: bool = True  # no effect: every answer follows the schema
 
 
-class AskedFormat(_Fields):
+class AskedFormat(_StrictModel):
     """The API's way to request JSON."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -145,7 +145,7 @@ class AskedFormat(_Fields):
         return {"json_schema": {"type": "object"}} if self.type == "json_object" else {}
 
 
-class StructuredOutputs(_Fields):
+class StructuredOutputs(_StrictModel):
     """vLLM's way to constrain an answer."""
 
     json_: Annotated[Any, Field(alias="json")] = None
@@ -163,7 +163,7 @@ class StructuredOutputs(_Fields):
         return given
 
 
-class UnsupportedInMessage(_Fields):
+class UnsupportedInMessage(_StrictModel):
     """Fields of messages that clients send back as received: accepted when empty, else refused."""
 
     refusal: Literal[""] = ""
@@ -173,7 +173,7 @@ class UnsupportedInMessage(_Fields):
     name: Literal[""] = ""
 
 
-class Unsupported(_Fields):
+class Unsupported(_StrictModel):
     """Unsupported parameters, with the values that have no effect."""
 
     best_of: Literal[1] = 1
@@ -198,25 +198,25 @@ class ChatMessage(UnsupportedInMessage):
 
     @field_validator("tool_calls", mode="before")
     @classmethod
-    def _calls(cls, value: Any, info: ValidationInfo) -> list[ToolCall]:
+    def _read_calls(cls, value: Any, info: ValidationInfo) -> list[ToolCall]:
         if value and info.data.get("role") != "assistant":
             raise PydanticCustomError("invalid_value", "only in messages of the assistant")
         try:
-            return [read_call(one) for one in value]
+            return [read_call(call) for call in value]
         except (KeyError, TypeError, ValueError, RecursionError, InputError):
-            said = "must be function calls, with arguments that are a JSON object"
-            raise PydanticCustomError("invalid_value", said) from None
+            message = "must be function calls, with arguments that are a JSON object"
+            raise PydanticCustomError("invalid_value", message) from None
 
     @field_validator("tool_call_id")
     @classmethod
-    def _of_a_result(cls, value: str | None, info: ValidationInfo) -> str | None:
+    def _only_for_tools(cls, value: str | None, info: ValidationInfo) -> str | None:
         if info.data.get("role") != "tool":
             raise PydanticCustomError("invalid_value", "only in messages of a tool")
         return value
 
     @field_validator("content", mode="before")
     @classmethod
-    def _something(cls, value: Any, info: ValidationInfo) -> Any:
+    def _require_content(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None and not info.data.get("tool_calls"):
             raise PydanticCustomError("missing", "Field required")
         return "" if value is None else value
@@ -228,7 +228,7 @@ class ChatMessage(UnsupportedInMessage):
         return Message(role, text, None, tuple(self.tool_calls), self.tool_call_id)
 
 
-class StreamOptions(_Fields):
+class StreamOptions(_StrictModel):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False  # nothing is padded here
 
@@ -267,9 +267,11 @@ class GenerationBody(Unsupported):
 
     @field_validator("structured_outputs")
     @classmethod
-    def _one_form(cls, value: StructuredOutputs, info: ValidationInfo) -> StructuredOutputs:
-        asked = info.data.get("response_format")
-        if asked is not None and asked.constraint() and any(value.constraint().values()):
+    def _only_one_constraint(
+        cls, value: StructuredOutputs, info: ValidationInfo
+    ) -> StructuredOutputs:
+        form = info.data.get("response_format")
+        if form is not None and form.constraint() and any(value.constraint().values()):
             raise PydanticCustomError("invalid_value", "cannot be given with response_format")
         return value
 
@@ -315,20 +317,20 @@ class ChatBody(GenerationBody):
 
     @field_validator("max_completion_tokens")
     @classmethod
-    def _one_limit(cls, value: Any, info: ValidationInfo) -> Any:
+    def _same_limit(cls, value: Any, info: ValidationInfo) -> Any:
         if info.data.get("max_tokens") not in (None, value):
             raise PydanticCustomError("invalid_value", "differs from max_tokens")
         return value
 
     def sampling(self, model: Model) -> dict[str, Any]:
         """Return the requested sampling, with this model's own stop strings added."""
-        found = super().sampling(model)
-        found["logprobs"] = self.top_logprobs or 0 if self.logprobs else None
+        sampling = super().sampling(model)
+        sampling["logprobs"] = self.top_logprobs or 0 if self.logprobs else None
         if self.max_completion_tokens is not None:
-            found["max_tokens"] = self.max_completion_tokens
-        if any(found.get(kind) is not None for kind in KINDS):
-            return found  # a model's own stop strings would cut a constrained answer short
-        return found | {"stop": (*(model.defaults.get("stop") or ()), *self.stop)}
+            sampling["max_tokens"] = self.max_completion_tokens
+        if any(sampling.get(kind) is not None for kind in KINDS):
+            return sampling  # a model's own stop strings would cut a constrained answer short
+        return sampling | {"stop": (*(model.defaults.get("stop") or ()), *self.stop)}
 
 
 class CompletionBody(GenerationBody):
@@ -342,7 +344,7 @@ class CompletionBody(GenerationBody):
         return super().sampling(model) | {"logprobs": self.logprobs}
 
 
-class EmbeddingBody(_Fields):
+class EmbeddingBody(_StrictModel):
     """The body of /v1/embeddings. `pooling` is an addition to the API."""
 
     model: str | None = None

@@ -38,17 +38,17 @@ class Exchange:
         self._worker = worker
         self._job = Job(asked, until, self._post, served, client)
         worker.submit(self._job)
-        self._gone = asyncio.ensure_future(_disconnected(receive))
-        self._gone.add_done_callback(self._vanished)
-        self._timer = self._loop.call_later(until - time.monotonic(), self._expire)
+        self._disconnection = asyncio.ensure_future(_disconnected(receive))
+        self._disconnection.add_done_callback(self._on_disconnect)
+        self._timer = self._loop.call_later(until - time.monotonic(), self._on_deadline)
 
     def __enter__(self) -> Exchange:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        self._gone.remove_done_callback(self._vanished)
-        self._gone.cancel()
+        self._disconnection.remove_done_callback(self._on_disconnect)
+        self._disconnection.cancel()
         self._job.cancel()
 
     async def next(self) -> Piece | Ended:
@@ -79,11 +79,11 @@ class Exchange:
         if self._events.qsize() > (WAITED_FOR if self._worker.waiting else MAX_BEHIND):
             self._job.cancel()
 
-    def _vanished(self, _: object) -> None:
+    def _on_disconnect(self, _: object) -> None:
         self._job.cancel()
         self._events.put_nowait(ClientDisconnect())
 
-    def _expire(self) -> None:
+    def _on_deadline(self) -> None:
         if not self._job.begun:
             self._job.cancel()
             self._events.put_nowait(too_late("the deadline passed before the request's turn came"))

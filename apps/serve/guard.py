@@ -22,10 +22,10 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{1,5})?")
 
 def header(request: Request, name: str) -> str | None:
     """Return a header's value, or None. Raises ApiError 400 when it is given twice."""
-    found = request.headers.getlist(name)
-    if len(found) > 1:
+    values = request.headers.getlist(name)
+    if len(values) > 1:
         raise ApiError(400, f"the header {name} is given twice", code="bad_request")
-    return found[0] if found else None
+    return values[0] if values else None
 
 
 class Guard:
@@ -93,12 +93,12 @@ class Guard:
         if self._key is None:
             return
         scheme, _, given = (header(request, "authorization") or "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key)
-        if scheme.lower() != "bearer" or not right:
-            said = "is wrong" if given else "is missing: send `Authorization: Bearer KEY`"
+        matches = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key)
+        if scheme.lower() != "bearer" or not matches:
+            fault = "is wrong" if given else "is missing: send `Authorization: Bearer KEY`"
             raise ApiError(
                 401,
-                f"the API key {said}",
+                f"the API key {fault}",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

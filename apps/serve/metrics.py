@@ -101,27 +101,27 @@ class Metrics:
         """Return all metrics as text. `gauges`: current values."""
         with self._lock:
             counts = [(name, dict(labels), n) for (name, labels), n in self._counts.items()]
-            found: dict[str, list[Sample]] = {
+            by_kind: dict[str, list[Sample]] = {
                 "counter": sorted(counts, key=str),
                 "histogram": [s for n, h in self._histograms.items() for s in h.samples(n)],
                 "gauge": list(gauges),
             }
         lines: list[str] = []
-        told: set[str] = set()
-        for kind, samples in found.items():
+        described: set[str] = set()
+        for kind, samples in by_kind.items():
             for name, labels, value in samples:
                 family = name if name in _HELP else name.rpartition("_")[0]
-                if family not in told:
-                    told.add(family)
+                if family not in described:
+                    described.add(family)
                     lines += [f"# HELP {family} {_HELP[family]}", f"# TYPE {family} {kind}"]
-                lines.append(f"{name}{_labelled(labels)} {value:.17g}")
+                lines.append(f"{name}{_format_labels(labels)} {value:.17g}")
         return "\n".join(lines) + "\n"
 
     def _add(self, name: str, count: int) -> None:
         self._counts[name, ()] += count
 
 
-def _labelled(labels: Mapping[str, Any]) -> str:
+def _format_labels(labels: Mapping[str, Any]) -> str:
     if not labels:
         return ""
     escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})

@@ -56,19 +56,24 @@ class OllamaFormat(AnswerFormat):
 
     def closing(self, ended: Ended) -> list[dict[str, Any]]:
         """Return the last line, which holds all tool calls."""
-        return [self._last("", ended)]
+        return [self._last_part("", ended)]
 
     def whole(self, pieces: Sequence[Piece], ended: Ended) -> dict[str, Any]:
-        return self._last("".join(map(self._shown, pieces)), ended)
+        return self._last_part("".join(map(self._shown, pieces)), ended)
 
     def _part(self, text: str) -> dict[str, Any]:
         now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
-        return {"model": self._head["model"], "created_at": now, **self._said(text), "done": False}
+        return {
+            "model": self._head["model"],
+            "created_at": now,
+            **self._text_fields(text),
+            "done": False,
+        }
 
-    def _said(self, text: str) -> dict[str, Any]:
+    def _text_fields(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text}}
 
-    def _last(self, text: str, ended: Ended) -> dict[str, Any]:
+    def _last_part(self, text: str, ended: Ended) -> dict[str, Any]:
         [result], times = ended.results, ended.results[0].timings
         last = self._part(text)
         if result.tool_calls:
@@ -91,7 +96,7 @@ class OllamaFormat(AnswerFormat):
 class GenerateFormat(OllamaFormat):
     """Formatter of an answer of /api/generate."""
 
-    def _said(self, text: str) -> dict[str, Any]:
+    def _text_fields(self, text: str) -> dict[str, Any]:
         return {"response": text}
 
 
@@ -103,7 +108,7 @@ def listed(name: str, path: Path) -> dict[str, Any]:
     """Describe a model as /api/tags lists it. Raises EdgeError."""
     with open_bundle(path) as bundle:
         manifest, digest = bundle.manifest, bundle.fingerprint
-    return {"name": name, "model": name, "modified_at": _changed(path), "digest": digest,
+    return {"name": name, "model": name, "modified_at": _modified_at(path), "digest": digest,
             "size": sum(file.size for file in manifest.files),
             "details": _details(manifest)}  # fmt: skip
 
@@ -130,8 +135,8 @@ def show(path: Path) -> dict[str, Any]:
         "license": manifest.provenance.licence or "",
         "modelfile": "",
         "parameters": "\n".join(
-            f"{name} {one}" for name, value in defaults.items()
-            for one in (value if isinstance(value, tuple | list) else (value,))
+            f"{name} {item}" for name, value in defaults.items()
+            for item in (value if isinstance(value, tuple | list) else (value,))
         ),
         "template": template,
         "details": _details(manifest),
@@ -144,7 +149,7 @@ def show(path: Path) -> dict[str, Any]:
             f"{model.family}.vocab_size": model.vocab_size,
         },
         "capabilities": ["completion", "embedding", *(["tools"] if template else [])],
-        "modified_at": _changed(path),
+        "modified_at": _modified_at(path),
     }  # fmt: skip
 
 
@@ -156,16 +161,16 @@ def _details(manifest: Manifest) -> dict[str, Any]:
             "quantization_level": manifest.quantization.recipe}  # fmt: skip
 
 
-def _changed(path: Path) -> str:
-    at = (path / "manifest.json").stat().st_mtime
-    return datetime.fromtimestamp(at, timezone.utc).isoformat()
+def _modified_at(path: Path) -> str:
+    timestamp = (path / "manifest.json").stat().st_mtime
+    return datetime.fromtimestamp(timestamp, timezone.utc).isoformat()
 
 
 def chat(given: Given) -> dict[str, Any]:
     """Translate a body of /api/chat to the OpenAI API."""
     messages = given.get("messages")
     if isinstance(messages, list):
-        messages = [_message(one) if isinstance(one, dict) else one for one in messages]
+        messages = [_message(m) if isinstance(m, dict) else m for m in messages]
     return {**_common(given, {"messages", "tools"}), "messages": messages,
             "tools": given.get("tools")}  # fmt: skip
 
@@ -192,8 +197,8 @@ def generate(given: Given) -> dict[str, Any]:
         if system:
             raise invalid("system cannot be given with raw", "system")
         return {"max_tokens": RAW_TOKENS, **out, "prompt": prompt}
-    said = [{"role": "system", "content": system}] if system else []
-    return {**out, "messages": [*said, {"role": "user", "content": prompt}]}
+    messages = [{"role": "system", "content": system}] if system else []
+    return {**out, "messages": [*messages, {"role": "user", "content": prompt}]}
 
 
 def _common(given: Given, own: set[str]) -> dict[str, Any]:
@@ -206,8 +211,8 @@ def _common(given: Given, own: set[str]) -> dict[str, Any]:
                if key not in known and value not in (None, False, "", [])]  # fmt: skip
     unknown += [f"options.{key}" for key in options if key not in KNOWN | WITHOUT_EFFECT]
     if unknown:
-        named = ", ".join(f"{name:.40}" for name in unknown[:20])
-        raise invalid(f"unknown parameters: {named}", unknown[0][:40], "unknown_parameter")
+        names = ", ".join(f"{name:.40}" for name in unknown[:20])
+        raise invalid(f"unknown parameters: {names}", unknown[0][:40], "unknown_parameter")
     out: dict[str, Any] = {OPTIONS.get(key, key): options[key] for key in options if key in KNOWN}
     if out.get("max_tokens") in (-1, -2):  # unbounded
         out["max_tokens"] = 1 << 30

@@ -36,58 +36,58 @@ class BoundedProtocol(H11Protocol):
         # call pause_writing for every byte that waits, not only from 64 KiB on
         connection.set_write_buffer_limits(high=0)
         self._quiet_since = self.loop.time()
-        too_many = len(self.connections) - self.limits.connections
-        if too_many > self.limits.connections:
+        excess = len(self.connections) - self.limits.connections
+        if excess > self.limits.connections:
             self._make_room()
-        elif too_many > 0:
+        elif excess > 0:
             # many connect in one turn of the loop, and their requests are read in the next
             self.loop.call_later(HEARD_S, self._make_room)
         if not self.transport.is_closing():
-            self._watch(True)
+            self._set_receive_timer(True)
 
     def _make_room(self) -> None:
-        there = self._there()
-        if len(there) > self.limits.connections:
-            self._least_missed(there)._refuse(
+        connections = self._open_connections()
+        if len(connections) > self.limits.connections:
+            self._connection_to_close(connections)._refuse(
                 ApiError(503, "too many connections", code="overloaded",
                          headers={"retry-after": "1"})
             )  # fmt: skip
 
-    def _there(self) -> list[BoundedProtocol]:
+    def _open_connections(self) -> list[BoundedProtocol]:
         """Return the connections that are not being closed."""
         return [
-            one for one in self.connections
-            if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
+            peer for peer in self.connections
+            if isinstance(peer, BoundedProtocol) and not peer.transport.is_closing()
         ]  # fmt: skip
 
-    def _least_missed(self, there: list[BoundedProtocol]) -> BoundedProtocol:
+    def _connection_to_close(self, connections: list[BoundedProtocol]) -> BoundedProtocol:
         """Return the connection to close when there are too many.
 
         Of the idle connections it is the quietest, with those that never sent the key before all
         others. An address that holds most of the connections makes room among its own. If none is
         idle, it is this one, or that address's last active one.
         """
-        address, held = Counter(one._address for one in there).most_common(1)[0]
-        if 2 * held > len(there):
-            there = [one for one in there if one._address == address]
-        others = [one for one in there if one is not self]
-        silent = [one for one in others if one.cycle is None or one.cycle.response_complete]
-        if silent:
-            return min(silent, key=lambda one: (one._known, one._quiet_since))
-        if self in there:
+        address, count = Counter(peer._address for peer in connections).most_common(1)[0]
+        if 2 * count > len(connections):
+            connections = [peer for peer in connections if peer._address == address]
+        others = [peer for peer in connections if peer is not self]
+        idle = [peer for peer in others if peer.cycle is None or peer.cycle.response_complete]
+        if idle:
+            return min(idle, key=lambda peer: (peer._authenticated, peer._quiet_since))
+        if self in connections:
             return self
-        return max(others, key=lambda one: one._quiet_since)
+        return max(others, key=lambda peer: peer._quiet_since)
 
     @property
     def _address(self) -> str:
         return self.client[0] if self.client else ""
 
     @property
-    def _known(self) -> bool:
+    def _authenticated(self) -> bool:
         return self.cycle is not None and KNOWN in self.cycle.scope
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._watch(False)
+        self._set_receive_timer(False)
         self._cancel_sending()
         super().connection_lost(exc)
 
@@ -97,30 +97,30 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
         if self.cycle is not None:
             self._quiet_since = self.loop.time()
-        self._watch(self._incomplete())
+        self._set_receive_timer(self._incomplete())
 
     def _incomplete(self) -> bool:
         """Return whether only a part of a request has arrived."""
         if self.transport.is_closing():
             return False
         if self.conn.their_state is h11.IDLE:
-            begun = bool(self.conn.trailing_data[0])
-            if not begun and self.timeout_keep_alive_task is None:
+            started = bool(self.conn.trailing_data[0])
+            if not started and self.timeout_keep_alive_task is None:
                 # the rest of a request that was refused early has arrived
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )
-            return begun
+            return started
         return self.conn.their_state is h11.SEND_BODY
 
-    def _watch(self, receiving: bool) -> None:
+    def _set_receive_timer(self, receiving: bool) -> None:
         if receiving and self._receiving is None:
-            self._receiving = self.loop.call_later(self.limits.receive_s, self._late)
+            self._receiving = self.loop.call_later(self.limits.receive_s, self._on_receive_timeout)
         elif not receiving and self._receiving is not None:
             self._receiving.cancel()
             self._receiving = None
 
-    def _late(self) -> None:
+    def _on_receive_timeout(self) -> None:
         self._receiving = None
         self._refuse(
             ApiError(
@@ -156,7 +156,7 @@ class BoundedProtocol(H11Protocol):
             return
         cycle = self.cycle
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(_raw(problem))
+            self.transport.write(_raw_response(problem))
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -168,7 +168,7 @@ def bounded(limits: ServerLimits) -> type[BoundedProtocol]:
     return type("Protocol", (BoundedProtocol,), {"limits": limits})
 
 
-def _raw(problem: ApiError) -> bytes:
+def _raw_response(problem: ApiError) -> bytes:
     body = encode(problem.body())
     phrase = STATUS_PHRASES[problem.status].decode()
     lines = [

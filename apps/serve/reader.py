@@ -24,10 +24,10 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self._left: list[threading.Thread] = []
-        self._begin()
+        self._abandoned: list[threading.Thread] = []
+        self._start_thread()
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._since: float | None = None
         self._thread = threading.Thread(
@@ -36,9 +36,9 @@ class Reader:
         self._thread.start()
 
     def _main(self, work: SimpleQueue[Callable[[], None] | None]) -> None:
-        while (one := work.get()) is not None:
+        while (task := work.get()) is not None:
             self._since = time.monotonic()
-            one()
+            task()
             if work is not self._work:  # left behind meanwhile
                 return
             self._since = None
@@ -46,9 +46,9 @@ class Reader:
     @property
     def stuck(self) -> bool:
         """Whether reading takes longer than STUCK_S, or work that was left behind still runs."""
-        self._left = [thread for thread in self._left if thread.is_alive()]
+        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
         since = self._since
-        return bool(self._left) or (since is not None and time.monotonic() - since > STUCK_S)
+        return bool(self._abandoned) or (since is not None and time.monotonic() - since > STUCK_S)
 
     async def read(self, work: Callable[[], Read], until: float) -> Read:
         """Return or raise what `work` does; ApiError 504 after `until`, on the monotonic clock."""
@@ -56,7 +56,7 @@ class Reader:
         done: asyncio.Future[Read] = loop.create_future()
         running = threading.Event()
 
-        def told(call: Callable[..., None], value: object) -> None:
+        def settle(call: Callable[..., None], value: object) -> None:
             if not done.done():
                 call(value)
 
@@ -69,7 +69,7 @@ class Reader:
             except BaseException as problem:
                 outcome = done.set_exception, problem
             try:
-                loop.call_soon_threadsafe(told, *outcome)
+                loop.call_soon_threadsafe(settle, *outcome)
             except RuntimeError:  # the loop has been closed
                 return
 
@@ -78,15 +78,15 @@ class Reader:
             return await asyncio.wait_for(done, max(0.0, until - time.monotonic()))
         except asyncio.TimeoutError:
             if running.is_set():
-                self._leave()
+                self._replace_thread()
             raise too_late("the deadline passed before the request was read") from None
 
-    def _leave(self) -> None:
+    def _replace_thread(self) -> None:
         """Continue in another thread."""
-        before, waiting = self._thread, self._work
-        self._begin()
+        old_thread, old_work = self._thread, self._work
+        self._start_thread()
         with suppress(Empty):
             while True:
-                self._work.put(waiting.get_nowait())
-        waiting.put(None)
-        self._left.append(before)
+                self._work.put(old_work.get_nowait())
+        old_work.put(None)
+        self._abandoned.append(old_thread)

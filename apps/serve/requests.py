@@ -29,7 +29,7 @@ from edge.runtime.constrain.mask import open_mask
 from edge.runtime.constrain.tools import ToolUse, tool_use
 from edge.runtime.embed import Pooling
 from edge.runtime.model import Model
-from edge.runtime.parameters import SamplingParams, make_params
+from edge.runtime.parameters import SamplingParams, make_params, plain_number
 from edge.text.tools import Declared
 
 # constraint → the request's field that it came from
@@ -162,9 +162,17 @@ def _checked(
         open_mask(model.tokenizer, params.constraint, continued=kind is CompletionBody)
     except InputError as problem:
         field = problem.field or ""
-        named = FORM_FIELDS if given.get("response_format") else VLLM_FIELDS
-        field = named.get(field.partition(".")[0], field)
-        faults.append(_Fault(field, f"{field}: {problem.message}"))
+        form_fields = FORM_FIELDS if given.get("response_format") else VLLM_FIELDS
+        if isinstance(body, ChatBody) and body.response_format.type == "json_object":
+            form_fields = {"json_schema": "response_format"}
+        field = form_fields.get(field.partition(".")[0], field)
+        # a conflict names a second constraint
+        message = re.sub(
+            r"(?<=given together with )\w+",
+            lambda other: form_fields.get(other[0], other[0]),
+            problem.message,
+        )
+        faults.append(_Fault(field, f"{field}: {message}"))
     else:
         size = model.tokenizer.vocab_size
         faults += [
@@ -184,16 +192,19 @@ def _refusal(faults: Sequence[_Fault]) -> ApiError:
 
 def _fault(error: Any) -> _Fault:
     """Convert one of pydantic's errors to the API's terms."""
-    kind, message = error["type"], _in_plain_words(error)
+    kind, message = error["type"], _plain_message(error)
     loc = error["loc"][:-2] if error["loc"][-1:] == ("[key]",) else error["loc"]
     names = [str(part)[:64] for part in loc if not str(part).startswith("<")]
     param = ".".join(names)
     if not param:
         return _Fault(param, message)
     if kind == "extra_forbidden":
-        known = [*ChatBody.model_fields, *CompletionBody.model_fields] if not names[1:] else []
-        said = f"unknown parameter {param!r}{_meant(param, known)}"
-        return _Fault(param, said, "unknown_parameter")
+        known = dict.fromkeys(CompletionBody.model_fields, "/v1/completions")
+        known |= dict.fromkeys(ChatBody.model_fields, "/v1/chat/completions")
+        route = known.get(param)
+        hint = f" (it belongs to {route})" if route else _suggest(param, list(known))
+        text = f"unknown parameter {param!r}{'' if names[1:] else hint}"
+        return _Fault(param, text, "unknown_parameter")
     if refused := [index for index, name in enumerate(names) if name in UNSUPPORTED]:
         param = ".".join(names[: refused[0] + 1])
         why = "" if kind == "none_required" else f": {message}"
@@ -212,30 +223,30 @@ _KINDS = {
     "float_type": "a number", "float_parsing": "a number",
 }  # fmt: skip
 _BOUNDS = {
-    "greater_than_equal": "at least {ge}", "greater_than": "more than {gt}",
-    "less_than_equal": "at most {le}", "less_than": "less than {lt}",
+    "greater_than_equal": "at least {}", "greater_than": "more than {}",
+    "less_than_equal": "at most {}", "less_than": "less than {}",
 }  # fmt: skip
 
 
-def _in_plain_words(error: Any) -> str:
+def _plain_message(error: Any) -> str:
     """Return pydantic's message, reworded where it says how we check instead of what to send."""
     message, kind, given = str(error["msg"]), error["type"], error["input"]
     if kind == "string_pattern_mismatch":
         return "must have token ids as its keys, written in digits"
     if kind in _KINDS or kind in _BOUNDS:
-        what = _KINDS.get(kind) or _BOUNDS[kind].format(**error["ctx"])
-        plain = isinstance(given, (str, int, float, type(None)))
-        return f"must be {what}" + (f", not {json.dumps(given)[:60]}" if plain else "")
+        what = _KINDS.get(kind) or _BOUNDS[kind].format(*map(plain_number, error["ctx"].values()))
+        is_scalar = isinstance(given, (str, int, float, type(None)))
+        return f"must be {what}" + (f", not {json.dumps(given)[:60]}" if is_scalar else "")
     if kind == "literal_error" and isinstance(error["input"], str):
-        message += _meant(error["input"], re.findall(r"'(\w+)'", message))
+        message += _suggest(error["input"], re.findall(r"'(\w+)'", message))
     message = message.replace("Field required", "is missing").replace(" after validation", "")
     return re.sub(r"^\w+ should (be|have)", r"must \1", message)
 
 
-def _meant(given: str, known: Sequence[str]) -> str:
+def _suggest(word: str, known: Sequence[str]) -> str:
     """Return a question that suggests the known word closest to a misspelt one."""
-    near = get_close_matches(given[:64].lower(), known, 1, 0.75)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    matches = get_close_matches(word[:64].lower(), known, 1, 0.75)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 class _Encoder:
@@ -243,7 +254,7 @@ class _Encoder:
 
     def __init__(self, model: Model, most: int) -> None:
         self._model = model
-        self._most = most
+        self._max_tokens = most
 
     def chat(self, messages: Sequence[ChatMessage], tools: Sequence[Declared]) -> list[int]:
         template = self._model.template
@@ -254,9 +265,9 @@ class _Encoder:
             )  # fmt: skip
         if messages[-1].role == "assistant":
             raise invalid("messages: must end with a message to answer", "messages")
-        read = [message.read() for message in messages]
-        self._check_size(sum(len(message.content.encode()) for message in read), "messages")
-        return self._checked(template.encode(read, tools=tools), "messages")
+        converted = [message.read() for message in messages]
+        self._check_size(sum(len(message.content.encode()) for message in converted), "messages")
+        return self._checked(template.encode(converted, tools=tools), "messages")
 
     def text(self, prompt: str | list[int], param: str = "prompt") -> list[int]:
         tokenizer = self._model.tokenizer
@@ -282,8 +293,9 @@ class _Encoder:
         return tokens
 
     def _check(self, count: int, param: str) -> None:
-        if count > self._most:
+        if count > self._max_tokens:
             raise ApiError(
-                400, f"the prompt has at least {count} tokens; this server takes {self._most}",
+                400,
+                f"the prompt has at least {count} tokens; this server takes {self._max_tokens}",
                 code="context_length_exceeded", param=param,
             )  # fmt: skip

@@ -66,8 +66,8 @@ class ResponseFormat(AnswerFormat):
                         for event in events)  # fmt: skip
 
     def failure(self, problem: ApiError) -> dict[str, Any]:
-        told = self.error(self._request.named(problem))["error"]
-        fields = {key: told[key] for key in ("code", "message", "param")}
+        error = self.error(self._request.named(problem))["error"]
+        fields = {key: error[key] for key in ("code", "message", "param")}
         return {"events": [self._event("error", **fields)]}
 
     def opening(self) -> list[dict[str, Any]]:
@@ -75,45 +75,47 @@ class ResponseFormat(AnswerFormat):
                             for word in ("created", "in_progress")]}]  # fmt: skip
 
     def piece(self, piece: Piece) -> dict[str, Any] | None:
-        events = list(self._joined(piece))
+        events = list(self._add_piece(piece))
         return {"events": events} if events else None
 
     def closing(self, ended: Ended) -> list[dict[str, Any]]:
-        events = list(self._ended(ended))
+        events = list(self._finish(ended))
         return [{"events": [*events, self._event(f"response.{self._body['status']}",
                                                  response=self._body)]}]  # fmt: skip
 
     def whole(self, pieces: Sequence[Piece], ended: Ended) -> dict[str, Any]:
         for piece in pieces:
-            list(self._joined(piece))
-        list(self._ended(ended))
+            list(self._add_piece(piece))
+        list(self._finish(ended))
         return self._body
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._count += 1
         return {"type": kind, "sequence_number": self._count - 1, **fields}
 
-    def _of_item(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def _item_event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Return an event of the last item."""
-        at = len(self._items) - 1
-        return self._event(f"response.{kind}", item_id=self._items[at]["id"], output_index=at,
+        index = len(self._items) - 1
+        return self._event(f"response.{kind}", item_id=self._items[index]["id"], output_index=index,
                            **fields)  # fmt: skip
 
-    def _joined(self, piece: Piece) -> Iterator[dict[str, Any]]:
+    def _add_piece(self, piece: Piece) -> Iterator[dict[str, Any]]:
         """Add a piece to the output; yield its events."""
         text = self._shown(piece)
-        told = self._logprobs(piece.logprobs)
-        logprobs = told["content"] if told else []
+        formatted = self._logprobs(piece.logprobs)
+        logprobs = formatted["content"] if formatted else []
         if text or logprobs:
             if not self._items or self._items[-1]["type"] != "message":
-                yield from self._done()
+                yield from self._finish_item()
                 yield from self._begin_message()
             part = self._items[-1]["content"][0]
             part["text"] += text
             part["logprobs"] += logprobs
-            yield self._of_item("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+            yield self._item_event(
+                "output_text.delta", content_index=0, delta=text, logprobs=logprobs
+            )
         for delta in piece.calls:
-            yield from self._called(delta)
+            yield from self._add_call(delta)
 
     def _begin_message(self) -> Iterator[dict[str, Any]]:
         part: dict[str, Any] = {
@@ -126,27 +128,27 @@ class ResponseFormat(AnswerFormat):
             "type": "message", "id": f"msg_{secrets.token_hex(12)}", "role": "assistant",
             "status": "in_progress", "content": [],
         }  # fmt: skip
-        yield self._added(item)
+        yield self._add_item(item)
         item["content"] = [part]
-        yield self._of_item("content_part.added", content_index=0, part=dict(part, logprobs=[]))
+        yield self._item_event("content_part.added", content_index=0, part=dict(part, logprobs=[]))
 
-    def _called(self, delta: CallDelta) -> Iterator[dict[str, Any]]:
+    def _add_call(self, delta: CallDelta) -> Iterator[dict[str, Any]]:
         if delta.name is not None:
-            yield from self._done()
-            yield self._added(
+            yield from self._finish_item()
+            yield self._add_item(
                 {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "call_id": delta.id,
                  "name": delta.name, "arguments": "", "status": "in_progress"}
             )  # fmt: skip
         if delta.text:
             self._items[-1]["arguments"] += delta.text
-            yield self._of_item("function_call_arguments.delta", delta=delta.text)
+            yield self._item_event("function_call_arguments.delta", delta=delta.text)
 
-    def _added(self, item: dict[str, Any]) -> dict[str, Any]:
+    def _add_item(self, item: dict[str, Any]) -> dict[str, Any]:
         self._items.append(item)
-        at = len(self._items) - 1
-        return self._event("response.output_item.added", output_index=at, item=dict(item))
+        index = len(self._items) - 1
+        return self._event("response.output_item.added", output_index=index, item=dict(item))
 
-    def _done(self, status: str = "completed") -> Iterator[dict[str, Any]]:
+    def _finish_item(self, status: str = "completed") -> Iterator[dict[str, Any]]:
         """Yield the events that end the last item, unless it has ended."""
         if not self._items or self._items[-1]["status"] != "in_progress":
             return
@@ -154,28 +156,28 @@ class ResponseFormat(AnswerFormat):
         item["status"] = status
         if item["type"] == "message":
             part = item["content"][0]
-            yield self._of_item("output_text.done", content_index=0, text=part["text"],
-                                logprobs=part["logprobs"])  # fmt: skip
-            yield self._of_item("content_part.done", content_index=0, part=part)
+            yield self._item_event("output_text.done", content_index=0, text=part["text"],
+                                   logprobs=part["logprobs"])  # fmt: skip
+            yield self._item_event("content_part.done", content_index=0, part=part)
         else:
-            yield self._of_item("function_call_arguments.done", arguments=item["arguments"])
-        at = len(self._items) - 1
-        yield self._event("response.output_item.done", output_index=at, item=item)
+            yield self._item_event("function_call_arguments.done", arguments=item["arguments"])
+        index = len(self._items) - 1
+        yield self._event("response.output_item.done", output_index=index, item=item)
 
-    def _ended(self, ended: Ended) -> Iterator[dict[str, Any]]:
+    def _finish(self, ended: Ended) -> Iterator[dict[str, Any]]:
         [result] = ended.results
         reason = result.finish_reason
-        whole = reason == "stop"
+        complete = reason == "stop"
         called = {call.id for call in result.tool_calls}
         last = self._items[-1] if self._items else {}
-        yield from self._done(
-            "completed" if whole or last.get("call_id") in called else "incomplete"
+        yield from self._finish_item(
+            "completed" if complete or last.get("call_id") in called else "incomplete"
         )
         usage = self._usage(ended)
         self._body |= {
-            "status": "completed" if whole else "incomplete",
-            "completed_at": time.time() if whole else None,
-            "incomplete_details": None if whole else {"reason": _ENDINGS.get(reason, reason)},
+            "status": "completed" if complete else "incomplete",
+            "completed_at": time.time() if complete else None,
+            "incomplete_details": None if complete else {"reason": _ENDINGS.get(reason, reason)},
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {
@@ -189,6 +191,6 @@ class ResponseFormat(AnswerFormat):
         }
         self._body |= extras(result)
         if self._body["store"]:
-            said = [item for item in self._items
-                    if item["type"] == "message" or item["call_id"] in called]  # fmt: skip
-            self._request.kept.keep(self._body["id"], [*self._request.items, *said])
+            output = [item for item in self._items
+                      if item["type"] == "message" or item["call_id"] in called]  # fmt: skip
+            self._request.kept.keep(self._body["id"], [*self._request.items, *output])

@@ -26,21 +26,22 @@ PATH = "/v1/responses"
 KEPT_BYTES = 16 << 20
 _LOGPROBS = "message.output_text.logprobs"
 # parameters that mean the same in both, including those beyond the API
-_SAME = {"model", "stream", "stream_options", "parallel_tool_calls", "top_logprobs", "seed",
-         "logit_bias", "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
-         "prompt_cache_retention", "prompt_cache_options", *SAMPLING}  # fmt: skip
-_OWN = {"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice", "include",
-        "previous_response_id", "store"}  # fmt: skip
+_UNCHANGED = {"model", "stream", "stream_options", "parallel_tool_calls", "top_logprobs", "seed",
+              "logit_bias", "user", "metadata", "service_tier", "safety_identifier",
+              "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+              *SAMPLING}  # fmt: skip
+_TRANSLATED = {"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice",
+               "include", "previous_response_id", "store"}  # fmt: skip
 # values that have no effect; others are refused
-_NOTHING: Mapping[str, Any] = {"background": [False], "truncation": ["disabled"],
-                               "reasoning": [{}, {"effort": "none"}]}  # fmt: skip
+_NO_EFFECT: Mapping[str, Any] = {"background": [False], "truncation": ["disabled"],
+                                 "reasoning": [{}, {"effort": "none"}]}  # fmt: skip
 # field in errors about chats → field that the client sent
-_NAMES = {"max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
-          "messages": "input",
-          "response_format.json_schema": "text.format",
-          "response_format": "text.format"}  # fmt: skip
-_PLACE = re.compile(r"\bmessages\.(\d+)(\.\w+)?")
-_OF_OUTPUTS = {".content": ".output", ".tool_call_id": ".call_id"}
+_SENT_FIELDS = {"max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
+                "messages": "input",
+                "response_format.json_schema": "text.format",
+                "response_format": "text.format"}  # fmt: skip
+_MESSAGE = re.compile(r"\bmessages\.(\d+)(\.\w+)?")
+_OUTPUT_FIELDS = {".content": ".output", ".tool_call_id": ".call_id"}
 
 
 class KeptResponses:
@@ -50,17 +51,17 @@ class KeptResponses:
     """
 
     def __init__(self, most: int = KEPT_BYTES) -> None:
-        self._most = most
+        self._max_bytes = most
         # as JSON: parsed, what clients may send takes twenty times as much memory
         self._items: OrderedDict[str, bytes] = OrderedDict()
         self._size = 0
 
     def keep(self, name: str, items: list[Any]) -> None:
-        made = encode(items)
+        encoded = encode(items)
         try:
-            self._items[name] = made
-            self._size += len(made)
-            while self._size > self._most:
+            self._items[name] = encoded
+            self._size += len(encoded)
+            while self._size > self._max_bytes:
                 self._size -= len(self._items.popitem(last=False)[1])
         except BaseException:  # out of memory
             self._size = sum(map(len, self._items.values()))
@@ -74,8 +75,8 @@ class KeptResponses:
                 "previous_response_id", "previous_response_not_found",
             )  # fmt: skip
         self._items.move_to_end(name)
-        found: list[Any] = json.loads(self._items[name])
-        return found
+        conversation: list[Any] = json.loads(self._items[name])
+        return conversation
 
 
 # the client's name for a message, and for its fields where they differ
@@ -98,17 +99,17 @@ class ResponseRequest:
     def named(self, problem: ApiError) -> ApiError:
         """Translate a refusal of the chat to the names that the client sent."""
         message, param = problem.message, problem.param or ""
-        message, param = _PLACE.sub(self._placed, message), _PLACE.sub(self._placed, param)
-        for theirs, ours in _NAMES.items():
-            message, param = message.replace(theirs, ours), param.replace(theirs, ours)
+        message, param = _MESSAGE.sub(self._rename, message), _MESSAGE.sub(self._rename, param)
+        for old, new in _SENT_FIELDS.items():
+            message, param = message.replace(old, new), param.replace(old, new)
         return ApiError(problem.status, message, code=problem.code, param=param or None,
                         headers=problem.headers)  # fmt: skip
 
-    def _placed(self, found: re.Match[str]) -> str:
-        if int(found[1]) >= len(self._places):  # quoted from the client's text
-            return found[0]
-        place, fields = self._places[int(found[1])]
-        return place + fields.get(found[2], found[2] or "")
+    def _rename(self, match: re.Match[str]) -> str:
+        if int(match[1]) >= len(self._places):  # quoted from the client's text
+            return match[0]
+        place, fields = self._places[int(match[1])]
+        return place + fields.get(match[2], match[2] or "")
 
     def form(self, asked: ParsedRequest, name: str, model: Model) -> ResponseFormat:
         return ResponseFormat(asked, name, model, self)
@@ -116,11 +117,11 @@ class ResponseRequest:
     def chat(self, sent: Given) -> dict[str, Any]:
         """Translate the body to /v1/chat/completions. Raises ApiError."""
         given = self.sent = {key: value for key, value in sent.items() if value is not None}
-        unknown = [key for key, value in given.items()
-                   if key not in _SAME | _OWN and value not in _NOTHING.get(key, ())]  # fmt: skip
+        unknown = [key for key, value in given.items() if key not in _UNCHANGED | _TRANSLATED
+                   and value not in _NO_EFFECT.get(key, ())]  # fmt: skip
         if unknown:
-            named = ", ".join(f"{name:.40}" for name in unknown[:20])
-            raise invalid(f"not supported here: {named}", unknown[0][:40], "unsupported_parameter")
+            names = ", ".join(f"{name:.40}" for name in unknown[:20])
+            raise invalid(f"not supported here: {names}", unknown[0][:40], "unsupported_parameter")
         include, text = given.get("include", []), given.get("text", {})
         if include not in ([], [_LOGPROBS]):
             raise invalid(f"include: must be [{_LOGPROBS!r}], or empty", "include")
@@ -132,7 +133,7 @@ class ResponseRequest:
         if "instructions" in given:
             messages.insert(0, {"role": "system", "content": given["instructions"]})
             self._places.insert(0, ("instructions", {".content": ""}))
-        return {key: value for key, value in given.items() if key in _SAME} | {
+        return {key: value for key, value in given.items() if key in _UNCHANGED} | {
             "messages": messages,
             "max_completion_tokens": given.get("max_output_tokens"),
             "logprobs": bool(include) or "top_logprobs" in given,
@@ -149,33 +150,33 @@ class ResponseRequest:
             new = [{"role": "user", "content": new}]
         if not isinstance(new, list):
             raise invalid("input: must be a text or a list of items", "input", "invalid_type")
-        before = self.sent.get("previous_response_id")
-        kept = [] if before is None else self.kept.items(before)
+        previous = self.sent.get("previous_response_id")
+        kept = [] if previous is None else self.kept.items(previous)
         self.items = [*kept, *new]
-        places = ["previous_response_id"] * len(kept) + [f"input.{at}" for at in range(len(new))]
-        messages, self._places = _told(self.items, places)
+        places = ["previous_response_id"] * len(kept) + [f"input.{i}" for i in range(len(new))]
+        messages, self._places = _to_messages(self.items, places)
         return messages
 
 
-def _told(items: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], list[_Place]]:
+def _to_messages(items: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], list[_Place]]:
     """Convert items to messages; return these and the place that each comes from.
 
     Calls join the assistant's message that they follow. `places`: places of the items.
     """
     messages: list[Any] = []
-    found: list[_Place] = []
+    origins: list[_Place] = []
     for place, item in zip(places, items, strict=True):
         fields: Mapping[str, str] = {}
-        told = item.get("type", "message") if isinstance(item, dict) else None
-        if told == "message":
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if kind == "message":
             known = {"role", "content", "type", "id", "status", "phase"}
-            left = {key: value for key, value in item.items() if key not in known and value}
-            if not isinstance(left.get("tool_calls", []), list):
+            rest = {key: value for key, value in item.items() if key not in known and value}
+            if not isinstance(rest.get("tool_calls", []), list):
                 where = f"{place}.tool_calls"
                 raise invalid(f"{where}: must be a list", where, "invalid_type")
             content = _content(item.get("content"), f"{place}.content")
-            messages.append({"role": item.get("role"), "content": content, **left})
-        elif told == "function_call":
+            messages.append({"role": item.get("role"), "content": content, **rest})
+        elif kind == "function_call":
             if not (messages and messages[-1]["role"] == "assistant"):
                 messages.append({"role": "assistant", "content": "", "tool_calls": []})
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
@@ -188,8 +189,8 @@ def _told(items: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], list[
                     place,
                 ) from None
             messages[-1].setdefault("tool_calls", []).append(call)
-        elif told == "function_call_output":
-            content, fields = _content(item.get("output"), f"{place}.output"), _OF_OUTPUTS
+        elif kind == "function_call_output":
+            content, fields = _content(item.get("output"), f"{place}.output"), _OUTPUT_FIELDS
             messages.append(
                 {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
             )
@@ -198,8 +199,8 @@ def _told(items: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], list[
                 f"{place}: must be a message, function_call or function_call_output",
                 place, "unsupported_content",
             )  # fmt: skip
-        found += [(place, fields)] * (len(messages) - len(found))
-    return messages, found
+        origins += [(place, fields)] * (len(messages) - len(origins))
+    return messages, origins
 
 
 def _content(given: Any, place: str) -> Any:
@@ -225,9 +226,9 @@ def _format(given: Any) -> Any:
 def _tools(given: Any) -> Any:
     if not isinstance(given, list):
         return given
-    for at, tool in enumerate(given):
+    for index, tool in enumerate(given):
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise invalid(f"tools.{at}: only functions are supported", f"tools.{at}")
+            raise invalid(f"tools.{index}: only functions are supported", f"tools.{index}")
     return [
         {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
         for tool in given

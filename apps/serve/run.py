@@ -34,11 +34,11 @@ JOIN_S = 5.0  # a run of the engine may be under way; it takes milliseconds, or 
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises InputError for an unknown address or a port in use."""
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )
         # asyncio sends small pieces at once (TCP_NODELAY) only if the socket names its protocol
-        family, kind, protocol, _, address = found[0]
+        family, kind, protocol, _, address = addresses[0]
         listening = socket.socket(family, kind, protocol)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -81,7 +81,7 @@ def run(
     The code is 0 after SIGTERM or SIGHUP, 130 after Ctrl-C. A second signal ends the process at
     once.
     """
-    serving = _Serving(settings, load, say, load_other)
+    serving = _ServerProcess(settings, load, say, load_other)
     code = asyncio.run(serving.until_told(listening))
     if not serving.worker.join(JOIN_S):
         # loading cannot be interrupted, and leaves nothing to clean up
@@ -101,7 +101,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _Serving:
+class _ServerProcess:
     def __init__(
         self,
         settings: ServerSettings,
@@ -113,7 +113,7 @@ class _Serving:
         self._say = say
         self._began = time.monotonic()
         self._code: int | None = None
-        self.worker = ModelWorker(load, self._loaded, name=settings.name, load_other=load_other)
+        self.worker = ModelWorker(load, self._on_loaded, name=settings.name, load_other=load_other)
         limits = settings.limits
         self._server = _Server(
             uvicorn.Config(
@@ -135,7 +135,7 @@ class _Serving:
     async def until_told(self, listening: socket.socket) -> int:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._loop.add_signal_handler(number, self._told, number)
+            self._loop.add_signal_handler(number, self._on_signal, number)
         # malformed requests deserve no warning
         for name in ("uvicorn", "asyncio"):  # nor do clients that leave during an answer
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -144,33 +144,34 @@ class _Serving:
         self.worker.stop()
         return self._code or 0
 
-    def _told(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._code is not None:
             os._exit(128 + number)
         self._code = 128 + number if number == signal.SIGINT else 0
         self.worker.drain()
         self._server.should_exit = True
         self._loop.call_later(self._settings.limits.grace_s, self.worker.stop)
-        self._tell({"event": "stopping", "signal": signal.Signals(number).name})
+        self._report({"event": "stopping", "signal": signal.Signals(number).name})
 
-    def _loaded(self) -> None:
+    def _on_loaded(self) -> None:
         """Called in the worker's thread: the model is loaded, or has failed to load."""
         with contextlib.suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(self._say_loaded)
+            self._loop.call_soon_threadsafe(self._report_loaded)
 
-    def _say_loaded(self) -> None:
+    def _report_loaded(self) -> None:
         if self.worker.problem is not None:
             self._server.should_exit = True
         elif self._code is None:
-            took, served = round(time.monotonic() - self._began, 3), self.worker.served
+            load_s, served = round(time.monotonic() - self._began, 3), self.worker.served
             assert served is not None
             engine = served.model.engine
+            several = isinstance(engine, JoinedEngine)
             engine = engine.engine if isinstance(engine, JoinedEngine) else engine
-            fact = {"event": "ready", "load_s": took, "engine": title(engine)}
-            joins = engine.most_joined > 1
-            self._tell(fact | {"parallel": self.worker.parallel, "joined": joins})
+            event = {"event": "ready", "load_s": load_s, "engine": title(engine)}
+            joins = several and engine.most_joined > 1
+            self._report(event | {"parallel": self.worker.parallel, "joined": joins})
 
-    def _tell(self, fact: dict[str, Any]) -> None:
+    def _report(self, event: dict[str, Any]) -> None:
         """Report an event, unless the terminal or pipe has been closed."""
         with contextlib.suppress(OSError):
-            self._say(fact)
+            self._say(event)

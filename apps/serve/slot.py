@@ -79,9 +79,9 @@ class Slot:
 
     def known(self, prompt: Sequence[int]) -> int:
         """Return the length of the prefix shared with a prompt; 0 if rewinding cannot reach it."""
-        held = as_tokens(self._context.tokens)
-        same = agree(held, as_tokens(prompt))
-        return same if len(held) - same <= self._context.state.reach else 0
+        consumed = as_tokens(self._context.tokens)
+        shared = agree(consumed, as_tokens(prompt))
+        return shared if len(consumed) - shared <= self._context.state.reach else 0
 
     def begin(
         self, tokens: Sequence[int], params: SamplingParams, *, continued: bool,
@@ -94,18 +94,18 @@ class Slot:
         Raises ContextFullError when the KV caches cannot hold the prompt.
         """
         self._context.check_room(len(tokens))
-        wanted = tuple(tokens)
+        prompt = tuple(tokens)
         self.reused, self._prompt_end = 0, None
         self._rng = new_rng(params.seed)
 
         def prefill(answer: Answer) -> Logits | None:
-            self.reused = answer.reused_tokens = self._recall(wanted)
-            logits = self._read(wanted, answer)
+            self.reused = answer.reused_tokens = self._reuse_longest(prompt)
+            logits = self._read(prompt, answer)
             if more and logits is not None:
                 self._prompt_end = self._context.mark(), logits.copy()
             return logits
 
-        return self._answer(params, continued, tools, prefill)
+        return self._start_answer(params, continued, tools, prefill)
 
     def again(
         self, params: SamplingParams, *, continued: bool, tools: ToolUse | None = None
@@ -120,9 +120,9 @@ class Slot:
             answer.reused_tokens = len(self._context.tokens)
             return logits
 
-        return self._answer(params, continued, tools, prefill)
+        return self._start_answer(params, continued, tools, prefill)
 
-    def _answer(
+    def _start_answer(
         self, params: SamplingParams, continued: bool, tools: ToolUse | None,
         prefill: Callable[[Answer], Logits | None],
     ) -> Generation:  # fmt: skip
@@ -144,53 +144,53 @@ class Slot:
         )  # fmt: skip
         return Generation(answer, pieces, nullcontext())
 
-    def _read(self, wanted: tuple[int, ...], answer: Answer) -> Logits | None:
+    def _read(self, prompt: tuple[int, ...], answer: Answer) -> Logits | None:
         """Run the prompt, keeping states on the way; return the logits [V] after it."""
         context = self._context
-        for place in self._places(wanted):
-            if context.feed(wanted[len(context.tokens) : place], answer.halted) is None:
+        for place in self._lengths_to_keep(prompt):
+            if context.feed(prompt[len(context.tokens) : place], answer.halted) is None:
                 break
             self.store.add(context.mark())
-        rest = wanted[len(context.tokens) :]
-        held = len(context.tokens)
-        read = context.feed(rest, answer.halted)
-        answer.prompt_tokens = len(context.tokens) - held  # fewer where it was halted
-        return read
+        rest = prompt[len(context.tokens) :]
+        start = len(context.tokens)
+        logits = context.feed(rest, answer.halted)
+        answer.prompt_tokens = len(context.tokens) - start  # fewer where it was halted
+        return logits
 
-    def _recall(self, prompt: tuple[int, ...]) -> int:
+    def _reuse_longest(self, prompt: tuple[int, ...]) -> int:
         """Go to the longest known state that is a prefix of the prompt; return its length."""
         context = self._context
         if not self._reuses:
             context.clear()
             return 0
-        wanted = as_tokens(prompt)
-        live = min(agree(as_tokens(context.tokens), wanted), len(wanted) - 1)
-        kept = self.store.longest(wanted)
+        prompt_tokens = as_tokens(prompt)
+        live = min(agree(as_tokens(context.tokens), prompt_tokens), len(prompt_tokens) - 1)
+        kept = self.store.longest(prompt_tokens)
         reachable = len(context.tokens) - live <= context.state.reach
         if not reachable or (kept is not None and len(kept.tokens) > live):
-            self._leave()
+            self._store_running()
             if kept is None:
                 context.clear()
             else:
                 context.restore(kept.mark)
         return context.align(prompt)
 
-    def _leave(self) -> None:
+    def _store_running(self) -> None:
         """Keep the running state, which another one is about to replace."""
         tokens = self._context.tokens
         if self._keeps and len(tokens) - self.store.shared(as_tokens(tokens)) >= WORTH:
             self.store.add(self._context.mark())
 
-    def _places(self, wanted: tuple[int, ...]) -> list[int]:
+    def _lengths_to_keep(self, prompt: tuple[int, ...]) -> list[int]:
         """Return the lengths of the prompt's prefixes whose states are kept, in order."""
         if not self._keeps:
             return []
-        at, places = self.reused, []
-        last = len(wanted) - 1
-        for place in (min(self.store.shared(as_tokens(wanted)), last), last):
-            if place - at >= WORTH:
+        previous, places = self.reused, []
+        last = len(prompt) - 1
+        for place in (min(self.store.shared(as_tokens(prompt)), last), last):
+            if place - previous >= WORTH:
                 places.append(place)
-                at = place
+                previous = place
         return places
 
 
@@ -233,24 +233,26 @@ class PrefixStore:
         size = len(wanted) - 1
         with self._lock:
             while size > 0:
-                at = bisect_right(self._order, _key(wanted[:size]))
-                if not at:
+                index = bisect_right(self._order, _key(wanted[:size]))
+                if not index:
                     return None
                 # a prefix of `wanted` sorts before it, and behind all shorter prefixes
-                kept = self._kept[self._order[at - 1]]
-                same = agree(kept.tokens, wanted[:size])
-                if same == len(kept.tokens):
-                    self._kept.move_to_end(self._order[at - 1])
+                kept = self._kept[self._order[index - 1]]
+                shared = agree(kept.tokens, wanted[:size])
+                if shared == len(kept.tokens):
+                    self._kept.move_to_end(self._order[index - 1])
                     return kept
-                size = same
+                size = shared
             return None
 
     def shared(self, wanted: Tokens) -> int:
         """Return the length of the longest prefix that `wanted` shares with a kept state."""
         with self._lock:
-            at = bisect_right(self._order, _key(wanted))
-            beside = [self._kept[key].tokens for key in self._order[max(0, at - 1) : at + 1]]
-        return max((agree(tokens, wanted) for tokens in beside), default=0)
+            index = bisect_right(self._order, _key(wanted))
+            neighbours = [
+                self._kept[key].tokens for key in self._order[max(0, index - 1) : index + 1]
+            ]
+        return max((agree(tokens, wanted) for tokens in neighbours), default=0)
 
     def add(self, mark: ContextMark) -> None:
         """Keep a state, replacing one of the same tokens; then evict states beyond the budget."""
@@ -260,13 +262,13 @@ class PrefixStore:
             try:
                 self._put(key, new)
             except BaseException:  # out of memory: half a change is worse than an empty store
-                self._forget()
+                self._drop_all()
                 raise
 
     def clear(self) -> None:
         """Drop all kept states."""
         with self._lock:
-            self._forget()
+            self._drop_all()
 
     def _put(self, key: bytes, new: Kept) -> None:
         if key in self._kept:
@@ -277,7 +279,7 @@ class PrefixStore:
         while self.nbytes > self.budget:
             self._drop(next(iter(self._kept)))
 
-    def _forget(self) -> None:
+    def _drop_all(self) -> None:
         self._kept.clear()
         self._order.clear()
         self.nbytes = 0

@@ -40,7 +40,7 @@ class SlotPool:
 
     def take(self, prompt: Sequence[int]) -> Slot:
         """Take the free slot whose state has read most of the prompt, else the longest idle one."""
-        slot = max(self._free, key=lambda one: one.known(prompt))
+        slot = max(self._free, key=lambda candidate: candidate.known(prompt))
         self._free.remove(slot)
         return slot
 
@@ -84,9 +84,9 @@ def make_slots(
 def _check_fits(model: Model, count: int, capacity: int | None) -> None:
     """Raise StateError when `count` states do not fit into memory."""
     plan = model.engine.memory_plan(window=WINDOW, capacity=capacity)
-    each = plan["state_ring"] + plan["kv_cache"] + plan["logits"] + plan["snapshot"]
+    bytes_per_slot = plan["state_ring"] + plan["kv_cache"] + plan["logits"] + plan["snapshot"]
     memory.check_fits(
-        {"total": count * each},
+        {"total": count * bytes_per_slot},
         error=StateError,
         remedy="answer fewer at once with --parallel, use a smaller --context, or stop other "
         "programs",

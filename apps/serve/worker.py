@@ -28,7 +28,7 @@ Load = Callable[[], tuple[Model, Sequence[Slot]]]
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _ModelRequest:
     """A model that a request asks for; `found` receives it when its turn has come."""
 
     name: str
@@ -68,11 +68,11 @@ class ModelWorker:
         self._load = load
         self._load_other = load_other
         self._changed = changed
-        self._jobs: list[Job | _Wanted] = []
+        self._jobs: list[Job | _ModelRequest] = []
         self._turns: dict[str, int] = {}  # client → number of its last turn
-        self._running: set[Job | _Wanted] = set()
+        self._running: set[Job | _ModelRequest] = set()
         self._wake = threading.Condition()
-        self._typical_s = 1.0
+        self._average_s = 1.0
         self._given_up = ""
         # a daemon, so that a process that must exit at once does not wait for it
         self._threads = [threading.Thread(target=self._main, name="edge-model", daemon=True)]
@@ -110,15 +110,15 @@ class ModelWorker:
         self.check_ready()
         if name == self.name and self.served is not None:
             return self.served
-        wanted = _Wanted(name, Future(), client)
-        self.submit(wanted)
+        request = _ModelRequest(name, Future(), client)
+        self.submit(request)
         try:
-            left = max(0.0, until - time.monotonic())
-            return await asyncio.wait_for(asyncio.wrap_future(wanted.found), left)
+            remaining_s = max(0.0, until - time.monotonic())
+            return await asyncio.wait_for(asyncio.wrap_future(request.found), remaining_s)
         except asyncio.TimeoutError:
             raise too_late("the deadline passed before the model was loaded") from None
 
-    def submit(self, job: Job | _Wanted) -> None:
+    def submit(self, job: Job | _ModelRequest) -> None:
         """Queue a job. Raises ApiError 503 when the server accepts none."""
         with self._wake:
             self.check_ready()
@@ -127,7 +127,7 @@ class ModelWorker:
 
     def retry_s(self, ahead: int) -> int:
         """Return the seconds after which to retry, with `ahead` requests in front."""
-        return min(60, max(1, math.ceil(self._typical_s * ahead / self.parallel)))
+        return min(60, max(1, math.ceil(self._average_s * ahead / self.parallel)))
 
     def drain(self) -> None:
         """Accept no more jobs and refuse those that wait; running answers continue."""
@@ -169,7 +169,7 @@ class ModelWorker:
             if self.state == "loading":
                 self.state = "ready"
         self._changed()
-        self._work()
+        self._run_jobs()
 
     def _serve(self, loaded: tuple[Model, Sequence[Slot]]) -> None:
         """Serve this model from now on, with a thread for each slot."""
@@ -177,57 +177,61 @@ class ModelWorker:
         self.served = Served(model, SlotPool(slots))
         while len(self._threads) < len(slots):
             name = f"edge-model-{len(self._threads)}"
-            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+            self._threads.append(threading.Thread(target=self._run_jobs, name=name, daemon=True))
             self._threads[-1].start()
 
-    def _work(self) -> None:
-        while (begun := self._next()) is not None:
-            job, slot = begun
-            if isinstance(job, _Wanted):
-                self._change(job)
-                self._done(job)
+    def _run_jobs(self) -> None:
+        while (turn := self._next_job()) is not None:
+            job, slot = turn
+            if isinstance(job, _ModelRequest):
+                self._change_model(job)
+                self._finish(job)
                 continue
-            began = time.monotonic()
-            event = self._answered(job, slot)
-            self._done(job, slot, time.monotonic() - began)
+            started = time.monotonic()
+            event = self._answer(job, slot)
+            self._finish(job, slot, time.monotonic() - started)
             job.post(event)
 
-    def _done(self, job: Job | _Wanted, slot: Slot | None = None, took_s: float = 0.0) -> None:
+    def _finish(
+        self, job: Job | _ModelRequest, slot: Slot | None = None, took_s: float = 0.0
+    ) -> None:
         with self._wake:
             self._running.discard(job)
             if slot is not None and (pool := self._pool(job)) is not None:
                 pool.give(slot)
-                self._typical_s += 0.2 * (took_s - self._typical_s)
+                self._average_s += 0.2 * (took_s - self._average_s)
             self._wake.notify_all()
 
-    def _pool(self, job: Job | _Wanted) -> SlotPool | None:
+    def _pool(self, job: Job | _ModelRequest) -> SlotPool | None:
         """Return the slots of the model that a job is for; None if it could not be loaded."""
         served = (job.served if isinstance(job, Job) else None) or self.served
         return None if served is None else served.slots
 
-    def _change(self, wanted: _Wanted) -> None:
+    def _change_model(self, request: _ModelRequest) -> None:
         """Replace the model by another one, or by the first one again."""
-        if not wanted.found.set_running_or_notify_cancel():  # nobody waits for it any more
+        if not request.found.set_running_or_notify_cancel():  # nobody waits for it any more
             return
         try:
-            if wanted.name != self.name or self.served is None:
+            if request.name != self.name or self.served is None:
                 # the memory of the old model is freed with the last request that it answers
-                self.name, self.served = wanted.name, None
-                if wanted.name == self._first:
+                self.name, self.served = request.name, None
+                if request.name == self._first:
                     self._serve(self._load())
                 elif self._load_other is not None:
-                    self._serve(self._load_other(wanted.name))
+                    self._serve(self._load_other(request.name))
             assert self.served is not None
-            wanted.found.set_result(self.served)
+            request.found.set_result(self.served)
         except BaseException as problem:
             self.name = ""
-            wanted.found.set_exception(problem)
+            request.found.set_exception(problem)
 
-    def _next(self) -> tuple[Job | _Wanted, Slot | None] | None:
+    def _next_job(self) -> tuple[Job | _ModelRequest, Slot | None] | None:
         """Wait for the next job; return it and its slot, or None when the server stops."""
         with self._wake:
             while True:
-                job = min(self._jobs, key=lambda one: self._turns.get(one.client, 0), default=None)
+                job = min(
+                    self._jobs, key=lambda waiting: self._turns.get(waiting.client, 0), default=None
+                )
                 if job is not None and self._may_begin(job):
                     break
                 if job is None and self.state == "stopping":
@@ -239,37 +243,37 @@ class ModelWorker:
                 self._turns = {job.client: 1}
             self._running.add(job)
             pool = self._pool(job)
-            if pool is None or isinstance(job, _Wanted):
+            if pool is None or isinstance(job, _ModelRequest):
                 return job, None
             return job, pool.take(job.asked.tokens)
 
-    def _may_begin(self, job: Job | _Wanted) -> bool:
+    def _may_begin(self, job: Job | _ModelRequest) -> bool:
         """Return whether a job may begin now; a change of the model must run alone."""
-        if isinstance(job, _Wanted):
+        if isinstance(job, _ModelRequest):
             return not self._running
-        changing = any(isinstance(one, _Wanted) for one in self._running)
+        changing = any(isinstance(other, _ModelRequest) for other in self._running)
         pool = self._pool(job)
         return not changing and (pool is None or pool.free)
 
-    def _answered(self, job: Job, slot: Slot | None) -> Event:
+    def _answer(self, job: Job, slot: Slot | None) -> Event:
         """Run a job; return how it ended."""
         try:
             if job.cancelled.is_set() or time.monotonic() >= job.until:
                 return too_late("the deadline passed before the request's turn came")
             job.begun = True
             assert slot is not None
-            asked = job.asked
-            if isinstance(asked, EmbeddingRequest):
-                return self._embedded(job, asked)
+            request = job.asked
+            if isinstance(request, EmbeddingRequest):
+                return self._embed(job, request)
             waited = time.monotonic() - job.came
             results: list[GenerationResult] = []
-            while len(results) < asked.count:
-                generation = self._begin(job, asked, slot, again=bool(results))
+            while len(results) < request.count:
+                generation = self._begin(job, request, slot, again=bool(results))
                 job.attach(generation)
-                self._run(generation, job, len(results))
+                self._stream(generation, job, len(results))
                 results.append(generation.result)
-            self.metrics.answered(len(asked.tokens), slot.reused, waited, results)
-            return self._ended(results, slot)
+            self.metrics.answered(len(request.tokens), slot.reused, waited, results)
+            return self._result_event(results, slot)
         except EdgeError as problem:
             refusal = of_edge_error(problem)
             if refusal.status >= 500:
@@ -279,7 +283,7 @@ class ModelWorker:
             tell_traceback()
             return internal()
 
-    def _embedded(self, job: Job, asked: EmbeddingRequest) -> Event:
+    def _embed(self, job: Job, request: EmbeddingRequest) -> Event:
         served, began = job.served or self.served, time.monotonic()
         assert served is not None
         embedder = served.model.embedder(capacity=served.slots.capacity)
@@ -288,42 +292,42 @@ class ModelWorker:
             return job.cancelled.is_set() or time.monotonic() >= job.until
 
         vectors: list[Vectors] = []
-        for tokens in asked.inputs:
-            vector = embedder.embed(tokens, pooling=asked.pooling, halted=halted)
+        for tokens in request.inputs:
+            vector = embedder.embed(tokens, pooling=request.pooling, halted=halted)
             if vector is None:
                 late = too_late("the deadline passed before all texts were read")
                 return stopping() if self.state == "stopping" else late
             vectors.append(vector)
-        self.metrics.embedded(asked.count)
-        return Embedded(asked, tuple(vectors), time.monotonic() - began)
+        self.metrics.embedded(request.count)
+        return Embedded(request, tuple(vectors), time.monotonic() - began)
 
-    def _begin(self, job: Job, asked: ParsedRequest, slot: Slot, *, again: bool) -> Generation:
-        left = max(job.until - time.monotonic(), 1e-9)
-        params = replace(asked.params, deadline_s=left)
+    def _begin(self, job: Job, request: ParsedRequest, slot: Slot, *, again: bool) -> Generation:
+        remaining_s = max(job.until - time.monotonic(), 1e-9)
+        params = replace(request.params, deadline_s=remaining_s)
         if again:
-            return slot.again(params, continued=not asked.chat, tools=asked.tools)
+            return slot.again(params, continued=not request.chat, tools=request.tools)
         return slot.begin(
-            asked.tokens, params,
-            continued=not asked.chat, tools=asked.tools, more=asked.count > 1,
+            request.tokens, params,
+            continued=not request.chat, tools=request.tools, more=request.count > 1,
         )  # fmt: skip
 
-    def _run(self, generation: Generation, job: Job, choice: int) -> None:
-        told = 0
+    def _stream(self, generation: Generation, job: Job, choice: int) -> None:
+        reported = 0
         for text in generation:
-            found = generation.logprobs(told)
-            told += len(found)
-            job.post(Piece(text, choice, found, generation.call_deltas()))
+            logprobs = generation.logprobs(reported)
+            reported += len(logprobs)
+            job.post(Piece(text, choice, logprobs, generation.call_deltas()))
 
-    def _ended(self, results: Sequence[GenerationResult], slot: Slot) -> Event:
+    def _result_event(self, results: Sequence[GenerationResult], slot: Slot) -> Event:
         last = results[-1]
         if last.finish_reason == "cancelled" and self.state == "stopping":
             return stopping()
         if last.finish_reason == "deadline" and not any(result.tokens for result in results):
             return too_late("the deadline passed before the prompt was read")
-        self._tell_of(last)
+        self._log_drafting(last)
         return Ended(tuple(results), slot.reused)
 
-    def _tell_of(self, result: GenerationResult) -> None:
+    def _log_drafting(self, result: GenerationResult) -> None:
         """Log why drafting was given up, once per reason; answers only say that it was."""
         drafted = result.speculation
         problem = drafted.problem if drafted else ""

@@ -50,23 +50,23 @@ class Turns:
 
     def __init__(self, files: Sequence[Path]) -> None:
         """Read the files. Raises InputError for lines that are no conversation, or no messages."""
-        found: dict[str, list[str]] = {}
+        by_source: dict[str, list[str]] = {}
         for file in files:
-            for number, line in enumerate(_lines(file), 1):
+            for number, line in enumerate(_read_lines(file), 1):
                 if not line.strip():
                     continue
                 try:
                     record = json.loads(line)
                     turns = [m["content"] for m in record["messages"] if m["role"] == "user"]
-                    said = found.setdefault(str(record.get("source", file.name)), [])
-                    said += [text.strip()[:LONGEST] for text in turns if text.strip()]
+                    texts = by_source.setdefault(str(record.get("source", file.name)), [])
+                    texts += [text.strip()[:LONGEST] for text in turns if text.strip()]
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     raise InputError(
                         f"line {number} of {file} is not a conversation",
                         field="--prompts",
                         remedy='give lines of {"messages": [{"role": "user", "content": …}]}',
                     ) from None
-        self._turns = [said for said in found.values() if said]
+        self._turns = [texts for texts in by_source.values() if texts]
         if not self._turns:
             raise InputError("holds no messages of users", field="--prompts")
 
@@ -74,7 +74,7 @@ class Turns:
         return rng.choice(rng.choice(self._turns))
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     try:
         return file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeError) as problem:
@@ -90,23 +90,23 @@ def groups(model: Model, prompts: Drawn, seed: int, count: int, size: int) -> li
     if model.template is None:
         raise InputError("has no chat template", field="bundle")
     rng = random.Random(f"{seed}/prompts")
-    asked: dict[Asked, None] = {}
+    drawn: dict[Asked, None] = {}
     for _ in range(count):
         text = prompts.draw(rng)
         if not text.strip():
             continue
         ids = model.template.encode([Message("user", text)])
-        asked[Asked(text, tuple(ids), rng.choice(TEMPERATURES))] = None
+        drawn[Asked(text, tuple(ids), rng.choice(TEMPERATURES))] = None
     lengths: dict[int, list[Asked]] = {}
-    for one in asked:
-        lengths.setdefault(len(one.ids), []).append(one)
-    found = [
-        same[start : start + size]
-        for same in lengths.values()
-        for start in range(0, len(same) - size + 1, size)
+    for prompt in drawn:
+        lengths.setdefault(len(prompt.ids), []).append(prompt)
+    batches = [
+        equal[start : start + size]
+        for equal in lengths.values()
+        for start in range(0, len(equal) - size + 1, size)
     ]
-    rng.shuffle(found)
-    return found
+    rng.shuffle(batches)
+    return batches
 
 
 def answers(
@@ -115,22 +115,22 @@ def answers(
     """Return one answer per prompt, of at most `most` tokens, with its end token if reached."""
     rng = np.random.default_rng(list(seed.encode()))
     state.clear()
-    heat = np.array([one.temperature for one in group], np.float32)
-    said: list[list[int]] = [[] for _ in group]
-    going = list(range(len(group)))
-    tokens = np.array([one.ids for one in group], np.int64)
+    temperatures = np.array([prompt.temperature for prompt in group], np.float32)
+    written: list[list[int]] = [[] for _ in group]
+    unfinished = list(range(len(group)))
+    tokens = np.array([prompt.ids for prompt in group], np.int64)
     for start in range(0, tokens.shape[1], model.engine.chunk):
         chunk = tokens[:, start : start + model.engine.chunk]
         logits = model.engine.run(chunk, state, commit=True)
     for _ in range(most):
-        chosen = choose(logits[:, -1], heat, rng)
-        for row in going:
-            said[row].append(int(chosen[row]))
-        going = [row for row in going if said[row][-1] not in model.tokenizer.eos]
-        if len(going) <= len(group) // FEW:
+        chosen = choose(logits[:, -1], temperatures, rng)
+        for row in unfinished:
+            written[row].append(int(chosen[row]))
+        unfinished = [row for row in unfinished if written[row][-1] not in model.tokenizer.eos]
+        if len(unfinished) <= len(group) // FEW:
             break
         logits = model.engine.run(chosen[:, None], state, commit=True)
-    return said
+    return written
 
 
 def choose(
@@ -157,7 +157,7 @@ def say_all(
     """Yield the answers of one group at a time as token ids, from group `done` on."""
     if not asked:
         raise _too_few()
-    longest = max(len(one.ids) for group in asked for one in group)
+    longest = max(len(prompt.ids) for group in asked for prompt in group)
     state = model.engine.new_state(batch=len(asked[0]), window=1, capacity=longest + most)
     for index in range(done, len(asked)):
         yield answers(model, state, asked[index], f"{seed}/{index}", most)
@@ -169,14 +169,14 @@ def conversations(
     """Yield one prompt and its answer at a time, without the first `done`."""
     if not asked:
         raise _too_few()
-    group, inside = divmod(done, len(asked[0]))
-    for index, said in enumerate(say_all(model, asked, group, seed, most), group):
-        for one, ids in list(zip(asked[index], said, strict=True))[inside:]:
+    group, offset = divmod(done, len(asked[0]))
+    for index, written in enumerate(say_all(model, asked, group, seed, most), group):
+        for prompt, ids in list(zip(asked[index], written, strict=True))[offset:]:
             answer = model.tokenizer.decode([i for i in ids if i not in model.tokenizer.eos])
-            turns = (("user", one.text), ("assistant", answer))
+            turns = (("user", prompt.text), ("assistant", answer))
             messages = [{"role": role, "content": content} for role, content in turns]
-            yield {"messages": messages, "temperature": one.temperature}
-        inside = 0
+            yield {"messages": messages, "temperature": prompt.temperature}
+        offset = 0
 
 
 def write_answers(
@@ -202,8 +202,8 @@ def write_answers(
     """
     source = Turns(prompts)
     model = load(resolve(bundle), threads=threads)
-    asked = groups(model, source, seed, count, together)
-    if not asked:  # before the file is created
+    batches = groups(model, source, seed, count, together)
+    if not batches:  # before the file is created
         raise _too_few()
-    go_on(output, lambda done: conversations(model, asked, done, seed, max_tokens))
+    go_on(output, lambda done: conversations(model, batches, done, seed, max_tokens))
     say(output)

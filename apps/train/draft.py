@@ -47,19 +47,19 @@ def draft(
     from edge.export.distill.drafting import DrafterTraining
     from edge.export.distill.options import DrafterOptions
 
-    asked = DrafterOptions(
+    options = DrafterOptions(
         mixer=mixer, layers=layers, rank=rank, train_ends=train_ends, choice=choice,
         overlap=overlap, label=label, **learning.asked(),
     )  # fmt: skip
     with named_as_options():
         summary = DrafterTraining(
-            resolve(teacher), learning.output, asked, report, picture_of
+            resolve(teacher), learning.output, options, report, picture_of
         ).run()
-    found = summary.figures
+    figures = summary.figures
     learning.tell(
         summary,
         f"{summary.path}: {summary.parameters / 1e6:.1f} M parameters",
-        f"  target      same choice {found['same_choice']:.1%}, in common "
-        f"{found['overlap']:.1%}, KL {found['kl']:.4f} nats a token",
+        f"  target      same choice {figures['same_choice']:.1%}, in common "
+        f"{figures['overlap']:.1%}, KL {figures['kl']:.4f} nats a token",
         f"next: edge export {summary.path} -o BUNDLE --quant w8, then edge run NAME --draft BUNDLE",
     )

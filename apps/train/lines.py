@@ -12,10 +12,10 @@ def whole_lines(path: Path) -> int:
     if not path.exists():
         return 0
     content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
         with path.open("rb+") as file:
-            file.truncate(whole)
+            file.truncate(end)
     return content.count(b"\n")
 
 

@@ -22,7 +22,7 @@ Teacher = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Talks(Learning):
+class _TuneLearning(Learning):
     text: Annotated[
         list[Path],
         typer.Option(
@@ -34,7 +34,7 @@ class _Talks(Learning):
 @grouped
 def sft(
     model: Tuned,
-    learning: _Talks,
+    learning: _TuneLearning,
     teacher: Teacher = None,
     label: Annotated[
         float, learns(help="Share of the loss on the answers; the rest is on the teacher.")
@@ -48,16 +48,16 @@ def sft(
     from edge.export.distill.tuning import FineTuning
 
     start = resolve(model)
-    asked = TuneOptions(model=start, label=label, **learning.asked())
-    kept = start if teacher is None else resolve(teacher)
+    options = TuneOptions(model=start, label=label, **learning.asked())
+    teacher_path = start if teacher is None else resolve(teacher)
     with named_as_options():
-        summary = FineTuning(kept, learning.output, asked, report, picture_of).run()
-    found = summary.figures
+        summary = FineTuning(teacher_path, learning.output, options, report, picture_of).run()
+    figures = summary.figures
     learning.tell(
         summary,
         f"{summary.path}",
-        f"  answers     {found['loss']:.4f} nats a token held out, perplexity "
-        f"{found['perplexity']:.4g}; teacher {found['teacher_loss']:.4f}",
+        f"  answers     {figures['loss']:.4f} nats a token held out, perplexity "
+        f"{figures['perplexity']:.4g}; teacher {figures['teacher_loss']:.4f}",
         f"next: edge export {summary.path} -o BUNDLE",
     )
 
@@ -65,7 +65,7 @@ def sft(
 @grouped
 def dpo(
     model: Tuned,
-    learning: _Talks,
+    learning: _TuneLearning,
     teacher: Teacher = None,
     beta: Annotated[float, learns(help="Penalty for moving away from the teacher.")] = 0.1,
 ) -> None:
@@ -77,15 +77,15 @@ def dpo(
     from edge.export.distill.tuning import PreferenceTuning
 
     start = resolve(model)
-    asked = PreferenceOptions(model=start, beta=beta, **learning.asked())
-    kept = start if teacher is None else resolve(teacher)
+    options = PreferenceOptions(model=start, beta=beta, **learning.asked())
+    teacher_path = start if teacher is None else resolve(teacher)
     with named_as_options():
-        summary = PreferenceTuning(kept, learning.output, asked, report, picture_of).run()
-    found = summary.figures
+        summary = PreferenceTuning(teacher_path, learning.output, options, report, picture_of).run()
+    figures = summary.figures
     learning.tell(
         summary,
         f"{summary.path}",
-        f"  held out    loss {found['loss']:.4f}, margin {found['margin']:.4f}, chosen preferred "
-        f"{found['preferred']:.1%}",
+        f"  held out    loss {figures['loss']:.4f}, margin {figures['margin']:.4f}, chosen "
+        f"preferred {figures['preferred']:.1%}",
         f"next: edge export {summary.path} -o BUNDLE",
     )

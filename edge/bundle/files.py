@@ -45,9 +45,9 @@ def open_inside(folder_fd: int, path: str, *, folder: str) -> int:
     directory = os.dup(folder_fd)
     try:
         for part in parents:
-            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            child = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
             os.close(directory)
-            directory = below
+            directory = child
         # O_NONBLOCK: opening a FIFO put in a file's place must not hang
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
     except FileNotFoundError:

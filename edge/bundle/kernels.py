@@ -24,7 +24,7 @@ PLAN_FILE = "graphs/cuda.json"
 DEVICE_GRAPH = "tensorrt"
 DEVICE_GRAPH_FILE = "graphs/tensorrt.onnx"
 WEIGHT_FILE = "weights.bin"
-_LARGEST = 64 << 20
+_MAX_FILE_BYTES = 64 << 20
 
 
 def index_file(sm: int) -> str:
@@ -34,11 +34,11 @@ def index_file(sm: int) -> str:
 
 def sizes(manifest: Manifest) -> dict[str, tuple[int, int]]:
     """Return architecture ("sm_87") → (number of cubins, their bytes including the index)."""
-    found = {}
+    counts = {}
     for name, index in sorted(manifest.kernels.items(), key=lambda item: int(item[0][3:])):
         files = [e for e in manifest.files if e.path.startswith(f"{index.rpartition('/')[0]}/")]
-        found[name] = (len(files) - 1, sum(entry.size for entry in files))
-    return found
+        counts[name] = (len(files) - 1, sum(entry.size for entry in files))
+    return counts
 
 
 class BundledKernels:
@@ -59,15 +59,15 @@ class BundledKernels:
 
         Raises BundleError when the index lacks it or its file is altered or truncated.
         """
-        found = self.index.kernels.get(variant.key)
-        if found is None:
+        kernel = self.index.kernels.get(variant.key)
+        if kernel is None:
             raise BundleError(
                 f"has no kernel {variant.key}, which the plan launches",
                 file=f"{self._bundle.path}/{self._file}",
                 field="kernels",
-                remedy=_command(self._bundle, self.index.sm),
+                remedy=_remedy(self._bundle, self.index.sm),
             )
-        return found, self._bundle.read(f"{self._folder}/{found.file}")
+        return kernel, self._bundle.read(f"{self._folder}/{kernel.file}")
 
 
 def open_plan(bundle: Bundle) -> LaunchPlan:
@@ -81,9 +81,9 @@ def open_plan(bundle: Bundle) -> LaunchPlan:
             "has no launch plan, which the engines cpu and cuda need",
             file=f"{bundle.path}/manifest.json",
             field=f"graphs.{PLAN}",
-            remedy=f"add it with this version: {_export(bundle, 'cpu')}",
+            remedy=f"add it with this version: {_export_command(bundle, 'cpu')}",
         )
-    plan = _parsed(bundle, file, LaunchPlan)
+    plan = _read_json(bundle, file, LaunchPlan)
     manifest, entry = bundle.manifest, bundle.manifest.entry(WEIGHT_FILE)
     try:
         check_plan(
@@ -110,14 +110,14 @@ def open_kernels(bundle: Bundle, sm: int) -> BundledKernels:
     """
     file = bundle.manifest.kernels.get(f"sm_{sm}")
     if file is None:
-        there = ", ".join(sorted(bundle.manifest.kernels)) or "none"
+        available = ", ".join(sorted(bundle.manifest.kernels)) or "none"
         raise BundleError(
-            f"has no kernels for sm_{sm}, only: {there}",
+            f"has no kernels for sm_{sm}, only: {available}",
             file=f"{bundle.path}/manifest.json",
             field=f"kernels.sm_{sm}",
-            remedy=_command(bundle, sm),
+            remedy=_remedy(bundle, sm),
         )
-    index = _parsed(bundle, file, KernelIndex)
+    index = _read_json(bundle, file, KernelIndex)
     where = f"{bundle.path}/{file}"
     if index.sm != sm:
         raise BundleError(f"is {index.sm}, not {sm}", file=where, field="sm", remedy=REMEDY)
@@ -133,23 +133,23 @@ def open_kernels(bundle: Bundle, sm: int) -> BundledKernels:
     return BundledKernels(bundle, file, index)
 
 
-def _parsed(bundle: Bundle, file: str, kind: type[Document]) -> Document:
+def _read_json(bundle: Bundle, file: str, kind: type[Document]) -> Document:
     where, entry = f"{bundle.path}/{file}", bundle.manifest.entry(file)
-    if entry is not None and entry.size > _LARGEST:
-        raise BundleError(f"has {entry.size} bytes, at most {_LARGEST} allowed", file=where)
+    if entry is not None and entry.size > _MAX_FILE_BYTES:
+        raise BundleError(f"has {entry.size} bytes, at most {_MAX_FILE_BYTES} allowed", file=where)
     # the plan omits fields at their default, its version included; the index does not
     return read_document(
         bundle.read(file), Path(where), kind, SCHEMA_VERSION, absent=SCHEMA_VERSION
     )
 
 
-def _command(bundle: Bundle, sm: int) -> str:
+def _remedy(bundle: Bundle, sm: int) -> str:
     return (
-        f"add them: {_export(bundle, f'sm_{sm}')}; "
+        f"add them: {_export_command(bundle, f'sm_{sm}')}; "
         "or install Triton on this machine, which compiles them when the bundle is loaded: "
         "pip install 'mamba-edge[kernels]'"
     )
 
 
-def _export(bundle: Bundle, target: str) -> str:
+def _export_command(bundle: Bundle, target: str) -> str:
     return f"edge export {bundle.path} -o NEW_BUNDLE --target {target}"

@@ -150,12 +150,12 @@ class Manifest(_ManifestModel):
         paths = [entry.path for entry in self.files]
         listed, faults = set(paths), []
         if len(listed) != len(paths):
-            twice = sorted(path for path, count in Counter(paths).items() if count > 1)
-            faults.append(f"files listed twice: {some(twice)}")
+            duplicates = sorted(path for path, count in Counter(paths).items() if count > 1)
+            faults.append(f"files listed twice: {some(duplicates)}")
         named = {f"graphs.{name}": path for name, path in self.graphs.items()}
         named |= {f"kernels.{name}": path for name, path in self.kernels.items()}
-        own = {"tokenizer.file": self.tokenizer.file, "chat_template": self.chat_template}
-        named |= {field: path for field, path in own.items() if path is not None}
+        optional = {"tokenizer.file": self.tokenizer.file, "chat_template": self.chat_template}
+        named |= {field: path for field, path in optional.items() if path is not None}
         if absent := [f"{field} {path!r}" for field, path in named.items() if path not in listed]:
             faults.append(f"named but not in files: {some(absent)}")
         if self.kernels and "cuda" not in self.graphs:

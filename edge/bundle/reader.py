@@ -142,7 +142,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
         raise BundleError(
             f"is not a folder that can be opened: {getattr(problem, 'strerror', problem)}",
             file=folder,
-            remedy=_instead(folder),
+            remedy=_suggestion(folder),
         ) from None
     try:
         with _readable(folder):
@@ -156,7 +156,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
         raise
 
 
-def _instead(path: Path) -> str:
+def _suggestion(path: Path) -> str:
     """Suggest the folder that was meant, or how to export a bundle, from `path` if possible."""
     with contextlib.suppress(OSError, ValueError):
         if path.name == "manifest.json" and path.is_file():
@@ -172,7 +172,7 @@ def _read_manifest(folder_fd: int, folder: Path) -> bytes:
     except BundleError as problem:
         if "missing" in problem.message:
             raise BundleError(
-                "not a bundle: manifest.json is missing", file=folder, remedy=_instead(folder)
+                "not a bundle: manifest.json is missing", file=folder, remedy=_suggestion(folder)
             ) from None
         raise
     try:
@@ -213,12 +213,12 @@ def _walk(folder_fd: int, prefix: str, depth: int = 0) -> Iterator[str]:
     with os.scandir(folder_fd) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                below = os.open(
+                child_fd = os.open(
                     entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder_fd
                 )
                 try:
-                    yield from _walk(below, f"{prefix}{entry.name}/", depth + 1)
+                    yield from _walk(child_fd, f"{prefix}{entry.name}/", depth + 1)
                 finally:
-                    os.close(below)
+                    os.close(child_fd)
             else:
                 yield prefix + entry.name

@@ -19,8 +19,8 @@ SMALLEST = 64 << 20
 
 def cache_folder() -> Path:
     """Return `$EDGE_CACHE`, or `$XDG_CACHE_HOME/mamba-edge`, or `~/.cache/mamba-edge`."""
-    if named := os.environ.get("EDGE_CACHE"):
-        return Path(named)
+    if configured := os.environ.get("EDGE_CACHE"):
+        return Path(configured)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "mamba-edge"
 

@@ -16,15 +16,15 @@ MAX_NAME = 96
 DOWNLOADS = ".downloads"
 _USED = ".used"
 # ends of file names that state the weights' type: model.Q4_K_M.gguf, model-f16.gguf
-_KIND = re.compile(r"[-._](?:(?:iq|q|tq)\d+(?:_[a-z0-9]+)*|b?f16|f32|fp16|fp32|mxfp4)$", re.I)
+_SUFFIX = re.compile(r"[-._](?:(?:iq|q|tq)\d+(?:_[a-z0-9]+)*|b?f16|f32|fp16|fp32|mxfp4)$", re.I)
 # a repository as hubs name it: OWNER/NAME
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def folder() -> Path:
     """Return `$EDGE_MODELS`, or `mamba-edge/models` in `$XDG_DATA_HOME` or `~/.local/share`."""
-    if named := os.environ.get("EDGE_MODELS"):
-        return Path(named).expanduser().absolute()
+    if configured := os.environ.get("EDGE_MODELS"):
+        return Path(configured).expanduser().absolute()
     base = os.environ.get("XDG_DATA_HOME") or os.path.join(
         os.path.expanduser("~"), ".local", "share"
     )
@@ -46,8 +46,8 @@ def name_for(text: str) -> str:
 
     Empty when no character of it may be in a name.
     """
-    plain = _KIND.sub("", text.rpartition("/")[2].removesuffix(".gguf")).lower()
-    words = re.sub(r"[^a-z0-9]+", lambda cut: cut[0][0] if cut[0][0] in "._-" else "-", plain)
+    plain = _SUFFIX.sub("", text.rpartition("/")[2].removesuffix(".gguf")).lower()
+    words = re.sub(r"[^a-z0-9]+", lambda match: match[0][0] if match[0][0] in "._-" else "-", plain)
     return words.strip("._-")[:MAX_NAME].rstrip("._-")
 
 

@@ -20,13 +20,13 @@ Document = TypeVar("Document", bound=BaseModel)
 MAX_DEPTH = 64
 # an unterminated string matches up to the end of the text, so that no start is scanned twice
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def _depth(data: bytes) -> int:
     """Return the deepest nesting of brackets outside strings, without recursion."""
     depth = deepest = 0
-    for bracket in _STRING.sub(b"", data).translate(None, _OTHERS):
+    for bracket in _STRING.sub(b"", data).translate(None, _NOT_BRACKETS):
         if bracket in b"[{":
             depth += 1
             if depth > deepest:

@@ -50,9 +50,14 @@ class BundleWriter:
         paths = sorted(p for p in self.folder.rglob("*") if p.is_file())
         entries = [_entry(path, path.relative_to(self.folder).as_posix()) for path in paths]
         manifest = Manifest(files=tuple(entries), **fields)
-        written = self.path("manifest.json")
-        written.write_bytes(manifest.to_json())
-        for path in [*paths, written, *filter(Path.is_dir, self.folder.rglob("*")), self.folder]:
+        manifest_file = self.path("manifest.json")
+        manifest_file.write_bytes(manifest.to_json())
+        for path in [
+            *paths,
+            manifest_file,
+            *filter(Path.is_dir, self.folder.rglob("*")),
+            self.folder,
+        ]:
             _fsync(path)
         os.chmod(self.folder, 0o777 & ~_umask())
         _publish(self.folder, self.target)
@@ -104,7 +109,7 @@ def _check_replaceable(target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         if not any(target.iterdir()):
             return
-        listed = _listed(target)
+        listed = _listed_files(target)
     if listed is None:
         raise ExportError(
             "exists and is not a bundle",
@@ -119,7 +124,7 @@ def _check_replaceable(target: Path) -> None:
         )
 
 
-def _listed(folder: Path) -> set[str] | None:
+def _listed_files(folder: Path) -> set[str] | None:
     """Return the files that a bundle's manifest lists, or None if there is no such manifest.
 
     Other programs keep files named manifest.json too.
@@ -128,10 +133,10 @@ def _listed(folder: Path) -> set[str] | None:
     try:
         if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_MANIFEST:
             return None
-        said = json.loads(file.read_bytes())
-        if "schema_version" not in said or "model" not in said:
+        manifest = json.loads(file.read_bytes())
+        if "schema_version" not in manifest or "model" not in manifest:
             return None
-        return {"manifest.json", *(entry["path"] for entry in said["files"])}
+        return {"manifest.json", *(entry["path"] for entry in manifest["files"])}
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
@@ -173,7 +178,7 @@ def _publish(folder: Path, target: Path) -> None:
     Where two names cannot be exchanged, the old bundle is first renamed aside, and `target` is
     missing for a moment.
     """
-    with _one_at_a_time(target.parent), leftovers.publishing:
+    with _publish_lock(target.parent), leftovers.publishing:
         _check_replaceable(target)
         if not target.exists():
             os.rename(folder, target)
@@ -190,17 +195,17 @@ def _publish(folder: Path, target: Path) -> None:
         _fsync(target.parent)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Swap two names in one step. Return False if the system or the file system cannot."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(call(here, os.fsencode(one), here, os.fsencode(other), swap) == 0)
+    at_cwd, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(call(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), swap) == 0)
 
 
 @contextmanager
-def _one_at_a_time(parent: Path) -> Iterator[None]:
+def _publish_lock(parent: Path) -> Iterator[None]:
     """Let one process at a time publish in a folder. Held only while renaming."""
     fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

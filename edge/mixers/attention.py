@@ -65,8 +65,8 @@ class RopeConfig(Grown):
         if self.scaling is not None and self.scaling.kind == "yarn" and self.theta <= 1:
             raise ValueError(f"theta {self.theta} is not above 1, which yarn requires")
         factors = 0 if self.scaling is None else len(self.scaling.factors)
-        each = self.scaling is not None and self.scaling.kind == "each"
-        if factors != (self.dim // 2 if each else 0):
+        per_pair = self.scaling is not None and self.scaling.kind == "each"
+        if factors != (self.dim // 2 if per_pair else 0):
             raise ValueError(f"{factors} factors for {self.dim // 2} pairs of values")
         return self
 
@@ -168,7 +168,7 @@ class AttentionConfig(MixerConfig):
 
     def tensor_shapes(self, d_model: int) -> Shapes:
         q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        read = self.input_width(d_model)
+        width = self.input_width(d_model)
         q_norm, k_norm = (q, kv) if self.qk_whole else (self.head_dim, self.head_dim)
         conv = (
             {}
@@ -176,10 +176,10 @@ class AttentionConfig(MixerConfig):
             else linear_shapes("conv1d", self.conv_channels, self.d_conv, True)
         )
         return (
-            linear_shapes("q_proj", q, read, self.qkv_bias)
-            | linear_shapes("k_proj", kv, read, self.qkv_bias)
-            | linear_shapes("v_proj", kv, read, self.qkv_bias)
-            | (linear_shapes("gate_proj", self.gates, read, self.qkv_bias) if self.gates else {})
+            linear_shapes("q_proj", q, width, self.qkv_bias)
+            | linear_shapes("k_proj", kv, width, self.qkv_bias)
+            | linear_shapes("v_proj", kv, width, self.qkv_bias)
+            | (linear_shapes("gate_proj", self.gates, width, self.qkv_bias) if self.gates else {})
             | ({"q_norm.weight": (q_norm,), "k_norm.weight": (k_norm,)} if self.qk_norm else {})
             | conv
             | linear_shapes("o_proj", d_model, q, self.out_bias)

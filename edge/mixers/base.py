@@ -48,11 +48,11 @@ class Grown(Frozen):
         return {name for kind in cls.__mro__ for name in vars(kind).get("later", ())}
 
     @model_serializer(mode="wrap")
-    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = written(self)
+    def _omit_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = serialize(self)
         fields = type(self).model_fields
-        plain = {n for n in self.all_later() if getattr(self, n) == fields[n].default}
-        return {name: value for name, value in data.items() if name not in plain}
+        omitted = {n for n in self.all_later() if getattr(self, n) == fields[n].default}
+        return {name: value for name, value in data.items() if name not in omitted}
 
 
 class MixerConfig(Grown, ABC):
@@ -151,6 +151,6 @@ def linear_shapes(name: str, rows: int, columns: int, bias: bool) -> Shapes:
 
 def refuse_all(faults: Iterable[str | None]) -> None:
     """Raise one ValueError that lists every fault, if there are any. None is no fault."""
-    found = [fault for fault in faults if fault]
-    if found:
-        raise ValueError("; ".join(found))
+    messages = [fault for fault in faults if fault]
+    if messages:
+        raise ValueError("; ".join(messages))

@@ -61,11 +61,11 @@ class ExpertsConfig(MixerConfig):
     @model_validator(mode="after")
     def _chooses(self) -> ExpertsConfig:
         router, count = self.router, self.n_experts
-        members, over = divmod(count, router.groups)
+        members, remainder = divmod(count, router.groups)
         refuse_all(
             (
                 f"top_k {router.top_k} exceeds {count} experts" if router.top_k > count else None,
-                f"{count} experts do not divide into {router.groups} groups" if over else None,
+                f"{count} experts do not divide into {router.groups} groups" if remainder else None,
                 f"top_groups {router.top_groups} exceeds {router.groups} groups"
                 if router.top_groups > router.groups
                 else f"top_k {router.top_k} exceeds {router.top_groups} groups of {members}"
@@ -87,19 +87,19 @@ class ExpertsConfig(MixerConfig):
         return self.router.top_k / self.n_experts if module in STACKED else 1.0
 
     def tensor_shapes(self, d_model: int) -> Shapes:
-        experts, wide, narrow = self.n_experts, self.d_intermediate, self.d_latent or d_model
+        experts, hidden, width = self.n_experts, self.d_intermediate, self.d_latent or d_model
         latent: Shapes = (
             {}
             if self.d_latent is None
-            else {"latent_in.weight": (narrow, d_model), "latent_out.weight": (d_model, narrow)}
+            else {"latent_in.weight": (width, d_model), "latent_out.weight": (d_model, width)}
         )
         return (
             {"router.weight": (experts, d_model)}
             | ({"router.bias": (experts,)} if self.router.correction else {})
             | latent
-            | ({"gate_proj.weight": (experts, wide, narrow)} if self.gated else {})
-            | {"up_proj.weight": (experts, wide, narrow)}
-            | {"down_proj.weight": (experts, narrow, wide)}
+            | ({"gate_proj.weight": (experts, hidden, width)} if self.gated else {})
+            | {"up_proj.weight": (experts, hidden, width)}
+            | {"down_proj.weight": (experts, width, hidden)}
         )
 
     def workspace(self, tokens: int, capacity: int) -> int:

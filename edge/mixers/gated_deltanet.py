@@ -37,9 +37,9 @@ class GatedDeltaNetConfig(MixerConfig):
 
     @model_validator(mode="after")
     def _divides(self) -> GatedDeltaNetConfig:
-        over = self.n_heads % self.n_groups
+        remainder = self.n_heads % self.n_groups
         message = f"{self.n_heads} heads do not divide into {self.n_groups} groups"
-        refuse_all((message if over else None,))
+        refuse_all((message if remainder else None,))
         return self
 
     @property

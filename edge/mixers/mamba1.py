@@ -66,14 +66,14 @@ class Mamba1Config(MixerConfig, Grown):
 
     def tensor_shapes(self, d_model: int) -> Shapes:
         inner, state, rank = self.d_inner, self.d_state, self.dt_rank
-        read = d_model if self.reads_input else inner
+        x_proj_columns = d_model if self.reads_input else inner
         norms: Shapes = {
             "dt_norm.weight": (rank,), "B_norm.weight": (state,), "C_norm.weight": (state,)
         }  # fmt: skip
         return (
             linear_shapes("in_proj", 2 * inner, d_model, self.proj_bias)
             | linear_shapes("conv1d", inner, self.d_conv, self.conv_bias)
-            | linear_shapes("x_proj", sum(self.x_proj_parts), read, False)
+            | linear_shapes("x_proj", sum(self.x_proj_parts), x_proj_columns, False)
             | (norms if self.inner_eps is not None else {})
             | linear_shapes("dt_proj", inner, rank, True)
             | {"A_log": (inner, state), "D": (inner,)}

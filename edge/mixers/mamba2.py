@@ -46,11 +46,11 @@ class Mamba2Config(MixerConfig, Grown):
 
     @model_validator(mode="after")
     def _divides(self) -> Mamba2Config:
-        heads, over = divmod(self.d_ssm, self.head_dim)
+        heads, remainder = divmod(self.d_ssm, self.head_dim)
         refuse_all(
             (
                 f"d_ssm {self.d_ssm} is not a multiple of head_dim {self.head_dim}"
-                if over
+                if remainder
                 else f"{heads} heads do not divide into {self.n_groups} groups"
                 if heads % self.n_groups
                 else None,

@@ -47,12 +47,12 @@ class MlpConfig(MixerConfig):
         return "gate_up_proj" if self.gated else "up_proj"
 
     def tensor_shapes(self, d_model: int) -> Shapes:
-        wide = self.d_intermediate
-        gate = linear_shapes("gate_proj", wide, d_model, self.bias) if self.gated else {}
+        hidden = self.d_intermediate
+        gate = linear_shapes("gate_proj", hidden, d_model, self.bias) if self.gated else {}
         return (
             gate
-            | linear_shapes("up_proj", wide, d_model, self.bias)
-            | linear_shapes("down_proj", d_model, wide, self.bias)
+            | linear_shapes("up_proj", hidden, d_model, self.bias)
+            | linear_shapes("down_proj", d_model, hidden, self.bias)
         )
 
     def workspace(self, tokens: int, capacity: int) -> int:

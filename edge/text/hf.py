@@ -71,16 +71,18 @@ class HfTokenizer(Tokenizer):
         self.bos, self.eos, self.pad, self.add_bos = bos, eos, pad, add_bos
         self.fingerprint = hashlib.sha256(b"tokenizer.json\0" + data).hexdigest()
         vocabulary: dict[str, int] = self._fast.get_vocab(with_added_tokens=True)
-        self._pieces = _by_id(vocabulary, file)
+        self._pieces = _pieces_by_id(vocabulary, file)
         self.vocab_size = len(self._pieces)
         self.unassigned = tuple(i for i, piece in enumerate(self._pieces) if piece is None)
-        named = {token for token in (bos, pad, *eos) if token is not None}
+        configured = {token for token in (bos, pad, *eos) if token is not None}
         added = self._fast.get_added_tokens_decoder()
-        flagged = {i for i, token in added.items() if token.special} | named
+        flagged = {i for i, token in added.items() if token.special} | configured
         specials = flagged | {i for i, token in added.items() if MARKED.fullmatch(token.content)}
         self.specials = tuple(
             SpecialToken(
-                self._pieces[i] or "", i, (added[i].lstrip, added[i].rstrip) if i in added else _NO
+                self._pieces[i] or "",
+                i,
+                (added[i].lstrip, added[i].rstrip) if i in added else _STRIPS_NOTHING,
             )
             for i in sorted(specials)
             if i < self.vocab_size and self._pieces[i]
@@ -99,16 +101,18 @@ class HfTokenizer(Tokenizer):
     def _rebuild(self) -> None:
         """Flag every special token as special and hide its spelling from the vocabulary."""
         data = copy.deepcopy(self._json)
-        spelled = {special.text: special.id for special in self.specials}
-        kept = [t for t in data.get("added_tokens") or [] if t.get("id") not in spelled.values()]
-        hidden = {text: f"{secrets.token_hex(32)}-{i}" for text, i in spelled.items()}
+        ids_by_text = {special.text: special.id for special in self.specials}
+        kept = [
+            t for t in data.get("added_tokens") or [] if t.get("id") not in ids_by_text.values()
+        ]
+        hidden = {text: f"{secrets.token_hex(32)}-{i}" for text, i in ids_by_text.items()}
         data["added_tokens"] = kept
         data["post_processor"] = None  # it names special tokens, and is not used here
         model = data["model"]
         vocabulary = model["vocab"]
         if isinstance(vocabulary, dict):
             model["vocab"] = {hidden.get(text, text): i for text, i in vocabulary.items()}
-            model["merges"] = [m for m in model.get("merges", []) if _joined(m) not in hidden]
+            model["merges"] = [m for m in model.get("merges", []) if _merged_piece(m) not in hidden]
         else:
             model["vocab"] = [[hidden.get(text, text), score] for text, score in vocabulary]
         unknown = model.get("unk_token")
@@ -123,16 +127,16 @@ class HfTokenizer(Tokenizer):
         return max(len(value) for value in self._bytes)
 
     def _encode_plain(self, text: str, *, first: bool) -> list[int]:
-        ids = self._run(text, first)
+        ids = self._encode(text, first)
         if self.special_ids.isdisjoint(ids):
             return ids
         self._rebuild()
-        ids = self._run(text, first)
+        ids = self._encode(text, first)
         if not self.special_ids.isdisjoint(ids):
             raise unknown_character()
         return ids
 
-    def _run(self, text: str, first: bool) -> list[int]:
+    def _encode(self, text: str, first: bool) -> list[int]:
         if len(text) * self._growth > MAX_GROWN:
             raise InputError(
                 f"has {len(text)} characters, which the tokenizer can expand {self._growth} times; "
@@ -169,10 +173,10 @@ class HfTokenizer(Tokenizer):
         return f"<unassigned {token}>" if piece is None else piece
 
 
-_NO = (False, False)
+_STRIPS_NOTHING = (False, False)
 
 
-def _joined(merge: str | list[str]) -> str:
+def _merged_piece(merge: str | list[str]) -> str:
     return "".join(merge.split(" ", 1) if isinstance(merge, str) else merge)
 
 
@@ -187,10 +191,10 @@ def _parse(data: bytes, file: str) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):  # the library may read another value than is checked here
+    parsed = dict(pairs)
+    if len(parsed) != len(pairs):  # the library may read another value than is checked here
         raise ValueError("a key appears twice")
-    return found
+    return parsed
 
 
 def _build(text: str, file: str) -> Any:
@@ -208,7 +212,7 @@ def _build(text: str, file: str) -> Any:
     return fast
 
 
-def _by_id(vocabulary: dict[str, int], file: str) -> list[str | None]:
+def _pieces_by_id(vocabulary: dict[str, int], file: str) -> list[str | None]:
     """List pieces by id. A hostile file must not cause allocations for ids it does not fill."""
     size = max(vocabulary.values(), default=-1) + 1
     if not vocabulary or size > len(vocabulary) + MAX_HOLES:
@@ -251,9 +255,9 @@ def _decoder(config: Any, file: str) -> tuple[Callable[[str], bytes], bool]:
             return piece.encode()
 
         return from_alphabet, False
-    spelled = _space_spelling(steps)
+    space = _space_spelling(steps)
     known = {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}
-    if spelled is None or not set(kinds) <= known:
+    if space is None or not set(kinds) <= known:
         raise TokenizerError(
             f"unknown kind {'+'.join(kinds)}; byte-level and ▁-spaced decoders are supported",
             file=file,
@@ -265,7 +269,7 @@ def _decoder(config: Any, file: str) -> tuple[Callable[[str], bytes], bool]:
     def from_spaced(piece: str) -> bytes:
         if fallback and BYTE_NAME.fullmatch(piece):
             return bytes((int(piece[3:5], 16),))
-        return piece.replace(spelled, " ").encode()
+        return piece.replace(space, " ").encode()
 
     strips = any(
         (_kind(step) == "Strip" and step.get("start", 0) > 0 and step.get("content") == " ")
@@ -281,15 +285,15 @@ def _kind(step: Any) -> str:
 
 def _space_spelling(steps: list[Any]) -> str | None:
     """Return the string that stands for a space in pieces, if the decoder replaces nothing else."""
-    found = None
+    spelling = None
     for step in steps:
         if _kind(step) == "Metaspace":
-            found = str(step.get("replacement", SPACE))
+            spelling = str(step.get("replacement", SPACE))
         elif _kind(step) == "Replace":
             if step.get("content") != " " or not isinstance(step.get("pattern"), dict):
                 return None
-            found = step["pattern"].get("String")
-    return found if isinstance(found, str) and 0 < len(found) <= MAX_PIECE else None
+            spelling = step["pattern"].get("String")
+    return spelling if isinstance(spelling, str) and 0 < len(spelling) <= MAX_PIECE else None
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -34,8 +34,8 @@ def growth(config: Step) -> int:
         raise ValueError("model: drops merges at random")
     for name in ("continuing_subword_prefix", "end_of_word_suffix", "unk_token"):
         _string(model.get(name) or "", f"model.{name}")
-    steps = _flat(config.get("normalizer"), "normalizer", "normalizers")
-    steps += _flat(config.get("pre_tokenizer"), "pre_tokenizer", "pretokenizers")
+    steps = _flatten(config.get("normalizer"), "normalizer", "normalizers")
+    steps += _flatten(config.get("pre_tokenizer"), "pre_tokenizer", "pretokenizers")
     if len(steps) > MAX_STEPS:
         raise ValueError(f"has {len(steps)} steps, at most {MAX_STEPS} are allowed")
     factor = 1
@@ -52,29 +52,29 @@ def growth(config: Step) -> int:
     return factor
 
 
-def _flat(step: Any, where: str, inner: str) -> list[tuple[str, Step]]:
+def _flatten(step: Any, where: str, inner: str) -> list[tuple[str, Step]]:
     """Return (`where`, step) for each step of nested sequences, in order."""
-    found: list[tuple[str, Step]] = []
-    waiting = [step]
-    while waiting and len(found) <= MAX_STEPS:
-        one = waiting.pop()
-        if one is None:
+    steps: list[tuple[str, Step]] = []
+    pending = [step]
+    while pending and len(steps) <= MAX_STEPS:
+        current = pending.pop()
+        if current is None:
             continue
-        if not isinstance(one, Mapping):
+        if not isinstance(current, Mapping):
             raise ValueError(f"{where}: is not a step")
-        if one.get("type") != "Sequence":
-            found.append((where, one))
+        if current.get("type") != "Sequence":
+            steps.append((where, current))
             continue
-        below = one.get(inner)
-        if not isinstance(below, list) or len(below) > MAX_STEPS:
+        children = current.get(inner)
+        if not isinstance(children, list) or len(children) > MAX_STEPS:
             raise ValueError(f"{where}: a sequence without steps, or of more than {MAX_STEPS}")
-        waiting += reversed(below)
-    return found
+        pending += reversed(children)
+    return steps
 
 
-def _string(value: Any, name: str, least: int = 0) -> str:
-    if not isinstance(value, str) or not least <= len(value) <= MAX_STRING:
-        raise ValueError(f"{name}: is not a string of {least} to {MAX_STRING} characters")
+def _string(value: Any, name: str, minimum: int = 0) -> str:
+    if not isinstance(value, str) or not minimum <= len(value) <= MAX_STRING:
+        raise ValueError(f"{name}: is not a string of {minimum} to {MAX_STRING} characters")
     return value
 
 
@@ -102,8 +102,8 @@ def _split(step: Step) -> int:
 
 
 def _replace(step: Step) -> int:
-    least, content = _pattern(step), _string(step.get("content"), "content")
-    return max(1, -(-len(content) // least))
+    minimum, content = _pattern(step), _string(step.get("content"), "content")
+    return max(1, -(-len(content) // minimum))
 
 
 def _prepend(step: Step) -> int:

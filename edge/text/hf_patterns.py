@@ -68,18 +68,18 @@ def check_pattern(pattern: str) -> None:
 def _check_ways(items: list[Item]) -> None:
     """Raise ValueError if the items up to the last mandatory one can match in too many ways."""
     last = max((at for at, item in enumerate(items) if item.fails), default=0)
-    most: list[int] = []  # ways of the items up to here that can match the same text
+    ways: list[int] = []  # ways of the items up to here that can match the same text
     for at, item in enumerate(items[: last + 1]):
-        before, shared = 1, item.chars
-        for other in reversed(range(at)):
+        earlier_ways, shared = 1, item.chars
+        for earlier in reversed(range(at)):
             if not shared:
                 break
-            if shared & items[other].chars:
-                before = max(before, most[other])
-            if not items[other].empty:
-                shared &= items[other].chars
-        most.append(before * item.ways)
-        if most[-1] > MAX_WAYS:
+            if shared & items[earlier].chars:
+                earlier_ways = max(earlier_ways, ways[earlier])
+            if not items[earlier].empty:
+                shared &= items[earlier].chars
+        ways.append(earlier_ways * item.ways)
+        if ways[-1] > MAX_WAYS:
             raise ValueError("pattern: repeats that can match the same text follow one another")
 
 
@@ -96,25 +96,25 @@ class _Reader:
         self._matched: dict[str, frozenset[str]] = {}
 
     def read(self) -> Alternatives:
-        found = self._alternatives(0)
+        alternatives = self._alternatives(0)
         if self._at < len(self._pattern):
             raise ValueError(f"pattern: closes a group that is not open at {self._at}")
-        return found
+        return alternatives
 
     def _alternatives(self, depth: int) -> Alternatives:
         """Read up to the end of the pattern, or the bracket that closes the group."""
         if depth > MAX_DEPTH:
             raise ValueError(f"pattern: more than {MAX_DEPTH} nested groups")
-        found: Alternatives = [[]]
+        alternatives: Alternatives = [[]]
         while self._at < len(self._pattern) and self._pattern[self._at] != ")":
             if self._pattern[self._at] == "|":
                 self._at += 1
-                found.append([])
+                alternatives.append([])
                 continue
-            found[-1] += self._items(depth)
-            if len(found[-1]) > MAX_ITEMS:
+            alternatives[-1] += self._items(depth)
+            if len(alternatives[-1]) > MAX_ITEMS:
                 raise ValueError(f"pattern: an alternative of more than {MAX_ITEMS} parts")
-        return found
+        return alternatives
 
     def _items(self, depth: int) -> Iterator[Item]:
         """Yield the next character, class or group, and its repeat as a separate item."""
@@ -122,31 +122,31 @@ class _Reader:
         if _REPEAT.match(self._pattern, at):
             raise ValueError(f"pattern: repeats nothing, or a repeat, at {at}")
         group = self._pattern[at] == "("
-        one = self._group(depth) if group else self._character()
+        item = self._group(depth) if group else self._character()
         repeat = _REPEAT.match(self._pattern, self._at)
         if repeat is None:
-            yield one
+            yield item
             return
         if group and repeat[0] != "?":
             raise ValueError(f"pattern: repeats a group at {self._at}")
-        least, most = _bounds(repeat)
-        if most is not None and most > MAX_REPEAT:
+        minimum, maximum = _bounds(repeat)
+        if maximum is not None and maximum > MAX_REPEAT:
             raise ValueError(f"pattern: repeats more than {MAX_REPEAT} times at {self._at}")
         self._at = repeat.end()
-        if least:
-            yield one
-        if most is None:
-            yield Item(one.chars, True, False, ENDLESS)
-        elif most > least:
-            yield Item(one.chars, True, False, (most - least) * one.ways + 1)
+        if minimum:
+            yield item
+        if maximum is None:
+            yield Item(item.chars, True, False, ENDLESS)
+        elif maximum > minimum:
+            yield Item(item.chars, True, False, (maximum - minimum) * item.ways + 1)
 
     def _group(self, depth: int) -> Item:
-        opened = _GROUP.match(self._pattern, self._at)
-        assert opened is not None
-        if self._pattern.startswith("(?", self._at) and len(opened[0]) < 3:
+        opening = _GROUP.match(self._pattern, self._at)
+        assert opening is not None
+        if self._pattern.startswith("(?", self._at) and len(opening[0]) < 3:
             raise ValueError(f"pattern: a group of an unknown kind at {self._at}")
-        self._at = opened.end()
-        if opened[0].endswith(")"):  # flags from here on
+        self._at = opening.end()
+        if opening[0].endswith(")"):  # flags from here on
             return Item(frozenset(), True, False, 1)
         inner = self._alternatives(depth + 1)
         if self._at == len(self._pattern):
@@ -154,16 +154,16 @@ class _Reader:
         self._at += 1
         for items in inner:
             _check_ways(items)
-        looks = opened[0] in ("(?=", "(?!")
+        is_lookahead = opening[0] in ("(?=", "(?!")
         return Item(
             frozenset().union(*(item.chars for items in inner for item in items)),
-            looks or any(all(item.empty for item in items) for items in inner),
-            looks or all(any(item.fails for item in items) for items in inner),
+            is_lookahead or any(all(item.empty for item in items) for items in inner),
+            is_lookahead or all(any(item.fails for item in items) for items in inner),
             sum(prod(item.ways for item in items) for items in inner),
         )
 
     def _character(self) -> Item:
-        begin, self._at = self._at, _end_of_one(self._pattern, self._at)
+        begin, self._at = self._at, _element_end(self._pattern, self._at)
         text = self._pattern[begin : self._at]
         if text in _EMPTY:
             return Item(frozenset(), True, True, 1)
@@ -172,16 +172,16 @@ class _Reader:
         return Item(self._matched[text], False, True, 1)
 
 
-def _matched(one: str, samples: str) -> frozenset[str]:
+def _matched(element: str, samples: str) -> frozenset[str]:
     """Return the samples that a character or class matches under any flags, or all if none."""
     from tokenizers import Regex, normalizers
 
     try:
-        rest = normalizers.Replace(Regex(f"(?im:{one})"), "").normalize_str(samples)
+        rest = normalizers.Replace(Regex(f"(?im:{element})"), "").normalize_str(samples)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as problem:  # a panic in its Rust code is not an Exception
-        raise ValueError(f"pattern: {one!r:.40} is not accepted: {problem!s:.80}") from None
+        raise ValueError(f"pattern: {element!r:.40} is not accepted: {problem!s:.80}") from None
     return frozenset(samples).difference(rest) or frozenset(samples)
 
 
@@ -200,13 +200,13 @@ def _bounds(repeat: re.Match[str]) -> tuple[int, int | None]:
     return int(repeat[1] or 0), int(last) if last else None
 
 
-def _end_of_one(pattern: str, at: int) -> int:
+def _element_end(pattern: str, at: int) -> int:
     """Return where the character, escape or class that begins at `at` ends."""
     if pattern[at] == "\\":
-        found = _ESCAPE.match(pattern, at)
-        if found is None or found[0][1:2] in "123456789kgKXRG":
+        escape = _ESCAPE.match(pattern, at)
+        if escape is None or escape[0][1:2] in "123456789kgKXRG":
             raise ValueError(f"pattern: an escape of an unknown kind at {at}")
-        return found.end()
+        return escape.end()
     if pattern[at] != "[":
         return at + 1
     depth = 0

@@ -62,9 +62,9 @@ class Program:
 
     def render(self, names: Mapping[str, Any]) -> str:
         """Render with these names. Raises TemplateError, and the errors of expressions."""
-        run = _Run()
-        out = TextOutput(run.budget)
-        run.statements(self._body, NameScope(None, dict(names)), out)
+        renderer = _Renderer()
+        out = TextOutput(renderer.budget)
+        renderer.statements(self._body, NameScope(None, dict(names)), out)
         return out.text()
 
 
@@ -76,14 +76,16 @@ def _check(tree: nodes.Node) -> None:
         depth += 1
         if depth > MAX_NESTED:
             raise SecurityError(f"nests more than {MAX_NESTED} deep")
-        below: list[tuple[nodes.Node, bool]] = []
-        for node, looping in level:
+        children: list[tuple[nodes.Node, bool]] = []
+        for node, in_loop in level:
             _check_node(node)
-            if isinstance(node, (nodes.Break, nodes.Continue)) and not looping:
+            if isinstance(node, (nodes.Break, nodes.Continue)) and not in_loop:
                 raise TemplateAssertionError("break or continue outside a loop", node.lineno)
-            inside = isinstance(node, nodes.For) or (looping and not isinstance(node, _WRITING))
-            below += [(child, inside) for child in node.iter_child_nodes()]
-        level = below
+            children_in_loop = isinstance(node, nodes.For) or (
+                in_loop and not isinstance(node, _BREAK_BARRIERS)
+            )
+            children += [(child, children_in_loop) for child in node.iter_child_nodes()]
+        level = children
 
 
 def _check_node(node: nodes.Node) -> None:
@@ -91,15 +93,15 @@ def _check_node(node: nodes.Node) -> None:
     if kind not in _STATEMENTS and kind not in EXPRESSIONS and kind not in _PARTS:
         raise SecurityError(f"line {node.lineno}: uses {kind.__name__}, which is not supported")
     for name in ("name", "attr"):
-        said = getattr(node, name, None)
-        if isinstance(said, str) and said.startswith("__"):
-            raise SecurityError(f"line {node.lineno}: uses the name {said}")
+        identifier = getattr(node, name, None)
+        if isinstance(identifier, str) and identifier.startswith("__"):
+            raise SecurityError(f"line {node.lineno}: uses the name {identifier}")
     if isinstance(node, nodes.Filter) and node.name not in FILTERS:
         raise TemplateAssertionError(f"No filter named {node.name!r}.", node.lineno)
     if isinstance(node, nodes.Test) and node.name not in TESTS:
         raise TemplateAssertionError(f"No test named {node.name!r}.", node.lineno)
-    listed = getattr(node, "dyn_args", None) and kind is not nodes.Call
-    if listed or getattr(node, "dyn_kwargs", None):
+    unpacks = getattr(node, "dyn_args", None) and kind is not nodes.Call
+    if unpacks or getattr(node, "dyn_kwargs", None):
         raise SecurityError(f"line {node.lineno}: unpacks arguments")
     if isinstance(node, nodes.For) and node.recursive:
         raise SecurityError(f"line {node.lineno}: loops recursively")
@@ -110,7 +112,7 @@ def _check_node(node: nodes.Node) -> None:
 _BREAK, _CONTINUE = "break", "continue"
 
 
-class _Run(Expressions):
+class _Renderer(Expressions):
     """One rendering. Statements return _BREAK or _CONTINUE to leave a loop, else None."""
 
     _calls = 0  # depth of calls of macros
@@ -120,16 +122,16 @@ class _Run(Expressions):
     ) -> str | None:
         for node in body:
             self.budget.spend()
-            left = _STATEMENTS[type(node)](self, node, scope, out)
-            if left:
-                return left
+            signal = _STATEMENTS[type(node)](self, node, scope, out)
+            if signal:
+                return signal
         return None
 
-    def _written(self, body: Sequence[nodes.Node], scope: NameScope) -> tuple[str, str | None]:
+    def _captured(self, body: Sequence[nodes.Node], scope: NameScope) -> tuple[str, str | None]:
         """Return what statements write, in a scope of their own, and whether they left a loop."""
         out = TextOutput(self.budget)
-        left = self.statements(body, NameScope(scope), out)
-        return out.text(), left
+        signal = self.statements(body, NameScope(scope), out)
+        return out.text(), signal
 
     def output(self, node: nodes.Output, scope: NameScope, out: TextOutput) -> None:
         for part in node.nodes:
@@ -140,10 +142,10 @@ class _Run(Expressions):
                 out.write(values.spelled(self.budget, self.value(part, scope)))
 
     def condition(self, node: nodes.If, scope: NameScope, out: TextOutput) -> str | None:
-        for one in (node, *node.elif_):
+        for branch in (node, *node.elif_):
             self.budget.spend()
-            if self.value(one.test, scope):
-                return self.statements(one.body, scope, out)
+            if self.value(branch.test, scope):
+                return self.statements(branch.body, scope, out)
         return self.statements(node.else_, scope, out)
 
     def loop(self, node: nodes.For, scope: NameScope, out: TextOutput) -> str | None:
@@ -173,9 +175,9 @@ class _Run(Expressions):
         self.assign(node.target, self.value(node.node, scope), scope)
 
     def set_block(self, node: nodes.AssignBlock, scope: NameScope, out: TextOutput) -> str | None:
-        text, left = self._written(node.body, scope)
-        if left:
-            return left
+        text, signal = self._captured(node.body, scope)
+        if signal:
+            return signal
         value = text if node.filter is None else self.filter(node.filter, scope, text)
         self.assign(node.target, value, scope)
         return None
@@ -184,10 +186,10 @@ class _Run(Expressions):
         if isinstance(target, nodes.Name):
             scope.names[target.name] = value
         elif isinstance(target, nodes.NSRef):
-            space = scope.find(target.name)
-            if not isinstance(space, TemplateNamespace):
+            namespace = scope.find(target.name)
+            if not isinstance(namespace, TemplateNamespace):
                 raise SecurityError("cannot assign attribute on non-namespace object")
-            space.names[target.attr] = value
+            namespace.names[target.attr] = value
         else:
             assert isinstance(target, nodes.Tuple)
             parts = values.items_of(value, self.budget)
@@ -205,16 +207,16 @@ class _Run(Expressions):
     def filter_block(
         self, node: nodes.FilterBlock, scope: NameScope, out: TextOutput
     ) -> str | None:
-        text, left = self._written(node.body, scope)
-        if not left:
+        text, signal = self._captured(node.body, scope)
+        if not signal:
             out.write(values.text_of(self.filter(node.filter, scope, text)))
-        return left
+        return signal
 
     def macro(self, node: nodes.Macro, scope: NameScope, out: TextOutput) -> None:
-        scope.names[node.name] = self._made(node, node.name, scope)
+        scope.names[node.name] = self._macro(node, node.name, scope)
 
     def call_block(self, node: nodes.CallBlock, scope: NameScope, out: TextOutput) -> None:
-        caller = self._made(node, "caller", scope)
+        caller = self._macro(node, "caller", scope)
         out.write(values.text_of(self.call(node.call, scope, caller=caller)))
 
     def block(self, node: nodes.Block, scope: NameScope, out: TextOutput) -> None:
@@ -222,7 +224,7 @@ class _Run(Expressions):
             scope = scope.outer
         self.statements(node.body, NameScope(scope), out)
 
-    def _made(
+    def _macro(
         self, node: nodes.Macro | nodes.CallBlock, name: str, scope: NameScope
     ) -> TemplateFunction:
         """Return a macro. A call sees the current names of the scope the macro is written in."""
@@ -230,15 +232,15 @@ class _Run(Expressions):
         names = [argument.name for argument in node.args]
         defaults = dict(zip(names[len(names) - len(node.defaults) :], node.defaults, strict=True))
 
-        def call(*given: Any, **named: Any) -> str:
+        def call(*args: Any, **kwargs: Any) -> str:
             self.budget.spend(4 * len(names))
-            inner = NameScope(scope, dict(zip(names, given, strict=False)))
-            inner.names["varargs"] = list(given[len(names) :])
-            inner.names["kwargs"] = {k: v for k, v in named.items() if k not in names}
-            inner.names["caller"] = named.pop("caller", Undefined(name="caller"))
+            inner = NameScope(scope, dict(zip(names, args, strict=False)))
+            inner.names["varargs"] = list(args[len(names) :])
+            inner.names["kwargs"] = {k: v for k, v in kwargs.items() if k not in names}
+            inner.names["caller"] = kwargs.pop("caller", Undefined(name="caller"))
             for argument in names:
-                if argument in named:
-                    inner.names[argument] = named[argument]
+                if argument in kwargs:
+                    inner.names[argument] = kwargs[argument]
                 elif argument not in inner.names:
                     default = defaults.get(argument)
                     missing = Undefined(f"parameter {argument!r} was not provided", name=argument)
@@ -257,20 +259,20 @@ class _Run(Expressions):
 
 
 _STATEMENTS: dict[type[nodes.Node], Callable[..., str | None]] = {
-    nodes.Output: _Run.output,
-    nodes.If: _Run.condition,
-    nodes.For: _Run.loop,
-    nodes.Assign: _Run.set,
-    nodes.AssignBlock: _Run.set_block,
-    nodes.With: _Run.with_names,
-    nodes.FilterBlock: _Run.filter_block,
-    nodes.Macro: _Run.macro,
-    nodes.CallBlock: _Run.call_block,
-    nodes.Block: _Run.block,
+    nodes.Output: _Renderer.output,
+    nodes.If: _Renderer.condition,
+    nodes.For: _Renderer.loop,
+    nodes.Assign: _Renderer.set,
+    nodes.AssignBlock: _Renderer.set_block,
+    nodes.With: _Renderer.with_names,
+    nodes.FilterBlock: _Renderer.filter_block,
+    nodes.Macro: _Renderer.macro,
+    nodes.CallBlock: _Renderer.call_block,
+    nodes.Block: _Renderer.block,
     nodes.Break: lambda run, node, scope, out: _BREAK,
     nodes.Continue: lambda run, node, scope, out: _CONTINUE,
 }
 # nodes inside which `break` cannot leave a loop around them
-_WRITING = (nodes.Macro, nodes.CallBlock, nodes.Block)
+_BREAK_BARRIERS = (nodes.Macro, nodes.CallBlock, nodes.Block)
 # parts of other nodes
 _PARTS = {nodes.Template, nodes.Operand, nodes.Pair, nodes.Keyword, nodes.Slice, nodes.NSRef}

@@ -35,13 +35,13 @@ class Expressions:
             "strftime_now": TemplateFunction("strftime_now", values.now),
         }
 
-    def _namespace(self, *given: Any, **names: Any) -> TemplateNamespace:
-        return TemplateNamespace(self._dict(*given, **names))
+    def _namespace(self, *args: Any, **names: Any) -> TemplateNamespace:
+        return TemplateNamespace(self._dict(*args, **names))
 
-    def _dict(self, *given: Any, **names: Any) -> dict[Any, Any]:
-        self.budget.read(*given, *names.values())
-        found: dict[Any, Any] = self.budget.made(values.paired(*given, **names))
-        return found
+    def _dict(self, *args: Any, **names: Any) -> dict[Any, Any]:
+        self.budget.read(*args, *names.values())
+        result: dict[Any, Any] = self.budget.made(values.paired(*args, **names))
+        return result
 
     def value(self, node: nodes.Node, scope: NameScope) -> Any:
         self.budget.spend()
@@ -95,7 +95,7 @@ class Expressions:
             right = self.value(operand.expr, scope)
             self.budget.read(_plain(left), _plain(right))
             if operand.op in ("in", "notin"):
-                _containing(left, right)
+                _check_containment(left, right)
             holds = _COMPARISONS[operand.op](left, right)
             if not holds:
                 break
@@ -125,10 +125,10 @@ class Expressions:
                 self.budget.make(ELEMENT * (len(left) + len(right)))
                 return [*left, *right]
         if sign == "*":
-            many, times = (right, left) if isinstance(left, int) else (left, right)
-            if isinstance(many, (str, list)) and isinstance(times, int):
-                self.budget.make(self.budget.read(many) * max(times, 0))
-                return many * times
+            sequence, times = (right, left) if isinstance(left, int) else (left, right)
+            if isinstance(sequence, (str, list)) and isinstance(times, int):
+                self.budget.make(self.budget.read(sequence) * max(times, 0))
+                return sequence * times
         if sign == "%" and isinstance(left, str):
             raise SecurityError("formats text with %; join it with ~")
         if sign == "**":
@@ -156,7 +156,7 @@ class Expressions:
         if node.name in COMPARING:
             self.budget.read(_plain(value), *map(_plain, args))
         if node.name == "in":
-            _containing(value, args[0])
+            _check_containment(value, args[0])
         return bool(TESTS[node.name](value, *args, **named))
 
     def _arguments(self, node: Any, scope: NameScope) -> tuple[list[Any], dict[str, Any]]:
@@ -218,8 +218,8 @@ class Expressions:
         if not isinstance(owner, (str, list, tuple)):
             return Undefined(obj=owner, name="slice")
         self.budget.make((1 if isinstance(owner, str) else ELEMENT) * len(owner))
-        found = owner[slice(*ends)]
-        return found if isinstance(found, str) else list(found)
+        part = owner[slice(*ends)]
+        return part if isinstance(part, str) else list(part)
 
 
 def _plain(value: Any) -> Any:
@@ -238,7 +238,7 @@ def _refuse(value: Any, message: str) -> NoReturn:
     raise TypeError(message)
 
 
-def _containing(left: Any, right: Any) -> None:
+def _check_containment(left: Any, right: Any) -> None:
     if not isinstance(right, (str, list, tuple, dict, Undefined)):
         raise TypeError(f"argument of type {type(right).__name__!r} is not iterable")
     if isinstance(right, dict):

@@ -92,7 +92,7 @@ def _pairs(budget: Budget, value: Any) -> list[Any]:
     return [list(pair) for pair in value.items()]
 
 
-def _keyed(attribute: Any, case_sensitive: bool) -> Callable[[Any], Any]:
+def _key_function(attribute: Any, case_sensitive: bool) -> Callable[[Any], Any]:
     def key(item: Any) -> Any:
         value = item if attribute is None else attribute_of(item, attribute)
         return value.lower() if isinstance(value, str) and not case_sensitive else value
@@ -107,7 +107,7 @@ def _sorted(
     items = _list(budget, values)
     work = budget.read(items)
     budget.spend((work >> 4) * len(items).bit_length() >> 2)
-    return sorted(items, key=_keyed(attribute, case_sensitive), reverse=bool(reverse))
+    return sorted(items, key=_key_function(attribute, case_sensitive), reverse=bool(reverse))
 
 
 def _dict_sorted(
@@ -121,14 +121,14 @@ def _unique(
 ) -> list[Any]:
     items = _list(budget, values)
     budget.read(items)
-    key = _keyed(attribute, case_sensitive)
-    found: dict[Any, Any] = {}
+    key = _key_function(attribute, case_sensitive)
+    unique: dict[Any, Any] = {}
     for item in items:
-        found.setdefault(key_of(key(item)), item)
-    return list(found.values())
+        unique.setdefault(key_of(key(item)), item)
+    return list(unique.values())
 
 
-def _extreme(which: Callable[..., Any]) -> Callable[..., Any]:
+def _extreme(choose: Callable[..., Any]) -> Callable[..., Any]:
     def extreme(
         budget: Budget, values: Any, case_sensitive: bool = False, attribute: Any = None
     ) -> Any:
@@ -136,7 +136,7 @@ def _extreme(which: Callable[..., Any]) -> Callable[..., Any]:
         budget.read(items)
         if not items:
             return Undefined("no aggregated item, the sequence is empty")
-        return which(items, key=_keyed(attribute, case_sensitive))
+        return choose(items, key=_key_function(attribute, case_sensitive))
 
     return extreme
 
@@ -145,17 +145,17 @@ def _map(budget: Budget, values: Any, name: Any = None, *args: Any, **kwargs: An
     """Apply `map(attribute=…)`, or `map` with the name of a filter."""
     items = items_of(values, budget)
     if name is None and set(kwargs) <= {"attribute", "default"} and "attribute" in kwargs:
-        found = [attribute_of(v, kwargs["attribute"], kwargs.get("default")) for v in items]
+        mapped = [attribute_of(v, kwargs["attribute"], kwargs.get("default")) for v in items]
     elif name in FILTERS and name != "map":
         budget.spend(len(items))
-        found = [FILTERS[name](budget, item, *args, **kwargs) for item in items]
+        mapped = [FILTERS[name](budget, item, *args, **kwargs) for item in items]
     else:
         raise SecurityError(f"maps {name or sorted(kwargs)}, which is not supported")
-    budget.read(found)
-    return found
+    budget.read(mapped)
+    return mapped
 
 
-def _selecting(wanted: bool, by_attribute: bool) -> Callable[..., list[Any]]:
+def _selecting(expected: bool, by_attribute: bool) -> Callable[..., list[Any]]:
     def selected(budget: Budget, values: Any, *args: Any) -> list[Any]:
         items, rest = items_of(values, budget), list(args)
         path = rest.pop(0) if by_attribute else None
@@ -171,7 +171,7 @@ def _selecting(wanted: bool, by_attribute: bool) -> Callable[..., list[Any]]:
                 budget.read(value, *rest)
             return bool(TESTS[name](value, *rest))
 
-        return [item for item in items if holds(item) is wanted]
+        return [item for item in items if holds(item) is expected]
 
     return selected
 
@@ -179,7 +179,7 @@ def _selecting(wanted: bool, by_attribute: bool) -> Callable[..., list[Any]]:
 def _number(kind: Callable[..., Any], name: str) -> Callable[..., Any]:
     convert = getattr(filters, f"do_{name}")
 
-    def made(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def converted(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> Any:
         budget.read(value, *args)
         if isinstance(value, str) and len(value) > 1000:
             return args[0] if args else kind()
@@ -187,7 +187,7 @@ def _number(kind: Callable[..., Any], name: str) -> Callable[..., Any]:
             raise TypeError(f"{name} of a {type(value).__name__}")
         return convert(value, *args, **kwargs)
 
-    return made
+    return converted
 
 
 def _absolute(budget: Budget, value: Any) -> Any:
@@ -218,24 +218,24 @@ def _round(budget: Budget, value: Any, precision: Any = 0, method: str = "common
 
 def _to_json(budget: Budget, value: Any, indent: int | None = None, **options: Any) -> str:
     """Return JSON as Hugging Face's templates expect it: not ASCII only, no escapes for HTML."""
-    kept = {"ensure_ascii": False, "sort_keys": False} | {
+    dump_options = {"ensure_ascii": False, "sort_keys": False} | {
         key: options[key] for key in ("ensure_ascii", "separators", "sort_keys") if key in options
     }
     if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 16):
         raise SecurityError("indents JSON by more than 16")
     size, elements = measure(value)
     budget.spend(elements + (size >> 4))
-    budget.read(kept.get("separators"))
-    between = sum(len(str(one)) for one in kept.get("separators") or ())
-    if elements * between > MAX_SIZE:
+    budget.read(dump_options.get("separators"))
+    separator_size = sum(len(str(separator)) for separator in dump_options.get("separators") or ())
+    if elements * separator_size > MAX_SIZE:
         raise too_large()
-    longest = size * (6 if kept["ensure_ascii"] else 2) + elements * between
+    longest = size * (6 if dump_options["ensure_ascii"] else 2) + elements * separator_size
     if indent and longest + elements * indent * _depth(value) > MAX_SIZE:
         raise too_large()
     if isinstance(value, Undefined):
         raise SecurityError("writes an undefined value as JSON")
     try:
-        text = json.dumps(value, indent=indent, allow_nan=False, **kept)
+        text = json.dumps(value, indent=indent, allow_nan=False, **dump_options)
     except (TypeError, ValueError) as problem:
         raise SecurityError(f"cannot write a value as JSON: {problem}") from None
     budget.make(len(text))
@@ -247,10 +247,10 @@ def _depth(value: Any) -> int:
     while level:
         deepest += 1
         level = [
-            below
-            for one in level
-            if isinstance(one, (Mapping, list, tuple))
-            for below in (one.values() if isinstance(one, Mapping) else one)
+            child
+            for container in level
+            if isinstance(container, (Mapping, list, tuple))
+            for child in (container.values() if isinstance(container, Mapping) else container)
         ]
     return deepest
 

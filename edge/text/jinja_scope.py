@@ -72,13 +72,13 @@ class LoopVariable:
 
     def attribute(self, name: str) -> Any:
         at, length = self.at, len(self.items)
-        known: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "index": at + 1, "index0": at, "first": at == 0, "last": at == length - 1,
             "length": length, "revindex": length - at, "revindex0": length - at - 1,
             "depth": 1, "depth0": 0,
         }  # fmt: skip
-        if name in known:
-            return known[name]
+        if name in attributes:
+            return attributes[name]
         if name == "previtem":
             return self.items[at - 1] if at else Undefined("there is no previous item")
         if name == "nextitem":
@@ -89,8 +89,8 @@ class LoopVariable:
             return TemplateFunction(name, self._changed)
         return Undefined(obj=self, name=name)
 
-    def _changed(self, *given: Any) -> bool:
-        self._budget.read(*given)
-        changed = self._before is MISSING or self._before != given
-        self._before = given
+    def _changed(self, *values: Any) -> bool:
+        self._budget.read(*values)
+        changed = self._before is MISSING or self._before != values
+        self._before = values
         return changed

@@ -32,11 +32,11 @@ class Budget:
     """The work and memory that one rendering has left, counted the same on every machine."""
 
     def __init__(self) -> None:
-        self._work, self._made = MAX_WORK, MAX_MADE
+        self._work_left, self._size_left = MAX_WORK, MAX_MADE
 
     def spend(self, work: int = 1) -> None:
-        self._work -= work
-        if self._work < 0:
+        self._work_left -= work
+        if self._work_left < 0:
             raise SecurityError(f"takes more than {MAX_WORK} steps")
 
     def read(self, *values: Any) -> int:
@@ -49,8 +49,8 @@ class Budget:
         """Charge for a value before it is built."""
         if size > MAX_SIZE:
             raise too_large()
-        self._made -= size
-        if self._made < 0:
+        self._size_left -= size
+        if self._size_left < 0:
             raise SecurityError(f"makes values of more than {MAX_MADE} characters")
         self.spend(size >> 6)
 
@@ -73,9 +73,9 @@ def measure(*values: Any) -> tuple[int, int]:
     and depth.
     """
     size = count = 0
-    waiting = [(value, 0) for value in values]
-    while waiting:
-        value, depth = waiting.pop()
+    pending = [(value, 0) for value in values]
+    while pending:
+        value, depth = pending.pop()
         size += ELEMENT
         count += 1
         if isinstance(value, str):
@@ -88,9 +88,9 @@ def measure(*values: Any) -> tuple[int, int]:
                 raise SecurityError(f"nests values more than {MAX_NESTED} deep")
             if len(value) * ELEMENT > MAX_SIZE:
                 raise too_large()
-            waiting += [(one, depth + 1) for one in value]
+            pending += [(element, depth + 1) for element in value]
             if isinstance(value, Mapping):
-                waiting += [(one, depth + 1) for one in value.values()]
+                pending += [(element, depth + 1) for element in value.values()]
         if size > MAX_SIZE:
             raise too_large()
     return size, count
@@ -108,20 +108,22 @@ def spelled(budget: Budget, value: Any) -> str:
     if not isinstance(value, (dict, list, tuple)):
         return text_of(value)
     budget.read(value)
-    budget.make(_longest(value))
+    budget.make(_max_printed_length(value))
     return str(value)
 
 
-def _longest(value: Any) -> int:
+def _max_printed_length(value: Any) -> int:
     """Return an upper bound for the length of a value as Python prints it."""
     if isinstance(value, str):
         return 2 + 10 * len(value)  # at most \\U0010ffff for each
     if isinstance(value, int):
         return 6 + value.bit_length() // 3
     if isinstance(value, dict):
-        return 2 + sum(4 + _longest(key) + _longest(item) for key, item in value.items())
+        return 2 + sum(
+            4 + _max_printed_length(key) + _max_printed_length(item) for key, item in value.items()
+        )
     if isinstance(value, (list, tuple)):
-        return 3 + sum(2 + _longest(item) for item in value)
+        return 3 + sum(2 + _max_printed_length(item) for item in value)
     return max(32, len(text_of(value)))
 
 
@@ -179,25 +181,25 @@ _STRIPPING = names("lstrip rstrip strip")
 def method(budget: Budget, owner: Any, name: str) -> Callable[..., Any] | None:
     """Return a method of a value, or None if templates may not call it."""
     if isinstance(owner, str):
-        own = _TEXT.get(name)
-        if own is not None:
-            return lambda *args, **kwargs: own(budget, owner, *args, **kwargs)
+        text_method = _TEXT.get(name)
+        if text_method is not None:
+            return lambda *args, **kwargs: text_method(budget, owner, *args, **kwargs)
         if name in _PLAIN | _SEARCHING | _BACKWARDS:
 
-            def called(*args: Any) -> Any:
+            def call_text_method(*args: Any) -> Any:
                 budget.read(owner, *args)
                 if name in _BACKWARDS and args and isinstance(args[0], str):
                     budget.spend(len(owner) * len(args[0]) >> 6)
                 budget.make(ELEMENT + 3 * len(owner))
                 budget.spend(len(owner) >> 3)
-                given = [tuple(one) if isinstance(one, list) else one for one in args]
-                return getattr(owner, name)(*given)
+                arguments = [tuple(arg) if isinstance(arg, list) else arg for arg in args]
+                return getattr(owner, name)(*arguments)
 
-            return called
+            return call_text_method
         return None
     if isinstance(owner, Mapping) and name in ("get", "items", "keys", "values"):
 
-        def looked(*args: Any) -> Any:
+        def call_mapping_method(*args: Any) -> Any:
             if name == "get":
                 return owner.get(key_of(args[0]), *args[1:])
             budget.make(ELEMENT * (1 + len(owner)) * 3)
@@ -205,14 +207,14 @@ def method(budget: Budget, owner: Any, name: str) -> Callable[..., Any] | None:
                 return [list(pair) for pair in owner.items()]
             return list(owner) if name == "keys" else list(owner.values())
 
-        return looked
+        return call_mapping_method
     if isinstance(owner, (list, tuple)) and name in ("count", "index"):
 
-        def counted(*args: Any) -> Any:
+        def call_list_method(*args: Any) -> Any:
             budget.read(owner, *args)
             return getattr(owner, name)(*args)
 
-        return counted
+        return call_list_method
     return None
 
 
@@ -228,20 +230,20 @@ def strip(which: str) -> Callable[..., str]:
     return stripped
 
 
-def _split(which: str) -> Callable[..., list[str]]:
+def _split(method_name: str) -> Callable[..., list[str]]:
     def split(budget: Budget, text: str, sep: str | None = None, maxsplit: int = -1) -> list[str]:
         budget.read(text, sep)
         if sep is None:
             budget.spend(len(text) >> 3)
             count = sum(1 for _ in re.finditer(r"\s+", text))
         else:
-            if which == "rsplit":
+            if method_name == "rsplit":
                 budget.spend(len(text) * len(sep) >> 6)
             count = text.count(sep)
         parts = 1 + (count if maxsplit < 0 else min(count, maxsplit))
         budget.make(len(text) + ELEMENT * parts)
-        found: list[str] = getattr(text, which)(sep, maxsplit)
-        return found
+        pieces: list[str] = getattr(text, method_name)(sep, maxsplit)
+        return pieces
 
     return split
 
@@ -299,10 +301,10 @@ def now(form: Any) -> str:
 
 def counted(*bounds: Any) -> list[int]:
     """The function `range`."""
-    found = range(*bounds)
-    if len(found) > MAX_RANGE:
+    numbers = range(*bounds)
+    if len(numbers) > MAX_RANGE:
         raise SecurityError(f"counts over more than {MAX_RANGE} numbers")
-    return list(found)
+    return list(numbers)
 
 
 def paired(values: Iterable[Any] = (), /, **names: Any) -> dict[Any, Any]:

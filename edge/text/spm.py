@@ -70,14 +70,14 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab_size = len(self._pieces)
         self.bos, self.eos, self.pad, self.add_bos = bos, eos, pad, add_bos
         self.fingerprint = hashlib.sha256(b"sentencepiece\0" + data).hexdigest()
-        named = {token for token in (bos, pad, *eos) if token is not None}
-        ids = [i for i, piece in enumerate(self._pieces) if i in named or _is_special(piece)]
+        configured = {token for token in (bos, pad, *eos) if token is not None}
+        ids = [i for i, piece in enumerate(self._pieces) if i in configured or _is_special(piece)]
         self.specials = tuple(SpecialToken(self._pieces[i].text, i) for i in ids)
         # a model that trims spaces adds its prefix after trimming, which would remove one from here
-        self._own_prefix = model.add_dummy_prefix and not model.remove_extra_whitespaces
+        self._adds_prefix = model.add_dummy_prefix and not model.remove_extra_whitespaces
         self.strips_space = model.add_dummy_prefix
         self._bytes = [
-            b"" if _is_hidden(piece, i in named) else _text_of(piece)
+            b"" if _is_hidden(piece, i in configured) else _piece_bytes(piece)
             for i, piece in enumerate(self._pieces)
         ]
         self._byte_ids = {
@@ -86,15 +86,17 @@ class SentencePieceTokenizer(Tokenizer):
             if piece.kind == BYTE and value
         }
         control = frozenset(i for i in ids if self._pieces[i].kind == USER_DEFINED)
-        plain = rewrite_model(data, model.starts, control=control, no_dummy_prefix=self._own_prefix)
-        self._processor = _load(plain, file)
+        rewritten = rewrite_model(
+            data, model.starts, control=control, no_dummy_prefix=self._adds_prefix
+        )
+        self._processor = _load(rewritten, file)
 
     @property
     def longest_piece(self) -> int:
         return max(len(value) for value in self._bytes)
 
     def _encode_plain(self, text: str, *, first: bool) -> list[int]:
-        if first and self._own_prefix:
+        if first and self._adds_prefix:
             text = " " + text
         if SPACE not in text or len(self._byte_ids) < 256:
             return self._encode_run(text)
@@ -127,13 +129,13 @@ def _is_special(piece: SpmPiece) -> bool:
     return piece.kind == CONTROL
 
 
-def _is_hidden(piece: SpmPiece, named: bool) -> bool:
+def _is_hidden(piece: SpmPiece, configured: bool) -> bool:
     if piece.kind == USER_DEFINED:
-        return named or (piece.text.startswith("<|") and piece.text.endswith("|>"))
-    return named or piece.kind == CONTROL
+        return configured or (piece.text.startswith("<|") and piece.text.endswith("|>"))
+    return configured or piece.kind == CONTROL
 
 
-def _text_of(piece: SpmPiece) -> bytes:
+def _piece_bytes(piece: SpmPiece) -> bytes:
     if piece.kind == UNKNOWN:
         return "\ufffd".encode()
     if piece.kind == BYTE:

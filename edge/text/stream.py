@@ -72,18 +72,18 @@ class StopMatcher:
         found = [(at + len(stop), at) for stop in self.stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            return self._take(min(found)[1])
-        return self._take(self._undecided())
+            return self._release(min(found)[1])
+        return self._release(self._undecided_start())
 
     def finish(self) -> str:
         """Return the rest, when the text ends without a stop string."""
-        return "" if self.stopped else self._take(len(self._held))
+        return "" if self.stopped else self._release(len(self._held))
 
-    def _take(self, count: int) -> str:
+    def _release(self, count: int) -> str:
         out, self._held = self._held[:count], self._held[count:]
         return out
 
-    def _undecided(self) -> int:
+    def _undecided_start(self) -> int:
         """Return the start of the held text's longest suffix that is a prefix of a stop string."""
         held = self._held
         for at in range(max(0, len(held) - self._longest + 1), len(held)):

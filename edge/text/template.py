@@ -76,7 +76,7 @@ class ChatTemplate:
     def tools(self) -> ToolSupport:
         """The template's support for tools."""
         return support(
-            lambda said, tools: self._run(said, False, tools), self._source, xml_calls.found
+            lambda messages, tools: self._run(messages, False, tools), self._source, xml_calls.found
         )
 
     def render_text(
@@ -87,7 +87,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         """Return the plain text, as transformers' `apply_chat_template(tokenize=False)` does."""
-        return self._render(self._told(messages, tools), str, add_generation_prompt, tools)
+        return self._render(self._adapted(messages, tools), str, add_generation_prompt, tools)
 
     def render(
         self,
@@ -104,7 +104,7 @@ class ChatTemplate:
         """
         check_messages(messages)
         self._check_spelling(messages)
-        messages = self._told(messages, tools)
+        messages = self._adapted(messages, tools)
         plain = self._render(messages, str, add_generation_prompt, tools)
         marks = _free_marks([plain, *(message.content for message in messages)])
         breaking = marks[_BREAK]
@@ -112,12 +112,14 @@ class ChatTemplate:
             contents = (_mark(marks, i, m.content, trim) for i, m in enumerate(messages))
             marked = self._render(
                 [replace(m, content=next(contents)) for m in messages],
-                lambda text: self._broken(text, breaking), add_generation_prompt, tools,
+                lambda text: self._break_specials(text, breaking), add_generation_prompt, tools,
             )  # fmt: skip
             if _without(marks, marked) == plain:
                 segments = _split_marked(marks, marked, messages, self.gap)
                 if segments is not None:
-                    return [part for one in segments for part in self._resolved(one, breaking)]
+                    return [
+                        part for segment in segments for part in self._resolve(segment, breaking)
+                    ]
         return self._render_broken(messages, breaking, plain, add_generation_prompt, tools)
 
     def encode(
@@ -151,17 +153,17 @@ class ChatTemplate:
         between = earlier.removeprefix(prompt).partition("y")[0]
         return between if earlier.startswith(prompt) and between.isspace() else ""
 
-    def _told(self, messages: Sequence[Message], tools: Sequence[Declared]) -> list[Message]:
+    def _adapted(self, messages: Sequence[Message], tools: Sequence[Declared]) -> list[Message]:
         """Return the messages in the form that the template supports.
 
         Calls whose tokens are known become text, as does everything about tools that the template
         does not support.
         """
-        out = []
+        adapted = []
         if tools and not self.tools.declares:
-            words = described(tools, self.tools.form)
+            declaration = described(tools, self.tools.form)
             system = messages[0].content if messages[:1] and messages[0].role == "system" else ""
-            out = [Message("system", f"{system}\n\n{words}" if system else words)]
+            adapted = [Message("system", f"{system}\n\n{declaration}" if system else declaration)]
             messages = messages[1:] if system else messages
         for message in messages:
             calls = message.tool_calls
@@ -172,8 +174,8 @@ class ChatTemplate:
             elif message.role == "tool" and not (self.tools.declares and self.tools.answers):
                 text = f"<tool_response>\n{message.content}\n</tool_response>"
                 message = Message("user", text)
-            out.append(message)
-        return out
+            adapted.append(message)
+        return adapted
 
     def _check_spelling(self, messages: Sequence[Message]) -> None:
         """Raise InputError for misspelt usual roles.
@@ -181,27 +183,31 @@ class ChatTemplate:
         Roles that the template names pass, and so do roles that resemble none of the usual ones:
         the template judges them.
         """
-        own = (
+        unusual = (
             (index, message.role)
             for index, message in enumerate(messages)
             if message.role not in ROLES and not re.search(rf"\b{message.role}\b", self._source)
         )
-        misspelt = [(index, role, _spelt(role)) for index, role in own if _spelt(role)]
+        misspelt = [
+            (index, role, _role_suggestion(role))
+            for index, role in unusual
+            if _role_suggestion(role)
+        ]
         if not misspelt:
             return
         faults = Faults()
-        for index, role, meant in misspelt:
-            faults.add(f"messages.{index}.role", f"unknown role {role!r}", meant)
+        for index, role, suggestion in misspelt:
+            faults.add(f"messages.{index}.role", f"unknown role {role!r}", suggestion)
         faults.refuse(InputError)
 
-    def _broken(self, text: str, mark: str) -> str:
+    def _break_specials(self, text: str, mark: str) -> str:
         """Return the text with its special tokens broken up by marks."""
         for special in self._tokenizer.specials:
             if len(special.text) > 1:
                 text = text.replace(special.text, special.text[0] + mark + special.text[1:])
         return text
 
-    def _resolved(self, segment: Segment, mark: str) -> Iterable[Segment]:
+    def _resolve(self, segment: Segment, mark: str) -> Iterable[Segment]:
         """Yield a segment without the marks that kept typed special tokens from being found."""
         if not segment.trusted or mark not in segment.text:
             yield segment
@@ -217,14 +223,14 @@ class ChatTemplate:
         self, messages: Sequence[Message], mark: str, plain: str,
         add_generation_prompt: bool, tools: Sequence[Declared],
     ) -> list[Segment]:  # fmt: skip
-        def broken(text: str) -> str:
-            return self._broken(text, mark)
+        def break_specials(text: str) -> str:
+            return self._break_specials(text, mark)
 
         def rendered(content: Callable[[str], str]) -> str:
-            said = [replace(m, content=content(m.content)) for m in messages]
-            return self._render(said, broken, add_generation_prompt, tools)
+            rewritten = [replace(m, content=content(m.content)) for m in messages]
+            return self._render(rewritten, break_specials, add_generation_prompt, tools)
 
-        marked = rendered(broken)
+        marked = rendered(break_specials)
         neutral = rendered(lambda text: "x" if text else "")
         find = self._tokenizer.find_specials
         if marked.replace(mark, "") != plain or find(marked) != find(neutral):
@@ -233,23 +239,23 @@ class ChatTemplate:
                 file=self.file,
                 remedy=f"leave special tokens out of the messages, or {REMEDY}",
             )
-        return list(self._resolved(Segment(marked + mark, trusted=True), mark))
+        return list(self._resolve(Segment(marked + mark, trusted=True), mark))
 
     def _render(
         self, messages: Sequence[Message], text: Callable[[str], str],
         add_generation_prompt: bool, tools: Sequence[Declared] = (),
     ) -> str:  # fmt: skip
         """Render. `text` is applied to all strings in calls and in declarations of tools."""
-        said = []
+        conversation = []
         for message in messages:
-            one: dict[str, Any] = {"role": message.role, "content": message.content}
+            entry: dict[str, Any] = {"role": message.role, "content": message.content}
             if message.tool_calls:
-                one["tool_calls"] = _mapped([c.declared() for c in message.tool_calls], text)
+                entry["tool_calls"] = _map_strings([c.declared() for c in message.tool_calls], text)
             if message.tool_call_id is not None:
-                one["tool_call_id"] = text(message.tool_call_id)
-            said.append(one)
-        known = _mapped(tools, text) if tools and self.tools.declares else None
-        return self._run(said, add_generation_prompt, known)
+                entry["tool_call_id"] = text(message.tool_call_id)
+            conversation.append(entry)
+        declared = _map_strings(tools, text) if tools and self.tools.declares else None
+        return self._run(conversation, add_generation_prompt, declared)
 
     def _run(
         self,
@@ -260,9 +266,9 @@ class ChatTemplate:
         names: Mapping[str, Any] = {
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
-            "bos_token": self._spelled(self._tokenizer.bos),
-            "eos_token": self._spelled(next(iter(self._tokenizer.eos), None)),
-            "pad_token": self._spelled(self._tokenizer.pad),
+            "bos_token": self._token_text(self._tokenizer.bos),
+            "eos_token": self._token_text(next(iter(self._tokenizer.eos), None)),
+            "pad_token": self._token_text(self._tokenizer.pad),
             "tools": tools,
             "documents": None,
         }
@@ -277,7 +283,7 @@ class ChatTemplate:
                 f"failed: {type(problem).__name__}: {problem}"[:500], file=self.file, remedy=REMEDY
             ) from None
 
-    def _spelled(self, token: int | None) -> str:
+    def _token_text(self, token: int | None) -> str:
         return "" if token is None else self._tokenizer.id_to_piece(token)
 
 
@@ -285,21 +291,21 @@ def check_messages(messages: Sequence[Message]) -> None:
     """Raise InputError naming the message whose role or text cannot be used."""
     if len(messages) > MAX_MESSAGES:
         raise InputError(f"are {len(messages)}, at most {MAX_MESSAGES} allowed", field="messages")
-    wrong = [i for i, message in enumerate(messages) if not ROLE.fullmatch(message.role)]
-    if wrong:
-        shown = ", ".join(f"{messages[index].role!r:.40}" for index in wrong[:10])
+    invalid = [i for i, message in enumerate(messages) if not ROLE.fullmatch(message.role)]
+    if invalid:
+        roles = ", ".join(f"{messages[index].role!r:.40}" for index in invalid[:10])
         raise InputError(
-            f"unknown role {shown}", field=f"messages.{wrong[0]}.role",
-            remedy=_spelt(messages[wrong[0]].role) or "use system, user or assistant",
+            f"unknown role {roles}", field=f"messages.{invalid[0]}.role",
+            remedy=_role_suggestion(messages[invalid[0]].role) or "use system, user or assistant",
         )  # fmt: skip
     for message in messages:
         check_text(message.content)
 
 
-def _spelt(role: str) -> str | None:
+def _role_suggestion(role: str) -> str | None:
     """Return the question whether a similar role was meant, or None if none is similar."""
-    near = get_close_matches(role.strip().lower(), ROLES, 1, 0.75)
-    return f"did you mean {near[0]!r}?" if near else None
+    matches = get_close_matches(role.strip().lower(), ROLES, 1, 0.75)
+    return f"did you mean {matches[0]!r}?" if matches else None
 
 
 # Marks are characters of a 32-character private-use block that no message contains: 16 digits, then
@@ -307,14 +313,14 @@ def _spelt(role: str) -> str | None:
 _OPEN, _MIDDLE, _CLOSE, _BREAK = 16, 17, 18, 19
 
 
-def _mapped(value: Any, text: Callable[[str], str]) -> Any:
+def _map_strings(value: Any, text: Callable[[str], str]) -> Any:
     """Return a JSON value with `text` applied to all its strings, keys included."""
     if isinstance(value, str):
         return text(value)
     if isinstance(value, Mapping):
-        return {text(key): _mapped(item, text) for key, item in value.items()}
+        return {text(key): _map_strings(item, text) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_mapped(item, text) for item in value]
+        return [_map_strings(item, text) for item in value]
     return value
 
 
@@ -363,7 +369,7 @@ def _split_marked(
         segments += [Segment(before, trusted=True), Segment(match[2], tokens=known)]
         at = match.end()
     segments.append(Segment(text[at:], trusted=True))
-    lost = marks.replace(marks[_BREAK], "")
-    if any(mark in segment.text for segment in segments for mark in lost):
+    delimiters = marks.replace(marks[_BREAK], "")
+    if any(mark in segment.text for segment in segments for mark in delimiters):
         return None
     return segments

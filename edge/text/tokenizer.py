@@ -168,11 +168,11 @@ class Tokenizer(ABC):
             data = data.removeprefix(b" ")
         return data.decode("utf-8", errors="replace")
 
-    def check_id(self, token: int) -> int:
-        """Return the id. Raises InputError unless 0 ≤ id < vocab_size."""
+    def check_id(self, token: int, field: str = "tokens") -> int:
+        """Return the id. Raises InputError, which names `field`, unless 0 ≤ id < vocab_size."""
         if not 0 <= token < self.vocab_size:
             raise InputError(
-                f"token {token} is not between 0 and {self.vocab_size - 1}", field="tokens"
+                f"token {token} is not between 0 and {self.vocab_size - 1}", field=field
             )
         return token
 

@@ -37,8 +37,8 @@ class ToolCall:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments by name."""
-        found: dict[str, Any] = json.loads(self.source)
-        return found
+        parsed: dict[str, Any] = json.loads(self.source)
+        return parsed
 
     def declared(self) -> dict[str, Any]:
         """Return the call as templates take it."""
@@ -146,8 +146,8 @@ def support(
         other: finds a form whose arguments are not JSON, from calls with the given names.
     """
 
-    def rendered(said: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-        messages = [{"role": "user", "content": "x"}, {"role": "assistant", **said}, after]
+    def rendered(turn: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", **turn}, after]
         try:
             return render(messages, tools)
         except (InputError, TokenizerError):
@@ -156,57 +156,59 @@ def support(
     parameters = {"type": "object", "properties": {"probe_key": {"type": "string"}}}
     tools = [{"type": "function", "function": {
         "name": name, "description": "", "parameters": parameters}} for name in _NAMES]  # fmt: skip
-    asked = {"role": "user", "content": "z"}
-    plain = rendered({"content": "\u2603"}, asked)
+    question = {"role": "user", "content": "z"}
+    plain = rendered({"content": "\u2603"}, question)
     declares = _NAMES[0] in plain
     before, _, after = plain.partition("\u2603")
 
-    def called(count: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def calling_turn(count: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
         calls = [{"id": _ID, "type": "function", "function": {"name": name, "arguments": arguments}}
                  for name in _NAMES[:count]]  # fmt: skip
         return {"content": "", "tool_calls": calls}
 
     def written(count: int, arguments: Mapping[str, Any] = _KEY) -> str:
-        found = rendered(called(count, arguments), asked)
+        text = rendered(calling_turn(count, arguments), question)
         start = before.rstrip()
-        if not found.startswith(start) or not found.endswith(after):
+        if not text.startswith(start) or not text.endswith(after):
             return ""
-        return found[len(start) : len(found) - len(after)].lstrip()
+        return text[len(start) : len(text) - len(after)].lstrip()
 
-    head, middle, tail = _around(written(1))
-    joint = _before_last(_around(written(2))[2])
+    head, middle, tail = _split_around_call(written(1))
+    joint = _before_last(_split_around_call(written(2))[2])
     form: CallForm | None = CallForm(head, middle, joint, tail)
     if not (head and middle):
         form = other(written, _NAMES) if declares else None
-    parts = [] if form is None else [getattr(form, one.name) for one in fields(form)]
+    parts = [] if form is None else [getattr(form, field.name) for field in fields(form)]
     if _ID in "".join(parts) or max(map(len, parts), default=0) > MAX_FORM:
         form = None
     result = {"role": "tool", "content": "probe_result", "tool_call_id": _ID}
-    answers = "probe_result" in rendered(called(1, _KEY) if form else {"content": "y"}, result)
+    answers = "probe_result" in rendered(
+        calling_turn(1, _KEY) if form else {"content": "y"}, result
+    )
     if form is not None:
         return ToolSupport(form, declares, True, answers)
-    known = None
+    marked_form = None
     if not any(part in source for part in _NO_JSON):
-        known = next((form for marker, form in _BY_MARKER.items() if marker in source), None)
+        marked_form = next((form for marker, form in _BY_MARKER.items() if marker in source), None)
     # if the form is unknown, edge declares the tools itself
-    return ToolSupport(known or HERMES, declares and known is not None, False, answers)
+    return ToolSupport(marked_form or HERMES, declares and marked_form is not None, False, answers)
 
 
-def _around(text: str) -> tuple[str, str, str]:
+def _split_around_call(text: str) -> tuple[str, str, str]:
     """Return the text before the first name, from it to its arguments, and after them.
 
     Not by one regular expression: it would try each of the 100,000 times that a template may write
     a name.
     """
     head, _, rest = text.partition(_NAMES[0])
-    found = _ARGUMENTS.search(rest)
-    return (head, rest[: found.start()], rest[found.end() :]) if found else ("", "", "")
+    match = _ARGUMENTS.search(rest)
+    return (head, rest[: match.start()], rest[match.end() :]) if match else ("", "", "")
 
 
 def _before_last(text: str) -> str:
     """Return the text before the last name that is followed by arguments; "" without one."""
-    places = [found.start() for found in _ARGUMENTS.finditer(text)]
-    return text[: max(0, text.rfind(_NAMES[1], 0, places[-1]))] if places else ""
+    positions = [match.start() for match in _ARGUMENTS.finditer(text)]
+    return text[: max(0, text.rfind(_NAMES[1], 0, positions[-1]))] if positions else ""
 
 
 def described(tools: Sequence[Declared], form: CallForm) -> str:
@@ -228,7 +230,7 @@ class CallReader:
         self.calls: list[ToolCall] = []
         self.deltas: list[CallDelta] = []
         self._form = form
-        self._held, self._looked = "", 0
+        self._held, self._searched = "", 0
         self._lead = form.head  # text before the current name
         self._step = self._text if form.trigger else self._beginning
         self._id = self._name = self._source = ""
@@ -250,15 +252,15 @@ class CallReader:
 
     def _take(self, count: int) -> str:
         out, self._held = self._held[:count], self._held[count:]
-        self._looked = 0
+        self._searched = 0
         return out
 
     # An answer comes in many pieces. Each is searched once, however much text is held back.
 
     def _find(self, text: str) -> int:
         """Return where `text` begins in the held text, or -1."""
-        at = self._held.find(text, max(0, self._looked - len(text) + 1))
-        self._looked = len(self._held)
+        at = self._held.find(text, max(0, self._searched - len(text) + 1))
+        self._searched = len(self._held)
         return at
 
     def _begun(self, text: str) -> int:
@@ -279,8 +281,8 @@ class CallReader:
             before = self._take(at)
             return before.rstrip()
         # white space before a call is not text
-        begun = self._begun(trigger)
-        return self._take(max(len(self._held[:begun].rstrip()), begun - MAX_SPACE))
+        prefix_start = self._begun(trigger)
+        return self._take(max(len(self._held[:prefix_start].rstrip()), prefix_start - MAX_SPACE))
 
     def _beginning(self) -> str:
         """Look for a call in a form without a marker: only an answer's first text can be one."""
@@ -294,10 +296,10 @@ class CallReader:
     def _head(self) -> str:
         if len(self._held) >= len(self._form.head):
             self._lead = self._take(len(self._form.head))
-            self._step = self._named
+            self._step = self._call_name
         return ""
 
-    def _named(self) -> str:
+    def _call_name(self) -> str:
         at = self._find(self._form.middle)
         if at > MAX_NAME or (at < 0 and len(self._held) > MAX_NAME + len(self._form.middle)):
             self._step = self._text
@@ -335,5 +337,5 @@ class CallReader:
     def _after(self) -> str:
         if self._form.joint and self._held.startswith(self._form.joint):
             self._lead = self._take(len(self._form.joint))
-            self._step = self._named
+            self._step = self._call_name
         return ""

@@ -28,10 +28,10 @@ SPELLED: Mapping[str, Mapping[str, str]] = {
     "boolean": {"true": "true", "True": "true", "false": "false", "False": "false"},
     "null": {"null": "null", "None": "null"},
 }
-_KEYS, _TEXTS = ("probe_key", "probe_other"), ("probe_value", "probe_more")
+_KEYS, _VALUES = ("probe_key", "probe_other"), ("probe_value", "probe_more")
 MAX_BRANCHES = 1000  # alternative schemas of one value
 _EITHER = ("anyOf", "oneOf")
-ARGUMENTS = dict(zip(_KEYS, _TEXTS, strict=True))  # that a probed template writes
+ARGUMENTS = dict(zip(_KEYS, _VALUES, strict=True))  # that a probed template writes
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class XmlForm(CallForm):
 
     def write(self, calls: Sequence[ToolCall]) -> str:
         """See `CallForm`."""
-        return self.head + self.joint.join(map(self._written, calls)) + self.tail
+        return self.head + self.joint.join(map(self._write_call, calls)) + self.tail
 
-    def _written(self, call: ToolCall) -> str:
-        given = call.arguments.items()
-        parts = (f"{self.opens}{key}{self.named}{spelled(v)}{self.closes}" for key, v in given)
+    def _write_call(self, call: ToolCall) -> str:
+        arguments = call.arguments.items()
+        parts = (f"{self.opens}{key}{self.named}{spelled(v)}{self.closes}" for key, v in arguments)
         return call.name + self.middle + "".join(parts)
 
     def reader(self, tools: Sequence[Declared]) -> CallReader:
@@ -68,12 +68,12 @@ def spelled(value: Any) -> str:
 
 def found(written: Written, names: Sequence[str]) -> XmlForm | None:
     """Return the form of a template that writes calls of these names, or None if it has another."""
-    text, none, pair = written(1, ARGUMENTS), written(1, {}), written(2, {})
+    text, empty, pair = written(1, ARGUMENTS), written(1, {}), written(2, {})
     head, _, rest = text.partition(names[0])
     first, _, rest = rest.partition(_KEYS[0])
-    named, _, rest = rest.partition(_TEXTS[0])
+    named, _, rest = rest.partition(_VALUES[0])
     between, _, rest = rest.partition(_KEYS[1])
-    last = rest.removeprefix(named + _TEXTS[1])
+    last = rest.removeprefix(named + _VALUES[1])
     at = max(0, first.rfind("<"))
     middle, opens = first[:at], first[at:]
     closes = between.removesuffix(opens)
@@ -81,9 +81,9 @@ def found(written: Written, names: Sequence[str]) -> XmlForm | None:
     joint = pair.removeprefix(head + names[0] + middle).partition(names[1])[0]
     form = XmlForm(head, middle, joint, tail, opens, named, closes)
     calls = [ToolCall("", name, "{}") for name in names]
-    one = ToolCall("", names[0], json.dumps(ARGUMENTS))
-    told = all((head, middle, opens, named, closes, tail))
-    if not told or [form.write([one]), form.write(calls[:1])] != [text, none]:
+    call = ToolCall("", names[0], json.dumps(ARGUMENTS))
+    complete = all((head, middle, opens, named, closes, tail))
+    if not complete or [form.write([call]), form.write(calls[:1])] != [text, empty]:
         return None
     return form if form.write(calls) == pair else replace(form, joint="")
 
@@ -93,11 +93,11 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     for _ in range(8):
         if not isinstance(schema, Mapping):
             return {}
-        place = schema.get("$ref")
-        if not isinstance(place, str):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
             return schema
         target: Any = root
-        for part in place.removeprefix("#/").split("/"):
+        for part in reference.removeprefix("#/").split("/"):
             target = target.get(part) if isinstance(target, Mapping) else None
         rest = {key: value for key, value in schema.items() if key != "$ref"}
         schema = {**target, **rest} if isinstance(target, Mapping) else {}
@@ -109,36 +109,36 @@ def branches(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
     Raises InputError when there are more than MAX_BRANCHES, or infinitely many.
     """
-    found: list[Mapping[str, Any]] = []
-    waiting = [schema]
+    alternatives: list[Mapping[str, Any]] = []
+    pending = [schema]
     for _ in range(MAX_BRANCHES):
-        if not waiting:
-            return found
-        one = resolved(waiting.pop(), root)
-        several = next((one[key] for key in _EITHER if isinstance(one.get(key), list)), None)
-        if several is not None:
-            waiting += reversed(several)
-        elif "const" in one:
-            found.append({"enum": [one["const"]]})
-        elif isinstance(one.get("enum"), list):
-            found.append({"enum": one["enum"]})
+        if not pending:
+            return alternatives
+        current = resolved(pending.pop(), root)
+        nested = next((current[key] for key in _EITHER if isinstance(current.get(key), list)), None)
+        if nested is not None:
+            pending += reversed(nested)
+        elif "const" in current:
+            alternatives.append({"enum": [current["const"]]})
+        elif isinstance(current.get("enum"), list):
+            alternatives.append({"enum": current["enum"]})
         else:
-            types = one.get("type", sorted(TYPES))
-            found += [
-                {**one, "type": kind} for kind in ([types] if isinstance(types, str) else types)
+            types = current.get("type", sorted(TYPES))
+            alternatives += [
+                {**current, "type": kind} for kind in ([types] if isinstance(types, str) else types)
             ]
     raise InputError(f"has more than {MAX_BRANCHES} schemas to choose from")
 
 
-def _types(schema: Any, root: Mapping[str, Any]) -> set[str]:
+def _allowed_types(schema: Any, root: Mapping[str, Any]) -> set[str]:
     """Return the types that a value may have."""
     out = set()
     for branch in branches(schema, root):
-        out |= set(map(_type, branch["enum"])) if "enum" in branch else {branch["type"]}
+        out |= set(map(_json_type, branch["enum"])) if "enum" in branch else {branch["type"]}
     return out | ({"integer"} if "number" in out else set())
 
 
-def _type(value: Any) -> str:
+def _json_type(value: Any) -> str:
     """Return the type of a value as JSON Schema names it."""
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
     return "null" if value is None else kinds.get(type(value), "object")
@@ -162,7 +162,7 @@ class XmlReader(CallReader):
             self._take(len(opens))
             self._step = self._key
         elif not opens.startswith(held):
-            self._join("}" if self._source else "{}")
+            self._append("}" if self._source else "{}")
             self.calls.append(ToolCall(self._id, self._name, self._source))
             self._step = self._after
         return ""
@@ -173,8 +173,10 @@ class XmlReader(CallReader):
             key = self._take(at)
             self._take(len(self._xml.named))
             root = self._schemas.get(self._name, {})
-            self._allowed = _types(root.get("properties", {}).get(key, {}), root)
-            self._join((", " if self._source else "{") + json.dumps(key, ensure_ascii=False) + ": ")
+            self._allowed = _allowed_types(root.get("properties", {}).get(key, {}), root)
+            self._append(
+                (", " if self._source else "{") + json.dumps(key, ensure_ascii=False) + ": "
+            )
             self._step, self._quoting = self._value, False
         return ""
 
@@ -184,7 +186,7 @@ class XmlReader(CallReader):
         if self._allowed == {"string"}:  # passed on as it arrives
             self._quote(self._take(self._begun(closes) if at < 0 else at), ended=at >= 0)
         elif at >= 0:
-            self._join(self._meant(self._take(at)))
+            self._append(self._to_json(self._take(at)))
         if at >= 0:
             self._take(len(closes))
             self._step = self._arguments
@@ -192,23 +194,23 @@ class XmlReader(CallReader):
 
     def _quote(self, text: str, *, ended: bool) -> None:
         """Write more of a string, or its last part."""
-        begun, self._quoting = self._quoting, True
+        started, self._quoting = self._quoting, True
         escaped = json.dumps(text, ensure_ascii=False)[1:-1]
-        self._join(("" if begun else '"') + escaped + ('"' if ended else ""))
+        self._append(("" if started else '"') + escaped + ('"' if ended else ""))
 
-    def _meant(self, text: str) -> str:
+    def _to_json(self, text: str) -> str:
         """Return the JSON of a value whose schema allows more than strings."""
         for kind, words in SPELLED.items():
             if kind in self._allowed and text in words:
                 return words[text]
         try:
-            if _type(json.loads(text)) in self._allowed - {"string"}:
+            if _json_type(json.loads(text)) in self._allowed - {"string"}:
                 return text
         except (ValueError, RecursionError):
             pass
         return json.dumps(text, ensure_ascii=False)
 
-    def _join(self, text: str) -> None:
+    def _append(self, text: str) -> None:
         self._source += text
         if text:
             self.deltas.append(CallDelta(len(self.calls), text))

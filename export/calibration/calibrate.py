@@ -49,10 +49,10 @@ def calibration_graph(folder: str | Path) -> ReferenceGraph:
     return ReferenceGraph((Path(folder) / GRAPH_FILE).read_bytes(), folder, ops=ops)
 
 
-def _scan_heads(**given: Any) -> tuple[Tensor, Tensor]:
+def _scan_heads(**inputs: Any) -> tuple[Tensor, Tensor]:
     parallel: Scan = partial(selective_scan_heads_chunked, chunk=_CHUNK)
-    scan = selective_scan_heads if given["x"].shape[1] < _CHUNK else parallel
-    return scan(**given)
+    scan = selective_scan_heads if inputs["x"].shape[1] < _CHUNK else parallel
+    return scan(**inputs)
 
 
 def calibrate(
@@ -77,23 +77,23 @@ def calibrate(
     layer and value that has one.
     """
 
-    def nothing() -> tuple[dict[str, Statistics], dict[str, Statistics]]:
+    def empty() -> tuple[dict[str, Statistics], dict[str, Statistics]]:
         values = {name: Statistics(name, _axes(config, name)) for name in wanted}
         return values, {name: Statistics(f"{name}, rotated") for name in rotated}
 
-    def seen(row: Tokens) -> tuple[dict[str, Statistics], dict[str, Statistics]]:
-        found = nothing()
-        _watch(graph, config, row, *found)
-        return found
+    def observe(row: Tokens) -> tuple[dict[str, Statistics], dict[str, Statistics]]:
+        statistics = empty()
+        _observe_sequence(graph, config, row, *statistics)
+        return statistics
 
-    every = nothing()
-    with _in_parallel(seen, text.sequences) as parts:
-        for done, found in enumerate(parts):
-            for total, part in zip(every, found, strict=True):
+    totals = empty()
+    with _in_parallel(observe, text.sequences) as results:
+        for done, result in enumerate(results):
+            for total, part in zip(totals, result, strict=True):
                 for name, statistics in part.items():
                     total[name].merge(statistics)
-            _tell(progress, done + 1, text)
-    return Calibration(*every, text.record())
+            _report_progress(progress, done + 1, text)
+    return Calibration(*totals, text.record())
 
 
 def hessians(
@@ -115,12 +115,12 @@ def hessians(
     """
     values: dict[str, Hessian | ExpertHessians] = {name: Hessian(name) for name in wanted}
     values |= {name: ExpertHessians(name, routes) for name, (_, routes) in routed.items()}
-    turned = {name: Hessian(f"{name}, rotated") for name in rotated}
+    rotations = {name: Hessian(f"{name}, rotated") for name in rotated}
     with _one_thread():
         for done, row in enumerate(text.sequences[np.lexsort(text.sequences.T[::-1])]):
-            _watch(graph, config, row, {**values, **dict(routed.values())}, turned)
-            _tell(progress, done + 1, text)
-    return values, turned
+            _observe_sequence(graph, config, row, {**values, **dict(routed.values())}, rotations)
+            _report_progress(progress, done + 1, text)
+    return values, rotations
 
 
 def _axes(config: ModelConfig, name: str) -> tuple[int, ...]:
@@ -130,51 +130,51 @@ def _axes(config: ModelConfig, name: str) -> tuple[int, ...]:
     return mixer_of(config.layers[int(name.split(".")[1])]).state_axes
 
 
-def _tell(progress: Progress | None, done: int, text: CalibrationText) -> None:
+def _report_progress(progress: Progress | None, done: int, text: CalibrationText) -> None:
     if progress is not None:
         progress(done, len(text.sequences))
 
 
-def _watch(
+def _observe_sequence(
     graph: ReferenceGraph,
     config: ModelConfig,
     row: Tokens,
     values: Mapping[str, Observer],
-    turned: Mapping[str, Observer],
+    rotations: Mapping[str, Observer],
 ) -> None:
     """Run one sequence [L] through the part of the graph that the watched values need."""
 
-    def look(name: str, x: Tensor) -> None:
+    def observe(name: str, x: Tensor) -> None:
         if name in values:
             values[name].observe(x)
-        if name in turned:
+        if name in rotations:
             slow, fast = (torch.from_numpy(part.copy()) for part in factors(x.shape[-1]))
-            turned[name].observe(hadamard(x, slow, fast))
+            rotations[name].observe(hadamard(x, slow, fast))
 
-    watched = {*values, *turned}
+    watched = {*values, *rotations}
     try:
-        _sequence(graph, config, row[None], watched, look)
+        _run_sequence(graph, config, row[None], watched, observe)
     except ExportError:
         # Not every value is watched: run again and report where the NaN or infinity began.
-        _sequence(graph, config, row[None], watched, _require_finite)
+        _run_sequence(graph, config, row[None], watched, _require_finite)
         raise
 
 
-def _sequence(
+def _run_sequence(
     graph: ReferenceGraph, config: ModelConfig, tokens: Tokens, watched: set[str], hook: Hook
 ) -> None:
     runner = GraphRunner(graph, config)
-    every = any(name.endswith(".ssm_states") for name in watched)
+    every_state = any(name.endswith(".ssm_states") for name in watched)
     length = tokens.shape[1]
-    run = _STATE_RUN if every else length
+    run_length = _STATE_RUN if every_state else length
     state = runner.initial(1, length)
-    for start in range(0, length, run):
-        part = tokens[:, start : start + run]
-        steps = part.shape[1]
-        feeds = runner.feeds(part, state, kept=range(steps) if every else None)
-        after = [port.name for port in graph.get_outputs() if port.name != "logits"]
-        out = graph.watch(hook, watched, feeds, after if start + steps < length else ())
-        state = GraphState(states_after(out, steps - 1 if every else 0), start + steps)
+    for start in range(0, length, run_length):
+        chunk = tokens[:, start : start + run_length]
+        steps = chunk.shape[1]
+        feeds = runner.feeds(chunk, state, kept=range(steps) if every_state else None)
+        state_outputs = [port.name for port in graph.get_outputs() if port.name != "logits"]
+        out = graph.watch(hook, watched, feeds, state_outputs if start + steps < length else ())
+        state = GraphState(states_after(out, steps - 1 if every_state else 0), start + steps)
 
 
 def _require_finite(name: str, x: Tensor) -> None:
@@ -200,9 +200,9 @@ def _in_parallel(work: Callable[[Tokens], _T], rows: Tokens) -> Iterator[Iterato
 def _one_thread() -> Iterator[None]:
     """Use one thread per op: the number of threads changes sums. When other programs run, two
     threads that wait for each other at every op take ten times as long as one."""
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)

@@ -20,7 +20,7 @@ F64 = NDArray[np.float64]
 LIMIT = 2 << 30
 
 
-class _Wanted(NamedTuple):
+class _MatrixInput(NamedTuple):
     """The input of a weight: a value, rotated or not, and the value that routes its slots."""
 
     value: str
@@ -39,27 +39,27 @@ class HessianSource:
         self, folder: Path, config: ModelConfig, text: CalibrationText, plan: ModelPlan
     ) -> None:
         self.folder, self.config, self.text = folder, config, text
-        self._batches: list[dict[str, _Wanted]] = []
-        self._held: dict[str, Hessian | ExpertHessians] = {}
+        self._batches: list[dict[str, _MatrixInput]] = []
+        self._computed: dict[str, Hessian | ExpertHessians] = {}
         # matrix of experts → tokens that each expert read, and the number it needs
-        self._read: dict[str, tuple[Routes, int]] = {}
-        size = LIMIT
-        for index, (layer, how) in enumerate(zip(config.layers, plan.layers, strict=True)):
+        self._routed: dict[str, tuple[Routes, int]] = {}
+        batch_bytes = LIMIT
+        for index, (layer, layer_plan) in enumerate(zip(config.layers, plan.layers, strict=True)):
             for name, matrix in mixer_of(layer).matrices(config.d_model).items():
-                product = how.products[name]
+                product = layer_plan.products[name]
                 if product.weight.bits != 4:
                     continue
-                own = 8 * matrix.columns**2 * (matrix.experts if matrix.routed else 1)
-                size += own
-                if not self._batches or size > LIMIT:
+                matrix_bytes = 8 * matrix.columns**2 * (matrix.experts if matrix.routed else 1)
+                batch_bytes += matrix_bytes
+                if not self._batches or batch_bytes > LIMIT:
                     self._batches.append({})
-                    size = own
+                    batch_bytes = matrix_bytes
                 prefix = f"layers.{index}"
                 routes = None
                 if matrix.routed:
                     routes = Routes(matrix.experts)
-                    self._read[f"{prefix}.{name}"] = routes, matrix.columns
-                self._batches[-1][f"{prefix}.{name}.weight"] = _Wanted(
+                    self._routed[f"{prefix}.{name}"] = routes, matrix.columns
+                self._batches[-1][f"{prefix}.{name}.weight"] = _MatrixInput(
                     f"{prefix}.{matrix.reads}",
                     product.input is not None and product.input.rotate,
                     f"{prefix}.{matrix.routed}",
@@ -69,36 +69,40 @@ class HessianSource:
     def __call__(self, weight: str) -> F64 | None:
         """Return XᵀX of a matrix's input, rotated if the product rotates it, or None for a matrix
         that is not stored in 4 bits."""
-        if weight not in self._held and any(weight in batch for batch in self._batches):
-            self._next()
-        found = self._held.pop(weight, None)
-        return None if found is None else found.total
+        if weight not in self._computed and any(weight in batch for batch in self._batches):
+            self._compute_next()
+        hessian = self._computed.pop(weight, None)
+        return None if hessian is None else hessian.total
 
     def prefetch(self, progress: Progress | None = None) -> None:
         """Run the text for the first batch of matrices, which holds all but large models."""
         if self._batches:
-            self._next(progress)
+            self._compute_next(progress)
 
     def thin(self) -> dict[str, list[int]]:
         """Return matrix → experts that read fewer tokens than their matrix has columns.
 
         So few cannot distinguish the columns. Covers only the batches computed so far.
         """
-        read = {name: np.flatnonzero(r.tokens < least) for name, (r, least) in self._read.items()}
-        return {name: few.tolist() for name, few in read.items() if few.size}
+        starved = {
+            name: np.flatnonzero(routes.tokens < minimum)
+            for name, (routes, minimum) in self._routed.items()
+        }
+        return {name: experts.tolist() for name, experts in starved.items() if experts.size}
 
-    def _next(self, progress: Progress | None = None) -> None:
+    def _compute_next(self, progress: Progress | None = None) -> None:
         batch = self._batches.pop(0)
-        self._held.clear()
-        plain, turned = hessians(
+        self._computed.clear()
+        plain, rotated = hessians(
             calibration_graph(self.folder),
             self.config,
             self.text,
-            [one.value for one in batch.values() if not one.rotated and one.routes is None],
-            [one.value for one in batch.values() if one.rotated],
-            {one.value: (one.chosen, one.routes) for one in batch.values() if one.routes},
+            [entry.value for entry in batch.values() if not entry.rotated and entry.routes is None],
+            [entry.value for entry in batch.values() if entry.rotated],
+            {entry.value: (entry.chosen, entry.routes) for entry in batch.values() if entry.routes},
             progress=progress,
         )
-        self._held = {
-            weight: (turned if one.rotated else plain)[one.value] for weight, one in batch.items()
+        self._computed = {
+            weight: (rotated if entry.rotated else plain)[entry.value]
+            for weight, entry in batch.items()
         }

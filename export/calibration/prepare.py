@@ -74,31 +74,31 @@ def prepare(
     The fp32 graph is built in a temporary folder inside `room`, so that a killed export leaves
     nothing behind.
     """
-    config, seen = source.config, mixed.observations()
-    gptq = mixed.four_bits and (given is not None or bool(seen))
-    if not seen and not gptq:
+    config, observations = source.config, mixed.observations()
+    gptq = mixed.four_bits and (given is not None or bool(observations))
+    if not observations and not gptq:
         if given is not None:
             raise ExportError(
                 f"recipe {mixed.name} does not calibrate",
                 field="calibrate",
                 remedy="leave the calibration options out",
             )
-        yield PreparedPlan(plan_model(config, mixed, fetch=_fetch(source)))
+        yield PreparedPlan(plan_model(config, mixed, fetch=_fetcher(source)))
         return
-    text, held_out = _texts(source, given or TextChoice(), tokenizer)
+    text, held_out = _read_texts(source, given or TextChoice(), tokenizer)
     with tempfile.TemporaryDirectory(prefix=".fp32.", dir=room) as name:
         folder = Path(name)
         build_graph(
             config, source, folder,
             progress=lambda what, done, total: report("preparing", 0.02 + 0.08 * done / total),
         )  # fmt: skip
-        found: Calibration | None = None
-        if seen:
-            found = calibrate(
-                calibration_graph(folder), config, text, seen.values, seen.rotated,
+        calibration: Calibration | None = None
+        if observations:
+            calibration = calibrate(
+                calibration_graph(folder), config, text, observations.values, observations.rotated,
                 progress=lambda done, total: report("calibrating", 0.1 + 0.3 * done / total),
             )  # fmt: skip
-        plan = plan_model(config, mixed, calibration=found, fetch=_fetch(source))
+        plan = plan_model(config, mixed, calibration=calibration, fetch=_fetcher(source))
         hessian: HessianSource | None = None
         if gptq:
             hessian = HessianSource(folder, config, text, plan)
@@ -106,27 +106,27 @@ def prepare(
         yield PreparedPlan(plan, text, held_out, hessian)
 
 
-def _fetch(source: Checkpoint) -> Callable[[str], NDArray[np.float32]]:
+def _fetcher(source: Checkpoint) -> Callable[[str], NDArray[np.float32]]:
     return lambda name: to_numpy(source.tensor(name))
 
 
-def _texts(
-    source: Checkpoint, given: TextChoice, tokenizer: Path | None
+def _read_texts(
+    source: Checkpoint, choice: TextChoice, tokenizer: Path | None
 ) -> tuple[CalibrationText, Tokens | None]:
     """Return the text to calibrate on, and the last sequences, held out for judging."""
     config = source.config
-    length = min(given.length, config.max_context or given.length)
-    wanted = -(-HELD_OUT // length)
+    length = min(choice.length, config.max_context or choice.length)
+    reserve = -(-HELD_OUT // length)
     reader = checkpoint_reader(source, config, tokenizer)
-    read = read_text(given.path, reader, given.sequences + wanted, length)
-    if read.sequences.max() >= config.vocab_size:
+    text = read_text(choice.path, reader, choice.sequences + reserve, length)
+    if text.sequences.max() >= config.vocab_size:
         raise ExportError(
-            f"token {read.sequences.max()} is not one of the model's {config.vocab_size}",
+            f"token {text.sequences.max()} is not one of the model's {config.vocab_size}",
             field="calibrate",
             remedy="give the tokenizer that belongs to the model (--tokenizer)",
         )
-    count = len(read.sequences)
-    spare = wanted if count >= 5 * wanted else 0
-    used = min(given.sequences, count - spare)
-    kept = replace(read, sequences=read.sequences[:used], asked=given.sequences)
-    return kept, read.sequences[count - spare :] if spare else None
+    count = len(text.sequences)
+    held_out = reserve if count >= 5 * reserve else 0
+    used = min(choice.sequences, count - held_out)
+    calibration_text = replace(text, sequences=text.sequences[:used], asked=choice.sequences)
+    return calibration_text, text.sequences[count - held_out :] if held_out else None

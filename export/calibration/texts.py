@@ -30,8 +30,8 @@ SEQUENCES, LENGTH = 128, 512
 GREETINGS = Path(__file__).with_name("greetings.jsonl")
 _FIELD = "calibrate"
 _BLOCK = 1 << 18
-_STRETCH = 1 << 14
-_LINE = 1 << 24
+_CHUNK = 1 << 14
+_MAX_LINE = 1 << 24
 # Upper bound of a tokenizer's average bytes per token: a larger file need not be tokenized whole.
 _BYTES_PER_TOKEN = 16
 
@@ -62,9 +62,9 @@ def checkpoint_reader(
     """Return a checkpoint's tokenizer and template, as its bundle will have them."""
     info, files = text_files.tokenizer_info(checkpoint, config, tokenizer)
     data = b"" if info.file is None else files[0][0].read_bytes()
-    made = make_tokenizer(info, data, str(files[0][0]) if files else "")
+    loaded = make_tokenizer(info, data, str(files[0][0]) if files else "")
     template = text_files.chat_template(checkpoint)
-    return TextReader(made, None if template is None else ChatTemplate(template, made))
+    return TextReader(loaded, None if template is None else ChatTemplate(template, loaded))
 
 
 @dataclass(frozen=True)
@@ -112,19 +112,17 @@ def read_text(
     try:
         with path.open("rb") as file:
             size, digest = _scan(file, path)
-            source = _Source(file, path, reader)
+            source = _TokenSource(file, path, reader)
             if size <= count * length * _BYTES_PER_TOKEN:
-                rows = _whole(source, count, length)
+                rows = _read_all(source, count, length)
             else:
-                rows = _spread(source, size, count, length)
+                rows = _read_samples(source, size, count, length)
     except OSError as problem:
-        raise _refused(
-            path, f"cannot be read: {problem.strerror}", "name a readable file"
-        ) from None
+        raise _error(path, f"cannot be read: {problem.strerror}", "name a readable file") from None
     return CalibrationText(np.array(rows, np.int64), count, path.name, digest)
 
 
-def _refused(path: Path, message: str, remedy: str) -> ExportError:
+def _error(path: Path, message: str, remedy: str) -> ExportError:
     return ExportError(message, file=path, field=_FIELD, remedy=remedy)
 
 
@@ -138,7 +136,7 @@ def _scan(file: BinaryIO, path: Path) -> tuple[int, str]:
         try:
             decoder.decode(block, final=not block)
         except UnicodeDecodeError as problem:
-            raise _refused(
+            raise _error(
                 path, f"is not UTF-8 at byte {size - pending + problem.start}", "save it as UTF-8"
             ) from None
         if not block:
@@ -147,13 +145,13 @@ def _scan(file: BinaryIO, path: Path) -> tuple[int, str]:
         size += len(block)
 
 
-class _Source:
+class _TokenSource:
     """Pieces of an open file as token ids, from any byte."""
 
     def __init__(self, file: BinaryIO, path: Path, reader: TextReader) -> None:
         self.path = path
         self._file, self._reader = file, reader
-        self._lines = path.suffix == ".jsonl"
+        self._is_jsonl = path.suffix == ".jsonl"
 
     def pieces(self, start: int) -> Iterator[list[int]]:
         """Yield the ids of pieces that begin at or after byte `start`: lines, or blocks of text."""
@@ -161,15 +159,15 @@ class _Source:
         if start:
             # Skip to the next line, unless the byte before `start` ends one. Plain text without
             # line breaks is read from `start` itself.
-            before = self._file.readline(_LINE if self._lines else _STRETCH)
-            if not before.endswith(b"\n") and not self._lines:
+            skipped = self._file.readline(_MAX_LINE if self._is_jsonl else _CHUNK)
+            if not skipped.endswith(b"\n") and not self._is_jsonl:
                 self._file.seek(start)
-        return self._objects() if self._lines else self._stretches()
+        return self._jsonl_pieces() if self._is_jsonl else self._text_pieces()
 
-    def _stretches(self) -> Iterator[list[int]]:
+    def _text_pieces(self) -> Iterator[list[int]]:
         first = self._file.tell() == 0
         rest = b""
-        while block := self._file.read(_STRETCH):
+        while block := self._file.read(_CHUNK):
             text = rest + block
             cut = max(text.rfind(b"\n"), text.rfind(b" ")) + 1 or _last_character(text)
             text, rest = text[:cut], text[cut:]
@@ -183,20 +181,20 @@ class _Source:
         text = data.decode("utf-8", errors="ignore")
         return self._reader.document(text) if first else self._reader.tokenizer.encode(text)
 
-    def _objects(self) -> Iterator[list[int]]:
-        at = self._file.tell()
-        while line := self._file.readline(_LINE):
-            if len(line) == _LINE:
-                raise self._bad(at, f"is longer than {_LINE} bytes")
+    def _jsonl_pieces(self) -> Iterator[list[int]]:
+        offset = self._file.tell()
+        while line := self._file.readline(_MAX_LINE):
+            if len(line) == _MAX_LINE:
+                raise self._line_error(offset, f"is longer than {_MAX_LINE} bytes")
             if line.strip():
-                yield self._object(line, at)
-            at += len(line)
+                yield self._line_ids(line, offset)
+            offset += len(line)
 
-    def _object(self, line: bytes, at: int) -> list[int]:
+    def _line_ids(self, line: bytes, offset: int) -> list[int]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as problem:
-            raise self._bad(at, f"is not JSON: {problem}") from None
+            raise self._line_error(offset, f"is not JSON: {problem}") from None
         try:
             if isinstance(value, dict) and isinstance(value.get("text"), str):
                 return self._reader.document(value["text"])
@@ -204,13 +202,13 @@ class _Source:
                 [Message(str(m["role"]), str(m["content"])) for m in value["messages"]]
             )
         except (KeyError, TypeError):
-            raise self._bad(at, 'has neither "messages" nor "text"') from None
+            raise self._line_error(offset, 'has neither "messages" nor "text"') from None
         except EdgeError as problem:
-            raise self._bad(at, f"cannot be tokenized: {problem}") from None
+            raise self._line_error(offset, f"cannot be tokenized: {problem}") from None
 
-    def _bad(self, at: int, what: str) -> ExportError:
-        return _refused(
-            self.path, f"the line at byte {at} {what}",
+    def _line_error(self, offset: int, what: str) -> ExportError:
+        return _error(
+            self.path, f"the line at byte {offset} {what}",
             'give a line for each object, with "messages" or "text"',
         )  # fmt: skip
 
@@ -223,23 +221,23 @@ def _last_character(text: bytes) -> int:
     return at
 
 
-def _whole(source: _Source, count: int, length: int) -> list[list[int]]:
+def _read_all(source: _TokenSource, count: int, length: int) -> list[list[int]]:
     """Return `count` sequences, evenly spaced, of the file's tokens joined end to end."""
     ids = [token for piece in source.pieces(0) for token in piece]
-    there = len(ids) // length
+    available = len(ids) // length
     if not ids:
-        raise _refused(source.path, "holds no text", "give a text of the kind the model is for")
-    if not there:
-        raise _refused(
+        raise _error(source.path, "holds no text", "give a text of the kind the model is for")
+    if not available:
+        raise _error(
             source.path, f"has {len(ids)} tokens, too few for one sequence of {length}",
             "give more text, or ask for shorter sequences",
         )  # fmt: skip
-    taken = min(count, there)
-    starts = [i * there // taken * length for i in range(taken)]
+    used = min(count, available)
+    starts = [i * available // used * length for i in range(used)]
     return [ids[start : start + length] for start in starts]
 
 
-def _spread(source: _Source, size: int, count: int, length: int) -> list[list[int]]:
+def _read_samples(source: _TokenSource, size: int, count: int, length: int) -> list[list[int]]:
     """Return a sequence from each of `count` places, except where the rest is too short."""
     rows = []
     for i in range(count):
@@ -250,7 +248,5 @@ def _spread(source: _Source, size: int, count: int, length: int) -> list[list[in
                 rows.append(ids[:length])
                 break
     if not rows:
-        raise _refused(
-            source.path, f"has no {length} tokens in a row", "give a text of another kind"
-        )
+        raise _error(source.path, f"has no {length} tokens in a row", "give a text of another kind")
     return rows

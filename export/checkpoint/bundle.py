@@ -82,7 +82,7 @@ class BundleCheckpoint(Checkpoint):
             )
             self.manifest = manifest
             self.tokenizer_files = _tokenizer_files(bundle)
-            self.generation = _special(manifest.tokenizer)
+            self.generation = _special_tokens(manifest.tokenizer)
             self._fingerprint = bundle.fingerprint
 
     def fingerprint(self) -> str:
@@ -93,18 +93,18 @@ class BundleCheckpoint(Checkpoint):
 
 def _tokenizer_files(bundle: Bundle) -> list[Path]:
     manifest = bundle.manifest
-    own = manifest.tokenizer.file
-    settings = None if own is None else f"{Path(own).parent}/tokenizer_config.json"
-    names = [name for name in (own, settings, manifest.chat_template) if name is not None]
+    file = manifest.tokenizer.file
+    settings = None if file is None else f"{Path(file).parent}/tokenizer_config.json"
+    names = [name for name in (file, settings, manifest.chat_template) if name is not None]
     return [bundle.path / name for name in names if manifest.entry(name) is not None]
 
 
-def _special(info: TokenizerInfo) -> dict[str, Any]:
+def _special_tokens(info: TokenizerInfo) -> dict[str, Any]:
     """Return the special tokens in the form of `Checkpoint.generation`."""
-    found: dict[str, Any] = {"bos_token_id": info.bos, "pad_token_id": info.pad}
+    tokens: dict[str, Any] = {"bos_token_id": info.bos, "pad_token_id": info.pad}
     if info.eos:
-        found["eos_token_ids"] = list(info.eos)
-    return {name: value for name, value in found.items() if value is not None}
+        tokens["eos_token_ids"] = list(info.eos)
+    return {name: value for name, value in tokens.items() if value is not None}
 
 
 class StoredWeights(WeightFile):
@@ -119,8 +119,10 @@ class StoredWeights(WeightFile):
                 file=bundle.path / "manifest.json", field="graphs.ort", remedy=_REMEDY,
             )  # fmt: skip
         self._graph = bundle.path / graph
-        self._kept = {t.name: t for t in _parse(self._graph, bundle.read(graph)).graph.initializer}
-        self._location = _location(self._graph, self._kept["embedding.weight"])
+        self._initializers = {
+            t.name: t for t in _parse(self._graph, bundle.read(graph)).graph.initializer
+        }
+        self._location = _location(self._graph, self._initializers["embedding.weight"])
         self.path = bundle.path / self._location
         # mapped through the descriptor that was checked
         self._data = mmap.mmap(bundle.fd(self._location), 0, access=mmap.ACCESS_READ)
@@ -129,37 +131,37 @@ class StoredWeights(WeightFile):
         self.entries = {
             name: self._entry(stored, shapes[name])
             for name, stored in self._stored.items()
-            if stored.name in self._kept
+            if stored.name in self._initializers
         }
 
     def _entry(self, stored: Stored, shape: Shape) -> TensorHeader:
-        kept = self._kept[stored.name]
-        dims = tuple(kept.dims)
-        dtype = _TYPES[kept.data_type][0] if kept.data_type in _TYPES else None
-        named = f"ONNX type {kept.data_type}"
-        return TensorHeader(self._graph, shape if dims == stored.shape else dims, dtype, named)
+        tensor = self._initializers[stored.name]
+        dims = tuple(tensor.dims)
+        dtype = _TYPES[tensor.data_type][0] if tensor.data_type in _TYPES else None
+        type_name = f"ONNX type {tensor.data_type}"
+        return TensorHeader(self._graph, shape if dims == stored.shape else dims, dtype, type_name)
 
     def read(self, name: str) -> Tensor:
         stored = self._stored[name]
-        array = stored.restore(self._array(self._kept[stored.name]))
+        array = stored.restore(self._array(self._initializers[stored.name]))
         return torch.from_numpy(np.ascontiguousarray(array))
 
-    def _array(self, kept: TensorProto) -> Array:
-        _, dtype = _TYPES[kept.data_type]
-        if _location(self._graph, kept) != self._location:
-            raise CheckpointError("is stored in another file", file=self._graph, field=kept.name)
-        where = {entry.key: entry.value for entry in kept.external_data}
-        count, length = prod(kept.dims), where.get("length", "")
-        offset = where.get("offset", "0")
+    def _array(self, tensor: TensorProto) -> Array:
+        _, dtype = _TYPES[tensor.data_type]
+        if _location(self._graph, tensor) != self._location:
+            raise CheckpointError("is stored in another file", file=self._graph, field=tensor.name)
+        external = {entry.key: entry.value for entry in tensor.external_data}
+        count, length = prod(tensor.dims), external.get("length", "")
+        offset = external.get("offset", "0")
         fits = offset.isdecimal() and length == str(count * dtype.itemsize)
         if not fits or int(offset) + int(length) > len(self._data):
             raise CheckpointError(
                 f"{offset}+{length} is not a range of {self.path.name} that holds {count} values "
-                f"of {dtype.itemsize} bytes", file=self._graph, field=kept.name,
+                f"of {dtype.itemsize} bytes", file=self._graph, field=tensor.name,
             )  # fmt: skip
         flat = np.frombuffer(self._data, dtype, count, int(offset))
         # copy, because the mapping is read-only and torch requires writable memory
-        return flat.reshape(tuple(kept.dims)).copy()
+        return flat.reshape(tuple(tensor.dims)).copy()
 
 
 def _parse(file: Path, graph: bytes) -> onnx.ModelProto:
@@ -172,23 +174,23 @@ def _parse(file: Path, graph: bytes) -> onnx.ModelProto:
     return model
 
 
-def _location(file: Path, kept: TensorProto) -> str:
-    where = {entry.key: entry.value for entry in kept.external_data}
-    if kept.data_location != TensorProto.EXTERNAL or "location" not in where:
-        raise CheckpointError("is not kept in a weight file", file=file, field=kept.name)
-    return where["location"]
+def _location(file: Path, tensor: TensorProto) -> str:
+    external = {entry.key: entry.value for entry in tensor.external_data}
+    if tensor.data_location != TensorProto.EXTERNAL or "location" not in external:
+        raise CheckpointError("is not kept in a weight file", file=file, field=tensor.name)
+    return external["location"]
 
 
 def stored_as(config: ModelConfig) -> dict[str, Stored]:
     """Return canonical name → how a floating graph stores the tensor."""
-    found = {}
+    stored = {}
     for name, shape in tensor_shapes(config).items():
         parts = name.split(".", 2)
         changed = None
         if parts[0] == "layers":
             changed = mixer_of(config.layers[int(parts[1])]).stored(parts[2], shape)
         if changed is None:
-            found[name] = Stored(name, shape, lambda array: array)
+            stored[name] = Stored(name, shape, lambda array: array)
         else:
-            found[name] = replace(changed, name=f"layers.{parts[1]}.{changed.name}")
-    return found
+            stored[name] = replace(changed, name=f"layers.{parts[1]}.{changed.name}")
+    return stored

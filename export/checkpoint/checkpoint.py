@@ -103,9 +103,11 @@ class Checkpoint:
         piece = self._layout.pieces[name]
         stored = self._stored[piece.source]
         if piece.blocks:
-            tensor = self._of_blocks(piece)
+            tensor = self._assemble_blocks(piece)
         else:
-            parts = [taken(self._weights.read(self._stored[each]), piece) for each in piece.sources]
+            parts = [
+                taken(self._weights.read(self._stored[source]), piece) for source in piece.sources
+            ]
             whole = parts[0] if len(parts) == 1 else torch.stack(parts)
             tensor = whole.reshape(piece.shape).contiguous()
         if piece.adapter:
@@ -115,10 +117,10 @@ class Checkpoint:
             )
         if piece.behind:
             tensor = self._weights.read(self._stored[piece.behind.name]).float() @ tensor.float()
-        bad = _count_not_finite(tensor)
-        if bad:
+        non_finite = _count_not_finite(tensor)
+        if non_finite:
             raise CheckpointError(
-                f"{bad} of {tensor.numel()} values are NaN or infinite",
+                f"{non_finite} of {tensor.numel()} values are NaN or infinite",
                 file=self._weights.entries[stored].file, field=stored,
                 remedy="take the checkpoint from before training diverged, or download it again",
             )  # fmt: skip
@@ -126,11 +128,11 @@ class Checkpoint:
             tensor = tensor.float() + piece.plus
         if piece.factors:
             tensor = tensor.float().clone()
-            for first, behind, factor in piece.factors:
-                tensor[first:behind] *= factor
+            for first, stop, factor in piece.factors:
+                tensor[first:stop] *= factor
         return tensor
 
-    def _of_blocks(self, piece: TensorPlace) -> Tensor:
+    def _assemble_blocks(self, piece: TensorPlace) -> Tensor:
         stored = self._weights.entries[self._stored[piece.source]]
         tensor = torch.zeros(piece.shape, dtype=stored.dtype)
         for block in piece.blocks:
@@ -202,37 +204,37 @@ def taken(whole: Tensor, piece: TensorPlace) -> Tensor:
 
 def as_stored(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert canonical tensors to source tensors, as a checkpoint of this layout stores them."""
-    found: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for name, piece in layout.pieces.items():
         tensor = tensors[name]
         if piece.factors:
             tensor = tensor.clone()
-            for first, behind, factor in piece.factors:
-                tensor[first:behind] /= factor
+            for first, stop, factor in piece.factors:
+                tensor[first:stop] /= factor
         tensor = tensor - piece.plus if piece.plus else tensor
         if piece.stack:
-            found |= zip(piece.stack, tensor.unbind(), strict=True)
+            stored |= zip(piece.stack, tensor.unbind(), strict=True)
             continue
         for block in piece.blocks:
-            made = found.setdefault(block.source.name, tensor.new_empty(block.source.shape))
-            made.flatten(0, -2)[list(block.rows)] = block.within(tensor)
+            source = stored.setdefault(block.source.name, tensor.new_empty(block.source.shape))
+            source.flatten(0, -2)[list(block.rows)] = block.within(tensor)
         if piece.blocks:
             continue
-        whole = found.get(piece.source)
+        whole = stored.get(piece.source)
         if whole is None:
-            whole = found[piece.source] = tensor.new_empty(piece.source_shape)
+            whole = stored[piece.source] = tensor.new_empty(piece.source_shape)
         if piece.rows:
             whole[list(piece.rows)] = tensor.reshape(-1, *piece.source_shape[1:])
         else:
             part = taken(whole, piece)
             part.copy_(tensor.reshape(part.shape))
-    return found
+    return stored
 
 
 def config_file(directory: Path) -> Path:
     """Return the path of config.json, or of mistral-inference's params.json if only that exists."""
-    file, other = directory / "config.json", directory / "params.json"
-    return other if other.is_file() and not file.exists() else file
+    file, params = directory / "config.json", directory / "params.json"
+    return params if params.is_file() and not file.exists() else file
 
 
 def _stored_names(layout: Layout, weights: CheckpointWeights) -> dict[str, str]:
@@ -253,12 +255,12 @@ def _check_headers(
     """Refuse the checkpoint with all faults of its tensors, not only the first."""
     expected = {n: shape for p in layout.pieces.values() for n, shape in p.shapes.items()}
     embedding = layout.pieces["embedding.weight"].source_shape
-    expected_here = expected | {h: embedding for h in layout.tied_heads if h in stored}
+    all_expected = expected | {h: embedding for h in layout.tied_heads if h in stored}
     missing, misshaped, mistyped = [], [], []
-    for name, shape in expected_here.items():
+    for name, shape in all_expected.items():
         if name not in stored:
-            promised = " (its index promises it)" if name in weights.missing else ""
-            missing.append(f"{name} {list(shape)}{promised}")
+            note = " (its index promises it)" if name in weights.missing else ""
+            missing.append(f"{name} {list(shape)}{note}")
             continue
         entry = weights.entries[stored[name]]
         if entry.shape != shape:
@@ -268,7 +270,7 @@ def _check_headers(
     unused = [
         f"{real} {list(weights.entries[real].shape)}"
         for name, real in stored.items()
-        if name not in expected_here
+        if name not in all_expected
     ]
     groups = {
         "missing": missing,
@@ -276,10 +278,10 @@ def _check_headers(
         "wrong shape": misshaped,
         "not fp32, fp16 or bf16": mistyped,
     }
-    found = [f"{title} ({len(g)}):\n  " + "\n  ".join(g) for title, g in groups.items() if g]
-    if found:
+    faults = [f"{title} ({len(g)}):\n  " + "\n  ".join(g) for title, g in groups.items() if g]
+    if faults:
         raise CheckpointError(
-            "the tensors do not fit the config\n" + "\n".join(found) + "\n",
+            "the tensors do not fit the config\n" + "\n".join(faults) + "\n",
             file=path, remedy="do the config and the weights come from the same model?",
         )  # fmt: skip
 
@@ -305,23 +307,23 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _tokenizer_files(path: Path) -> list[Path]:
-    named = [path / name for name in TOKENIZER_FILES]
-    there = [
+    standard = [path / name for name in TOKENIZER_FILES]
+    existing = [
         file
-        for file in [*named, *sorted(path.glob("*.model"))]
+        for file in [*standard, *sorted(path.glob("*.model"))]
         if os.path.lexists(file) and not file.is_dir()
     ]
-    for file in there:
+    for file in existing:
         check_file(file, MAX_TEMPLATE_BYTES if file.suffix == ".jinja" else MAX_TEXT_BYTES)
-    return there
+    return existing
 
 
 def _generation(path: Path, config: dict[str, Any], vocab_size: int) -> dict[str, Any]:
-    own = path / "generation_config.json"
+    generation_file = path / "generation_config.json"
     sources = [Fields(path / "config.json", config)]
-    if own.is_file():
-        sources.insert(0, Fields(own, read_json(own)))
-    found: dict[str, Any] = {}
+    if generation_file.is_file():
+        sources.insert(0, Fields(generation_file, read_json(generation_file)))
+    settings: dict[str, Any] = {}
     for fields in sources:
         values = {k: fields.values[k] for k in ("eos_token_id", "bos_token_id") if k in fields}
         for name, value in values.items():
@@ -333,14 +335,14 @@ def _generation(path: Path, config: dict[str, Any], vocab_size: int) -> dict[str
         if "eos_token_id" in values:
             eos = values["eos_token_id"]
             ids = eos if isinstance(eos, list) else [eos]
-            found.setdefault("eos_token_ids", list(dict.fromkeys(ids)))
+            settings.setdefault("eos_token_ids", list(dict.fromkeys(ids)))
         if "bos_token_id" in values:
-            found.setdefault("bos_token_id", values["bos_token_id"])
+            settings.setdefault("bos_token_id", values["bos_token_id"])
         # Published files use -1 or vocab_size for "none". Nothing here pads, so these are dropped.
         pad = fields.values.get("pad_token_id")
         if _is_token(pad, vocab_size):
-            found.setdefault("pad_token_id", pad)
-    return found
+            settings.setdefault("pad_token_id", pad)
+    return settings
 
 
 def _is_token(value: object, vocab_size: int) -> bool:

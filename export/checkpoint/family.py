@@ -44,7 +44,7 @@ _SCALED = {
     "longrope": {*_LONGROPE, "original_max_position_embeddings"},
     "yarn": {*_YARN, "factor", "original_max_position_embeddings"},
 }
-_WITH_LENGTH = ("dynamic", "longrope", "su")
+_LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,18 @@ def is_transformers(fields: Fields, model_type: str, architecture: str) -> bool:
     """Return whether a checkpoint is in `-hf` form, which may have state-spaces' keys as well."""
     if is_state_spaces(fields):
         return False
-    named = fields.values.get("architectures")
+    architectures = fields.values.get("architectures")
     if fields.values.get("model_type") is not None:
         return bool(fields.values["model_type"] == model_type)
-    return isinstance(named, list) and architecture in named
+    return isinstance(architectures, list) and architecture in architectures
 
 
 def is_state_spaces(fields: Fields) -> bool:
     """Return whether a checkpoint has `MambaLMHeadModel`'s config, which names no type."""
-    named = fields.values.get("model_type") in (None, "mamba", "mamba2", "mambabyte")
-    return named and "d_model" in fields and "n_layer" in fields and "hidden_size" not in fields
+    known_type = fields.values.get("model_type") in (None, "mamba", "mamba2", "mambabyte")
+    return (
+        known_type and "d_model" in fields and "n_layer" in fields and "hidden_size" not in fields
+    )
 
 
 def known_only(fields: Fields, own: Iterable[str]) -> None:
@@ -169,18 +171,18 @@ def attention(
 def layer_types(fields: Fields, count: int, kinds: Mapping[str, str], default: str) -> list[str]:
     """Read `layer_types`, or `layers_block_type`, mapped by `kinds`; absent, all are `default`."""
     name = "layer_types" if "layer_types" in fields else "layers_block_type"
-    given = fields.values.get(name)
-    if given is None:
+    listed = fields.values.get(name)
+    if listed is None:
         return [default] * count
-    found = (
-        [kinds.get(kind) for kind in given if isinstance(kind, str)]
-        if isinstance(given, list)
+    mapped = (
+        [kinds.get(kind) for kind in listed if isinstance(kind, str)]
+        if isinstance(listed, list)
         else []
     )
-    if len(found) != count or None in found or len(found) != len(given):
-        fields.refuse(name, f"is {show(given)}, not {count} times one of {', '.join(kinds)}")
+    if len(mapped) != count or None in mapped or len(mapped) != len(listed):
+        fields.refuse(name, f"is {show(listed)}, not {count} times one of {', '.join(kinds)}")
         return [default] * count
-    return [kind for kind in found if kind]
+    return [kind for kind in mapped if kind]
 
 
 def sliding_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
@@ -189,7 +191,7 @@ def sliding_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
     if fields.values.get("layer_types") is not None:
         kinds = {kind: kind for kind in ("full_attention", SLIDING)}
         return layer_types(fields, blocks, kinds, "full_attention")
-    return [SLIDING if slides(at) else "full_attention" for at in range(blocks)]
+    return [SLIDING if slides(block) else "full_attention" for block in range(blocks)]
 
 
 def windows(
@@ -257,29 +259,29 @@ def rope(
     over the config's field `base`, and `theta` is the default. `kinds` are the kinds of scaling
     that the family supports.
     """
-    given, kind = _scaling_section(fields)
+    section, kind = _scaling_section(fields)
     if kind in kinds:
-        given.known_only(_ROPE | _SCALED.get(kind, set()))
+        section.known_only(_ROPE | _SCALED.get(kind, set()))
     else:
-        field = "rope_type" if "rope_type" in given else "type"
+        field = "rope_type" if "rope_type" in section else "type"
         known = " and ".join([", ".join(kinds[:-1]), kinds[-1]]) if kinds[1:] else kinds[0]
-        why = ", which changes with the length of the text" if kind in _WITH_LENGTH else ""
-        given.refuse(field, f"is {str(kind)[:40]!r}{why}; {known} are known", UNSUPPORTED)
-    theta = given.number("rope_theta", fields.number(base, theta))
-    rotated = given.number("partial_rotary_factor", share)
+        why = ", which changes with the length of the text" if kind in _LENGTH_DEPENDENT else ""
+        section.refuse(field, f"is {str(kind)[:40]!r}{why}; {known} are known", UNSUPPORTED)
+    theta = section.number("rope_theta", fields.number(base, theta))
+    rotated = section.number("partial_rotary_factor", share)
     dim = int(size * rotated) if 0 < rotated <= 1 else 0
     if dim < 2 or dim % 2:
         message = f"is {rotated}, which does not rotate whole pairs in a head of {size}"
-        given.inconsistent("partial_rotary_factor", message)
-    scaling = _scaling(fields, given, kind, dim // 2) if kind in kinds else None
-    return given.build(RopeConfig, theta=theta, dim=dim, scaling=scaling)
+        section.inconsistent("partial_rotary_factor", message)
+    scaling = _scaling(fields, section, kind, dim // 2) if kind in kinds else None
+    return section.build(RopeConfig, theta=theta, dim=dim, scaling=scaling)
 
 
 def _scaling_section(fields: Fields) -> tuple[Fields, object]:
     """Return the section that describes RoPE scaling, and the kind of scaling."""
     name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
-    given = fields.section(name)
-    return given, given.values.get("rope_type", given.values.get("type")) or "default"
+    section = fields.section(name)
+    return section, section.values.get("rope_type", section.values.get("type")) or "default"
 
 
 def for_kind(fields: Fields, kind: str, base: str = "rope_theta", theta: float = 1e4) -> Fields:
@@ -288,8 +290,8 @@ def for_kind(fields: Fields, kind: str, base: str = "rope_theta", theta: float =
     `base` and `theta` are as in `rope`. Newer files have a section for each kind; in older files
     scaling applies only to `full_attention`.
     """
-    given, values = fields.values.get("rope_parameters"), dict(fields.values)
-    own = given.get(kind) if isinstance(given, dict) else None
+    parameters, values = fields.values.get("rope_parameters"), dict(fields.values)
+    own = parameters.get(kind) if isinstance(parameters, dict) else None
     if isinstance(own, dict):
         values["rope_parameters"] = own
     if isinstance(own, dict) or kind != "full_attention":
@@ -300,22 +302,24 @@ def for_kind(fields: Fields, kind: str, base: str = "rope_theta", theta: float =
 
 def rope_magnitude(fields: Fields) -> float:
     """Return the factor on rotated queries and on rotated keys: YaRN's, LongRoPE's, or 1."""
-    given, kind = _scaling_section(fields)
+    section, kind = _scaling_section(fields)
     if kind not in ("yarn", "longrope"):
         return 1.0
     if kind == "longrope":
-        stretched = fields.integer("max_position_embeddings", 1) / _original(fields, given)
-        longer = math.log(max(1.0, given.number("factor", stretched)))
-        stated = math.sqrt(1 + longer / math.log(max(2, _original(fields, given))))
+        stretched = fields.integer("max_position_embeddings", 1) / _original_context(
+            fields, section
+        )
+        log_factor = math.log(max(1.0, section.number("factor", stretched)))
+        default = math.sqrt(1 + log_factor / math.log(max(2, _original_context(fields, section))))
     else:
-        longer = math.log(max(1.0, given.number("factor", 1.0)))
-        part, whole = (given.number(name, 0.0) for name in ("mscale", "mscale_all_dim"))
-        if not part or not whole:
-            part, whole = 1.0, 0.0
-        stated = (1 + 0.1 * part * longer) / max(1e-6, 1 + 0.1 * whole * longer)
-    magnitude = given.number("attention_factor", stated)
+        log_factor = math.log(max(1.0, section.number("factor", 1.0)))
+        mscale, mscale_all = (section.number(name, 0.0) for name in ("mscale", "mscale_all_dim"))
+        if not mscale or not mscale_all:
+            mscale, mscale_all = 1.0, 0.0
+        default = (1 + 0.1 * mscale * log_factor) / max(1e-6, 1 + 0.1 * mscale_all * log_factor)
+    magnitude = section.number("attention_factor", default)
     if not 0 < magnitude <= MAX_MAGNITUDE:
-        given.refuse("attention_factor", f"is {magnitude}, outside 0 to {MAX_MAGNITUDE}")
+        section.refuse("attention_factor", f"is {magnitude}, outside 0 to {MAX_MAGNITUDE}")
     return magnitude
 
 
@@ -324,42 +328,42 @@ def positions(fields: Fields, default: int) -> int:
     that LongRoPE's short factors cover.
     """
     trained = fields.integer("max_position_embeddings", default)
-    given, kind = _scaling_section(fields)
+    section, kind = _scaling_section(fields)
     if kind == "longrope":
-        return min(trained, _original(fields, given))
+        return min(trained, _original_context(fields, section))
     if kind != "yarn":
         return trained
-    original = given.integer("original_max_position_embeddings", trained)
-    return min(max(trained, int(original * given.number("factor", 1.0))), MAX_DIM)
+    original = section.integer("original_max_position_embeddings", trained)
+    return min(max(trained, int(original * section.number("factor", 1.0))), MAX_DIM)
 
 
-def _original(fields: Fields, given: Fields) -> int:
+def _original_context(fields: Fields, section: Fields) -> int:
     """Return the context before LongRoPE extended it, from either of two places."""
     name = "original_max_position_embeddings"
     trained = fields.integer("max_position_embeddings", MAX_DIM)
-    return given.integer(name, fields.integer(name, trained))
+    return section.integer(name, fields.integer(name, trained))
 
 
-def _scaling(fields: Fields, given: Fields, kind: object, pairs: int) -> RopeScaling | None:
+def _scaling(fields: Fields, section: Fields, kind: object, pairs: int) -> RopeScaling | None:
     if kind == "linear":
-        return given.build(RopeScaling, kind=kind, factor=given.number("factor"))
+        return section.build(RopeScaling, kind=kind, factor=section.number("factor"))
     if kind == "longrope":
-        each = given.numbers("short_factor", pairs)
-        return given.build(RopeScaling, kind="each", factor=1.0, factors=each)
+        factors = section.numbers("short_factor", pairs)
+        return section.build(RopeScaling, kind="each", factor=1.0, factors=factors)
     if kind not in ("llama3", "yarn"):
         return None
     trained = fields.integer("max_position_embeddings", 2048)
-    context = given.integer("original_max_position_embeddings", trained)
+    context = section.integer("original_max_position_embeddings", trained)
     if kind == "llama3":
-        turns: dict[str, Any] = {name: given.number(name) for name in _LLAMA3}
+        parameters: dict[str, Any] = {name: section.number(name) for name in _LLAMA3}
     else:
-        turns = {
-            "factor": given.number("factor"),
-            "beta_fast": given.number("beta_fast", 32.0) or 32.0,
-            "beta_slow": given.number("beta_slow", 1.0) or 1.0,
-            "truncate": given.boolean("truncate", True),
+        parameters = {
+            "factor": section.number("factor"),
+            "beta_fast": section.number("beta_fast", 32.0) or 32.0,
+            "beta_slow": section.number("beta_slow", 1.0) or 1.0,
+            "truncate": section.boolean("truncate", True),
         }
-    return given.build(RopeScaling, kind=kind, original_context=context, **turns)
+    return section.build(RopeScaling, kind=kind, original_context=context, **parameters)
 
 
 # field with the number of experts per token

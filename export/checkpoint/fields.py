@@ -18,7 +18,7 @@ from edge.export.checkpoint.files import read_file
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_DIM = 1 << 31
-_LEAST, _MOST = 1.17549436e-38, 3.4028234e38  # smallest normal and largest fp32
+_FP32_MIN, _FP32_MAX = 1.17549436e-38, 3.4028234e38  # smallest normal and largest fp32
 MAX_BLOCKS = 2048
 RESAVE = "save the checkpoint again, or correct the file by hand"
 UNSUPPORTED = "this variant cannot be exported"
@@ -38,7 +38,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"not valid JSON: {error}", file=path, remedy=RESAVE) from error
     if not isinstance(value, dict):
         raise CheckpointError(
-            f"holds a JSON {_kind(value)}, not an object", file=path, remedy=RESAVE
+            f"holds a JSON {_json_type(value)}, not an object", file=path, remedy=RESAVE
         )
     return value
 
@@ -50,7 +50,7 @@ def _infinity(value: dict[str, Any]) -> Any:
     return value
 
 
-def _kind(value: object) -> str:
+def _json_type(value: object) -> str:
     names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
     return names.get(type(value), "number")
 
@@ -116,8 +116,8 @@ class Fields:
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return value
         if value is not None:
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            what = f"outside {low} to {high}" if whole else "not a whole number"
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            what = f"outside {low} to {high}" if is_integer else "not a whole number"
             self.refuse(name, f"is {show(value)}, {what}")
         return low if default is None else default
 
@@ -129,10 +129,10 @@ class Fields:
                 value = float(value)
             except OverflowError:
                 value = math.inf
-            if value == 0 or _LEAST <= abs(value) <= _MOST:
+            if value == 0 or _FP32_MIN <= abs(value) <= _FP32_MAX:
                 return value
-            beyond = "that fp32 holds" if math.isfinite(value) else "that is finite"
-            self.refuse(name, f"is {value}, not a number {beyond}")
+            range_note = "that fp32 holds" if math.isfinite(value) else "that is finite"
+            self.refuse(name, f"is {value}, not a number {range_note}")
         elif value is not None:
             self.refuse(name, f"is {show(value)}, not a number")
         return 1.0 if default is None else default
@@ -184,9 +184,9 @@ class Fields:
         """Read `count` numbers above 0."""
         value = self._get(name, None)
         listed = value if isinstance(value, list | tuple) else ()
-        good = [v for v in listed if type(v) in (int, float) and 0 < v < math.inf]
-        if len(good) == len(listed) == count:
-            return tuple(map(float, good))
+        valid = [v for v in listed if type(v) in (int, float) and 0 < v < math.inf]
+        if len(valid) == len(listed) == count:
+            return tuple(map(float, valid))
         if value is not None:
             self.refuse(name, f"is {show(value)}, not a list of {count} numbers above 0")
         return (1.0,) * count
@@ -215,8 +215,8 @@ class Fields:
         """Refuse any value except `expected`; absent is accepted."""
         value = self.values.get(name)
         if value is not None and (type(value) is not type(expected) or value != expected):
-            said = f"is {show(value)}; only {show(expected)} is supported"
-            self.refuse(name, said, UNSUPPORTED)
+            message = f"is {show(value)}; only {show(expected)} is supported"
+            self.refuse(name, message, UNSUPPORTED)
 
     def known_only(self, known: Iterable[str]) -> None:
         """Refuse a field that is unknown and could change the model."""
@@ -236,9 +236,9 @@ class Fields:
 
     def model(self, **values: Any) -> ModelConfig:
         """Build the whole config. Raises CheckpointError with all faults of the file."""
-        made = self.build(ModelConfig, **values)
+        config = self.build(ModelConfig, **values)
         self.check()
-        return made
+        return config
 
 
 def show(value: object) -> str:
@@ -246,5 +246,5 @@ def show(value: object) -> str:
     try:
         text = json.dumps(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a deep list
-        text = f"a {_kind(value)}"
+        text = f"a {_json_type(value)}"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -15,17 +15,17 @@ from edge.errors import CheckpointError
 
 MAX_TEXT_BYTES = 64 << 20  # for large tokenizers; the index of a large sharded model has 100 kB
 MAX_TEMPLATE_BYTES = 1 << 20
-_OWN = "copy the file itself into the checkpoint; cp -L does"
+_COPY_REMEDY = "copy the file itself into the checkpoint; cp -L does"
 
 
 def check_file(path: Path, limit: int = MAX_TEXT_BYTES) -> None:
     """Raise CheckpointError unless `path` is a regular file of the checkpoint, within `limit`."""
-    os.close(_opened(path, limit))
+    os.close(_open(path, limit))
 
 
 def read_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
     """Return the content of a file. Raises CheckpointError as `check_file` does."""
-    with open(_opened(path, limit), "rb") as file:
+    with open(_open(path, limit), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise CheckpointError(f"grew beyond {limit} bytes while it was read", file=path)
@@ -49,10 +49,10 @@ def leads_out(path: Path) -> bool:
     return not cached and not target.is_relative_to(folder)
 
 
-def _opened(path: Path, limit: int) -> int:
+def _open(path: Path, limit: int) -> int:
     """Open a file of the checkpoint and return its descriptor, which the caller closes."""
     if leads_out(path):
-        raise CheckpointError("is a link to a file outside", file=path, remedy=_OWN)
+        raise CheckpointError("is a link to a file outside", file=path, remedy=_COPY_REMEDY)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as problem:
@@ -66,5 +66,7 @@ def _opened(path: Path, limit: int) -> int:
             raise CheckpointError(
                 f"larger than {limit} bytes", file=path, remedy="is it a weight file?"
             )
-        raise CheckpointError("cannot be read: it is not a regular file", file=path, remedy=_OWN)
+        raise CheckpointError(
+            "cannot be read: it is not a regular file", file=path, remedy=_COPY_REMEDY
+        )
     return fd

@@ -146,11 +146,11 @@ class Layout:
         """Place canonical tensors that the source interleaves, `rows[i]` of tensor i at a time."""
         total = sum(self._shapes[name][0] for name in names)
         start = 0
-        for name, each in zip(names, rows, strict=True):
+        for name, count in zip(names, rows, strict=True):
             shape = self._shapes[name]
             stored = (total, *shape[1:])
-            self.pieces[name] = TensorPlace(source, stored, shape, start, each, sum(rows))
-            start += each
+            self.pieces[name] = TensorPlace(source, stored, shape, start, count, sum(rows))
+            start += count
 
     def find(self, stored: Container[str]) -> None:
         """Switch tensors to their place in `otherwise` if its source is `stored`."""

@@ -49,13 +49,13 @@ def read(fields: Fields, family: str) -> Layout:
     known_only(fields, FIELDS)
     d_model = fields.integer("d_model")
     blocks = fields.integer("n_layer", high=MAX_BLOCKS)
-    attention = set(fields.indices("attn_layer_idx", blocks))
-    mixer = _mixer(fields, d_model) if len(attention) < blocks else None
-    attn = _attention(fields, d_model) if attention else None
+    attention_blocks = set(fields.indices("attn_layer_idx", blocks))
+    mixer = _mixer(fields, d_model) if len(attention_blocks) < blocks else None
+    attn = _attention(fields, d_model) if attention_blocks else None
     mlp = _mlp(fields)
     layers: list[Any] = []
     for block in range(blocks):
-        layers.append(attn if block in attention else mixer)
+        layers.append(attn if block in attention_blocks else mixer)
         layers += [mlp] if mlp else []
 
     size = fields.integer("vocab_size", 50277)
@@ -69,7 +69,7 @@ def read(fields: Fields, family: str) -> Layout:
         ),
         tie_embeddings=fields.boolean("tie_embeddings", True),
     )
-    return _place(config, blocks, attention, mlp is not None)
+    return _place(config, blocks, attention_blocks, mlp is not None)
 
 
 def _mixer(fields: Fields, d_model: int) -> Mixer:
@@ -97,7 +97,7 @@ def mamba1_of(fields: Fields, width: int, names: str, **values: Any) -> Mamba1Co
     the convolution and the projections have biases. `values` override or add arguments.
     """
     expand, d_state, d_conv, dt_rank, conv_bias, proj_bias = names.split()
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "d_inner": values.get("d_inner") or fields.scaled(expand, width, 2),
         "d_state": fields.integer(d_state, 16),
         "d_conv": fields.taps(d_conv),
@@ -105,7 +105,7 @@ def mamba1_of(fields: Fields, width: int, names: str, **values: Any) -> Mamba1Co
         "conv_bias": fields.boolean(conv_bias, True),
         "proj_bias": fields.boolean(proj_bias, False),
     }
-    return fields.build(Mamba1Config, **given | values)
+    return fields.build(Mamba1Config, **arguments | values)
 
 
 def mamba2_of(
@@ -117,7 +117,7 @@ def mamba2_of(
     the convolution and the projections have biases. `values` override or add arguments.
     """
     d_state, d_conv, n_groups, conv_bias, proj_bias = names.split()
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "d_inner": d_inner,
         "d_ssm": d_inner,
         "head_dim": head_dim,
@@ -128,7 +128,7 @@ def mamba2_of(
         "proj_bias": fields.boolean(proj_bias, False),
         "dt_limit": fields.limits("time_step_limit"),
     }
-    return fields.build(Mamba2Config, **given | values)
+    return fields.build(Mamba2Config, **arguments | values)
 
 
 def heads_of(fields: Fields, name: str, heads: int, head_dim: int, d_inner: int) -> None:
@@ -201,12 +201,12 @@ def _mlp(fields: Fields) -> MlpConfig | None:
     return MlpConfig(d_intermediate=width + -width % MLP_MULTIPLE) if width else None
 
 
-def _place(config: ModelConfig, blocks: int, attention: set[int], has_mlp: bool) -> Layout:
+def _place(config: ModelConfig, blocks: int, attention_blocks: set[int], has_mlp: bool) -> Layout:
     layout = Layout(config)
     per_block = 2 if has_mlp else 1
     for block in range(blocks):
         index, source = block * per_block, f"backbone.layers.{block}"
-        if block in attention:
+        if block in attention_blocks:
             # rows of query, key and value are stacked, and convolved in that order
             layout.place_layer(
                 index,

@@ -105,8 +105,8 @@ class TorchFile(WeightFile):
             mapped = zipfile.is_zipfile(path)
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         except pickle.UnpicklingError as error:
-            named = re.search(r"GLOBAL (\S+)", str(error))
-            what = f"refers to {named.group(1)}" if named else "is not a plain pickle of tensors"
+            match = re.search(r"GLOBAL (\S+)", str(error))
+            what = f"refers to {match.group(1)}" if match else "is not a plain pickle of tensors"
             raise CheckpointError(
                 f"{what}, which could run code; nothing was run",
                 file=path, remedy="use a safetensors file from a source you trust",
@@ -135,12 +135,12 @@ def _check_archive(path: Path) -> None:
         if not zipfile.is_zipfile(path):  # which raises, too
             return
         with zipfile.ZipFile(path) as archive:
-            found = archive.infolist()
+            members = archive.infolist()
     except Exception as error:  # damage makes zipfile raise almost any exception
         raise CheckpointError(f"damaged: {error}", file=path, remedy=DOWNLOAD) from error
-    packed = any(one.compress_type != zipfile.ZIP_STORED for one in found)
-    pickles = sum(one.file_size for one in found if one.filename.endswith(".pkl"))
-    if packed or sum(one.file_size for one in found) > path.stat().st_size:
+    compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+    pickles = sum(member.file_size for member in members if member.filename.endswith(".pkl"))
+    if compressed or sum(member.file_size for member in members) > path.stat().st_size:
         raise CheckpointError(
             "holds compressed data, which torch does not write", file=path, remedy=DOWNLOAD
         )
@@ -163,7 +163,7 @@ class CheckpointWeights:
         self.files: list[Path] = []
         self.entries: dict[str, TensorHeader] = {}
         self.missing: list[str] = []
-        self._where: dict[str, WeightFile] = {}
+        self._file_of: dict[str, WeightFile] = {}
 
     def add(self, file: WeightFile, names: list[str] | None = None) -> None:
         """Take the named tensors of a file, by default all of them."""
@@ -171,14 +171,14 @@ class CheckpointWeights:
         for name in file.entries if names is None else names:
             if name in file.entries:
                 self.entries[name] = file.entries[name]
-                self._where[name] = file
+                self._file_of[name] = file
             else:
                 self.missing.append(name)
 
     def read(self, name: str) -> Tensor:
         """Return the tensor as stored, on the CPU. It may be mapped from its file, so do not write
         to it."""
-        return self._where[name].read(name)
+        return self._file_of[name].read(name)
 
 
 def open_weights(directory: Path) -> CheckpointWeights:
@@ -194,17 +194,17 @@ def open_weights(directory: Path) -> CheckpointWeights:
     for name, kind in kinds:
         for path in (directory / name, directory / f"{name}.index.json"):
             if path.exists() or path.is_symlink():
-                return _open_one(path, kind)
+                return _open_file(path, kind)
     loose = sorted(directory.glob("*.pt"))
     if len(loose) == 1:
-        return _open_one(loose[0], TorchFile)
+        return _open_file(loose[0], TorchFile)
     raise CheckpointError(
         f"no weights: none of {', '.join(n for n, _ in kinds)}, their .index.json, or one .pt file",
         file=directory, remedy="point at the directory that holds the weights",
     )  # fmt: skip
 
 
-def _open_one(path: Path, kind: Callable[[Path], WeightFile]) -> CheckpointWeights:
+def _open_file(path: Path, kind: Callable[[Path], WeightFile]) -> CheckpointWeights:
     weights = CheckpointWeights()
     _check_regular(path)
     if path.suffix != ".json":
@@ -233,8 +233,8 @@ def _check_regular(path: Path, index: Path | None = None) -> None:
 def check_pointer(path: Path) -> None:
     """Raise CheckpointError for a git-lfs pointer, which stands in for a file not yet fetched."""
     with path.open("rb") as file:
-        begins = file.read(len(_POINTER))
-    if begins == _POINTER:
+        head = file.read(len(_POINTER))
+    if head == _POINTER:
         raise CheckpointError(
             "is a git-lfs pointer, not the file itself", file=path, remedy="run git lfs pull"
         )

@@ -34,10 +34,10 @@ def two_answers(line: dict[str, Any]) -> Sequence[Any]:
     sides = [line["chosen"], line["rejected"]]
     if all(isinstance(side, list) for side in sides) and "prompt" not in line:
         return sides
-    asked = line["prompt"]
-    before = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    prompt = line["prompt"]
+    history = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return [
-        before + (side if isinstance(side, list) else [{"role": "assistant", "content": side}])
+        history + (side if isinstance(side, list) else [{"role": "assistant", "content": side}])
         for side in sides
     ]
 
@@ -57,19 +57,19 @@ FORMS: dict[str, tuple[Callable[[dict[str, Any]], Sequence[Any]], str]] = {
 def answered(template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
     """Return the ids of a conversation, with ~id outside the assistant's answers."""
     ids = template.encode(messages, add_generation_prompt=False)
-    said = np.zeros(len(ids), bool)
+    in_answer = np.zeros(len(ids), bool)
     for turn, message in enumerate(messages):
         if message.role == "assistant":
             prompt = template.encode(messages[:turn])
             whole = template.encode(messages[: turn + 1], add_generation_prompt=False)
-            said[_common(prompt, ids) : _common(whole, ids)] = True
-    return [i if own else ~i for i, own in zip(ids, said, strict=True)]
+            in_answer[_common_prefix(prompt, ids) : _common_prefix(whole, ids)] = True
+    return [i if learned else ~i for i, learned in zip(ids, in_answer, strict=True)]
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Return the length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def read_conversations(
@@ -89,61 +89,68 @@ def read_conversations(
             remedy="give a checkpoint whose tokenizer_config.json has one",
         )  # fmt: skip
     sides = 2 if form == "a preference" else 1
-    most = None if wanted is None else HELD_OUT + -(-wanted // (sides * length * len(files)))
-    found: list[list[list[int]]] = []
+    limit = None if wanted is None else HELD_OUT + -(-wanted // (sides * length * len(files)))
+    learned: list[list[list[int]]] = []
     texts = []
     for file in files:
-        rows, told = _rows(file, reader.template, length, form, most)
-        texts.append({**told, "rows": len(rows)})
-        found += rows
-    of_valid = None
+        rows, description = _read_rows(file, reader.template, length, form, limit)
+        texts.append({**description, "rows": len(rows)})
+        learned += rows
+    valid_record = None
     if valid is not None:
-        held, of_valid = _rows(valid, reader.template, length, form, HELD_OUT)
+        held_out, valid_record = _read_rows(valid, reader.template, length, form, HELD_OUT)
     else:
-        count = min(HELD_OUT, len(found) // EVERY) or 1
-        held, found = found[-count:], found[:-count]
-    if not found or not held:
+        count = min(HELD_OUT, len(learned) // EVERY) or 1
+        held_out, learned = learned[-count:], learned[:-count]
+    if not learned or not held_out:
         raise ExportError(
             "holds too few conversations with answers", file=valid or files[0], field="text",
             remedy="give more, or a larger --length",
         )  # fmt: skip
-    record: dict[str, object] = {"text": texts, "valid": of_valid}
-    return TokenRows(_array(found), _array(held), record)
+    record: dict[str, object] = {"text": texts, "valid": valid_record}
+    return TokenRows(_array(learned), _array(held_out), record)
 
 
 def _array(rows: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.int32]:
     """Return an array [n, sides, T], or [n, T] if there is one side."""
-    found = np.array(rows, np.int32)
-    return found[:, 0] if found.shape[1] == 1 else found
+    array = np.array(rows, np.int32)
+    return array[:, 0] if array.shape[1] == 1 else array
 
 
-def _rows(
-    file: Path, template: ChatTemplate, length: int, form: str, most: int | None
+def _read_rows(
+    file: Path, template: ChatTemplate, length: int, form: str, limit: int | None
 ) -> tuple[list[list[list[int]]], dict[str, object]]:
-    """Return at most `most` rows of a file, evenly spread, and a description of the file."""
+    """Return at most `limit` rows of a file, evenly spread, and a description of the file."""
     try:
         data = file.read_bytes()
         lines = [(n, line) for n, line in enumerate(data.decode().split("\n"), 1) if line.strip()]
     except (OSError, UnicodeError) as problem:
         reason = getattr(problem, "strerror", None) or "is not UTF-8"
         raise ExportError(f"cannot be read: {reason}", file=file, field="text") from None
-    taken = min(len(lines), most or len(lines))
-    sides, written = FORMS[form]
+    count = min(len(lines), limit or len(lines))
+    conversations_of, example = FORMS[form]
     rows = []
-    for number, line in (lines[at * len(lines) // taken] for at in range(taken)):
+    for number, line in (lines[index * len(lines) // count] for index in range(count)):
         try:
-            talks = [
-                [Message(str(m["role"]), str(m["content"])) for m in talk]
-                for talk in sides(json.loads(line))
+            conversations = [
+                [Message(str(m["role"]), str(m["content"])) for m in messages]
+                for messages in conversations_of(json.loads(line))
             ]
-            row = [answered(template, talk) for talk in talks]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, EdgeError) as why:
-            detail = f": {why.message}" if isinstance(why, EdgeError) else ""
+            row = [answered(template, messages) for messages in conversations]
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            EdgeError,
+        ) as error:
+            detail = f": {error.message}" if isinstance(error, EdgeError) else ""
             raise ExportError(
                 f"line {number} is not {form}{detail}",
                 file=file,
                 field="text",
-                remedy=f"give lines of {written}",
+                remedy=f"give lines of {example}",
             ) from None
         if all(any(i >= 0 for i in ids[1:length]) for ids in row):
             rows.append([ids[:length] + [~0] * (length - len(ids)) for ids in row])

@@ -33,14 +33,14 @@ def drafter_shape(teacher: ModelConfig, mixer: str, rank: int, layers: int) -> M
     """Return a config with `layers` of `mixer`, mamba or mamba2, of width `rank`, over the
     teacher's vocabulary."""
     inner = 2 * rank
-    one: Mamba1Config | Mamba2Config
+    layer: Mamba1Config | Mamba2Config
     if mixer == "mamba":
-        one = Mamba1Config(d_inner=inner, d_state=STATES[mixer], dt_rank=math.ceil(rank / 16))
+        layer = Mamba1Config(d_inner=inner, d_state=STATES[mixer], dt_rank=math.ceil(rank / 16))
     else:
         head = min(HEAD_DIM, inner)
-        one = Mamba2Config(d_inner=inner, d_ssm=inner, d_state=STATES[mixer], head_dim=head)
+        layer = Mamba2Config(d_inner=inner, d_ssm=inner, d_state=STATES[mixer], head_dim=head)
     return ModelConfig(
-        family=mixer, vocab_size=teacher.vocab_size, d_model=rank, layers=(one,) * layers
+        family=mixer, vocab_size=teacher.vocab_size, d_model=rank, layers=(layer,) * layers
     )
 
 
@@ -73,9 +73,9 @@ def write_drafter(
 
 def _card(config: ModelConfig, teacher: Checkpoint, figures: Mapping[str, Any]) -> str:
     size = parameters(config) / 1e6
-    told = (
+    description = (
         f"{len(config.layers)} layers of {config.family}, width {config.d_model}, {size:.1f} M "
         "parameters, distilled by `edge train draft`. Its embedding, which is also its head, began "
         "as a factor of its target's. It drafts tokens for that model and is of no use alone."
     )
-    return model_card(teacher, f"A drafter for {teacher.path.name}", told, figures)
+    return model_card(teacher, f"A drafter for {teacher.path.name}", description, figures)

@@ -39,9 +39,9 @@ class DrafterTraining(LongRun[DrafterOptions]):
     """A run that trains a drafter for a teacher."""
 
     def prepare(self) -> None:
-        asked = self.options
-        config = drafter_shape(self.teacher.config, asked.mixer, asked.rank, asked.layers)
-        self.network = Network(config).to(asked.device)
+        options = self.options
+        config = drafter_shape(self.teacher.config, options.mixer, options.rank, options.layers)
+        self.network = Network(config).to(options.device)
         self.stages = [Stage("learn", 0.0, 1.0)]
 
     def run(self) -> DrafterSummary:
@@ -59,27 +59,27 @@ class DrafterTraining(LongRun[DrafterOptions]):
     def enter(self, stage: Stage) -> Optimizer:
         rows, length = self.rows.learned.shape
         shape = (rows, length - 1, self.teacher.config.d_model)
-        again = self.total > self.rows.tokens
-        self.taught = TaughtRows(self.folder / "taught", shape) if again else None
+        repeats = self.total > self.rows.tokens
+        self.taught = TaughtRows(self.folder / "taught", shape) if repeats else None
         self.network.embedding.requires_grad_(self.options.train_ends)
         return Optimizer.of(self.network, RATES.times(self.options.rate))
 
     def learn(self, stage: Stage, ids: Tensor) -> float:
         bf16 = self.options.uses_bf16
-        taught = self._taught(ids)
-        shares, again = self.options.shares, self.options.recompute
-        return learn(self.teacher, self.network, ids, taught, shares, bf16, again)
+        taught = self._teacher_hidden(ids)
+        shares, recompute = self.options.shares, self.options.recompute
+        return learn(self.teacher, self.network, ids, taught, shares, bf16, recompute)
 
-    def _taught(self, ids: Tensor) -> Tensor:
+    def _teacher_hidden(self, ids: Tensor) -> Tensor:
         """Return the teacher's last hidden; it is rounded to fp16 if it will be needed again."""
         bf16 = self.options.uses_bf16
         if self.taught is None:
             return taught_hidden(self.teacher, ids, bf16)
-        asked = self.options
-        places = self.rows.places(self.place["step"], asked.batch, asked.seed)
+        options = self.options
+        places = self.rows.places(self.place["step"], options.batch, options.seed)
         if not self.taught.has(places):
-            found = taught_hidden(self.teacher, ids, bf16).to(torch.float16)
-            self.taught.put(places, found.cpu().numpy())
+            hidden = taught_hidden(self.teacher, ids, bf16).to(torch.float16)
+            self.taught.put(places, hidden.cpu().numpy())
         return torch.from_numpy(self.taught.get(places)).to(ids.device)
 
     def leave(self, stage: Stage) -> None:
@@ -120,8 +120,8 @@ class TaughtRows:
         return bool(self._known[places].all())
 
     def get(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = self._hidden[places].astype(np.float32)
-        return found
+        rows: NDArray[np.float32] = self._hidden[places].astype(np.float32)
+        return rows
 
     def put(self, places: NDArray[np.int64], hidden: NDArray[np.float16]) -> None:
         self._hidden[places] = hidden

@@ -75,12 +75,12 @@ def phases(order: Sequence[int], counts: Sequence[int], even: bool) -> list[list
     `order` has the blocks of the last phase, the cheapest first; `counts` are the numbers per
     phase, ascending. `even` spreads the earlier phases over the model instead of taking the first.
     """
-    found = [sorted(order)]
+    replaced = [sorted(order)]
     for count in reversed(counts[:-1]):
-        later = found[0]
-        some = evenly(later, len(later) - count) if even else sorted(order[:count])
-        found.insert(0, some)
-    return found
+        later = replaced[0]
+        chosen = evenly(later, len(later) - count) if even else sorted(order[:count])
+        replaced.insert(0, chosen)
+    return replaced
 
 
 def kept_count(share: float, blocks: int) -> int:
@@ -90,18 +90,18 @@ def kept_count(share: float, blocks: int) -> int:
 
 def parse_blocks(text: str, blocks: int) -> list[int]:
     """Parse `0,2,5-9` to ascending block numbers. Raises InputError listing every invalid part."""
-    faults, found = Faults(), set[int]()
+    faults, numbers = Faults(), set[int]()
     for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
-        if ends is None:
+        bounds = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
+        if bounds is None:
             faults.add("layers", f"{part.strip()[:40]!r} is not a block number or a range")
             continue
-        first = int(ends[1])
-        last = int(ends[2] or first)
+        first = int(bounds[1])
+        last = int(bounds[2] or first)
         if not first <= last < blocks:
             faults.add("layers", f"{part.strip()} is not within 0 to {blocks - 1}")
         else:
-            found.update(range(first, last + 1))
+            numbers.update(range(first, last + 1))
     remedy = "name the blocks to replace, such as 0,2,5-9, or give even or measured"
     faults.refuse(InputError, remedy=remedy)
-    return sorted(found)
+    return sorted(numbers)

@@ -56,48 +56,52 @@ def from_attention(
     `weights` are the attention's, by name. Biases of convolved projections become the
     convolution's.
     """
-    heads, dim, kv = attention.n_heads, attention.head_dim, attention.n_kv_heads
-    sizes = {"v": (kv, X_SIZE), "k": (kv, BC_SIZE), "q": (heads, BC_SIZE)}
+    heads, dim, kv_heads = attention.n_heads, attention.head_dim, attention.n_kv_heads
+    sizes = {"v": (kv_heads, X_SIZE), "k": (kv_heads, BC_SIZE), "q": (heads, BC_SIZE)}
     rows, biases = {"z": gate_rows(seen, mixer.d_inner)}, {}
     for part, (count, size) in sizes.items():
         weight = weights[f"{part}_proj.weight"].double()
         bias = weights.get(f"{part}_proj.bias", weight.new_zeros(len(weight))).double()
-        scale = size / _size(weight, bias, count, seen)
+        scale = size / _head_rms(weight, bias, count, seen)
         rows[part] = weight * scale.repeat_interleave(dim)[:, None]
         biases[part] = bias * scale.repeat_interleave(dim)
     taps = torch.zeros(mixer.conv_channels, mixer.d_conv)
     taps[:, -1] = 1
-    forgets = -torch.linspace(math.log(MEMORY[0]), math.log(MEMORY[1]), heads)
-    made = (
-        _mamba1(mixer, kv, rows, biases, forgets)
+    log_decay = -torch.linspace(math.log(MEMORY[0]), math.log(MEMORY[1]), heads)
+    recurrent = (
+        _mamba1(mixer, kv_heads, rows, biases, log_decay)
         if isinstance(mixer, Mamba1Config)
-        else _mamba2(mixer, kv, rows, biases, forgets)
+        else _mamba2(mixer, kv_heads, rows, biases, log_decay)
     )
-    named = {"conv1d.weight": taps, "out_proj.weight": weights["o_proj.weight"], **made}
-    return {name: tensor.float() for name, tensor in named.items()}
+    tensors = {"conv1d.weight": taps, "out_proj.weight": weights["o_proj.weight"], **recurrent}
+    return {name: tensor.float() for name, tensor in tensors.items()}
 
 
 Parts = dict[str, Tensor]  # z, v, k and q → rows or biases
 
 
-def _mamba2(mixer: Mamba2Config, kv: int, rows: Parts, biases: Parts, forgets: Tensor) -> Parts:
-    stored = grouped_rows(mixer, kv)
+def _mamba2(
+    mixer: Mamba2Config, kv_heads: int, rows: Parts, biases: Parts, log_decay: Tensor
+) -> Parts:
+    stored = grouped_rows(mixer, kv_heads)
     dt = rows["q"].new_zeros(mixer.n_heads, rows["q"].shape[1])
     return {
         "in_proj.weight": torch.cat([*rows.values(), dt])[list(stored["in_proj"])],
         "conv1d.bias": torch.cat([*biases.values()])[list(stored["conv1d"])],
         "dt_bias": torch.full((mixer.n_heads,), SOFTPLUS_1),
-        "A_log": forgets,
+        "A_log": log_decay,
         "D": torch.zeros(mixer.n_heads),
         "gated_norm.weight": torch.ones(mixer.d_ssm),
     }
 
 
-def _mamba1(mixer: Mamba1Config, kv: int, rows: Parts, biases: Parts, forgets: Tensor) -> Parts:
-    inner, wide = mixer.d_inner, rows["q"].shape[1]
-    stored = list(grouped_rows(mixer, kv)["in_proj"])
-    down = torch.randn(mixer.dt_rank, wide, dtype=torch.float64) / math.sqrt(wide)
-    A_log = forgets.repeat_interleave(inner // mixer.C_groups)
+def _mamba1(
+    mixer: Mamba1Config, kv_heads: int, rows: Parts, biases: Parts, log_decay: Tensor
+) -> Parts:
+    inner, d_model = mixer.d_inner, rows["q"].shape[1]
+    stored = list(grouped_rows(mixer, kv_heads)["in_proj"])
+    down = torch.randn(mixer.dt_rank, d_model, dtype=torch.float64) / math.sqrt(d_model)
+    A_log = log_decay.repeat_interleave(inner // mixer.C_groups)
     return {
         "in_proj.weight": torch.cat([rows["v"], rows["z"]])[stored],
         "conv1d.bias": biases["v"][stored[:inner]],
@@ -111,14 +115,14 @@ def _mamba1(mixer: Mamba1Config, kv: int, rows: Parts, biases: Parts, forgets: T
 
 def gate_rows(seen: Inputs, count: int) -> Tensor:
     """Return `count` equal rows, fp64, whose products with the input are nearest to OPEN."""
-    wide = len(seen.mean)
-    ridge = RIDGE * seen.moments.trace() / wide * torch.eye(wide, dtype=torch.float64)
+    d_model = len(seen.mean)
+    ridge = RIDGE * seen.moments.trace() / d_model * torch.eye(d_model, dtype=torch.float64)
     row = torch.linalg.solve(seen.moments + ridge, seen.mean)
-    return (OPEN * row).expand(count, wide)
+    return (OPEN * row).expand(count, d_model)
 
 
-def _size(weight: Tensor, bias: Tensor, heads: int, seen: Inputs) -> Tensor:
+def _head_rms(weight: Tensor, bias: Tensor, heads: int, inputs: Inputs) -> Tensor:
     """Return the root mean square of each head's values, [heads]."""
-    spread = ((weight @ seen.moments) * weight).sum(1)
-    squares = spread + 2 * bias * (weight @ seen.mean) + bias**2
+    spread = ((weight @ inputs.moments) * weight).sum(1)
+    squares = spread + 2 * bias * (weight @ inputs.mean) + bias**2
     return squares.unflatten(0, (heads, -1)).mean(1).clamp_min(1e-12).sqrt()

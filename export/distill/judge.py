@@ -59,10 +59,10 @@ class Judge:
         """Return a network's distance over all rows, each from an empty state."""
         if not self._taught:
             self._taught = [self._hidden(self.teacher, ids).cpu() for ids in self.rows]
-        found = Distance()
+        total = Distance()
         for ids, taught in zip(self.rows, self._taught, strict=True):
-            self._add(found, network, ids, taught.to(ids.device))
-        return found
+            self._add(total, network, ids, taught.to(ids.device))
+        return total
 
     @torch.no_grad()
     def _hidden(self, network: Network, ids: Tensor) -> Tensor:
@@ -70,28 +70,28 @@ class Judge:
             return network.hidden(ids[None, :-1])[0][0]
 
     @torch.no_grad()
-    def _add(self, found: Distance, network: Network, ids: Tensor, taught: Tensor) -> None:
-        ours, targets = self._hidden(network, ids), ids[1:]
+    def _add(self, total: Distance, network: Network, ids: Tensor, taught: Tensor) -> None:
+        hidden, targets = self._hidden(network, ids), ids[1:]
         for start in range(0, len(targets), SLICE):
             part = slice(start, start + SLICE)
             log_p = F.log_softmax(self.teacher.head(taught[part].float()), dim=-1)
-            log_q = F.log_softmax(network.head(ours[part].float()), dim=-1)
-            said = targets[part, None]
-            found.teacher_nats -= float(log_p.gather(1, said).sum())
-            found.nats -= float(log_q.gather(1, said).sum())
-            found.divergence += float(F.kl_div(log_q, log_p, reduction="sum", log_target=True))
-            found.overlap += float(torch.minimum(log_p, log_q).exp().sum())
-            found.same += int((log_p.argmax(-1) == log_q.argmax(-1)).sum())
-        found.tokens += len(targets)
+            log_q = F.log_softmax(network.head(hidden[part].float()), dim=-1)
+            target_ids = targets[part, None]
+            total.teacher_nats -= float(log_p.gather(1, target_ids).sum())
+            total.nats -= float(log_q.gather(1, target_ids).sum())
+            total.divergence += float(F.kl_div(log_q, log_p, reduction="sum", log_target=True))
+            total.overlap += float(torch.minimum(log_p, log_q).exp().sum())
+            total.same += int((log_p.argmax(-1) == log_q.argmax(-1)).sum())
+        total.tokens += len(targets)
 
     def costs(self, student: Student, blocks: Sequence[int]) -> dict[int, float]:
         """Return the cost of replacing each block's attention alone: KL in nats a token, on the
         first FEW rows.
         """
-        before, found = student.replaced, {}
+        replaced, costs = student.replaced, {}
         judge = Judge(self.teacher, self.rows[:FEW], self.bf16)
         for block in blocks:
             student.replace([block])
-            found[block] = judge.distance(student.network).summary()["kl"]
-        student.replace(before)
-        return found
+            costs[block] = judge.distance(student.network).summary()["kl"]
+        student.replace(replaced)
+        return costs

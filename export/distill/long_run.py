@@ -118,9 +118,9 @@ class LongRun(ABC, Generic[Options]):
         reader = checkpoint_reader(checkpoint, checkpoint.config, options.tokenizer)
         report("reading text")
         # read enough rows to choose from and to hold out, however few the tokens
-        few = 2 * options.batch * options.length
-        wanted = None if options.tokens is None else max(options.tokens, few)
-        self.rows = self.read(reader, wanted)
+        minimum = 2 * options.batch * options.length
+        token_goal = None if options.tokens is None else max(options.tokens, minimum)
+        self.rows = self.read(reader, token_goal)
         if len(self.rows.learned) < options.batch:
             raise ExportError(
                 f"{len(self.rows.learned)} rows to learn are fewer than a batch of {options.batch}",
@@ -142,8 +142,8 @@ class LongRun(ABC, Generic[Options]):
 
     def read(self, reader: TextReader, wanted: int | None) -> TokenRows:
         """Read about `wanted` tokens of the text."""
-        asked = self.options
-        return read_rows(asked.text, reader, asked.length, wanted, asked.valid)
+        options = self.options
+        return read_rows(options.text, reader, options.length, wanted, options.valid)
 
     def judged(self) -> dict[str, float]:
         """Return figures of the current network on held-out text: its distance from the teacher."""
@@ -151,8 +151,8 @@ class LongRun(ABC, Generic[Options]):
 
     @cached_property
     def judge(self) -> Judge:
-        held = self._ids(self.rows.held_out)
-        return Judge(self.teacher, held, self.options.uses_bf16)
+        held_out = self._ids(self.rows.held_out)
+        return Judge(self.teacher, held_out, self.options.uses_bf16)
 
     def fingerprints(self) -> dict[str, str]:
         """Return fingerprints of the checkpoints that must not change before a run continues."""
@@ -228,15 +228,15 @@ class LongRun(ABC, Generic[Options]):
         file = self.folder / "run.json"
         if file.is_file():
             check_same(begun_with(file), key, self.folder)
-        kept = resuming.newest(self.folder / "resume", self.report)
+        checkpoint = resuming.newest(self.folder / "resume", self.report)
         if not file.is_file():
-            if kept is not None:
+            if checkpoint is not None:
                 raise ExportError(
                     "is missing, but the run has checkpoints", file=file,
                     remedy=f"remove {self.folder}, or choose another -o",
                 )  # fmt: skip
             replace_file(file, json.dumps(key, indent=1).encode() + b"\n")
-        self.continue_from(kept) if kept is not None else self.start()
+        self.continue_from(checkpoint) if checkpoint is not None else self.start()
 
     def continue_from(self, kept: resuming.Kept) -> None:
         """Continue a run from a checkpoint."""
@@ -265,8 +265,8 @@ class LongRun(ABC, Generic[Options]):
         while (done := self._progress()) < stage.end:
             ids = self._ids(self.rows.batch(place["step"], options.batch, options.seed))
             losses.append(self.learn(stage, ids))
-            inside = (done - stage.start) / (stage.end - stage.start)
-            factor = trapezoid(place["stage_step"], max(inside, 0.0), warmup=WARMUP)
+            stage_progress = (done - stage.start) / (stage.end - stage.start)
+            factor = trapezoid(place["stage_step"], max(stage_progress, 0.0), warmup=WARMUP)
             norm = self.optimizer.step(factor)
             place["step"] += 1
             place["stage_step"] += 1
@@ -278,7 +278,7 @@ class LongRun(ABC, Generic[Options]):
                     remedy="try again with a smaller --rate",
                 )  # fmt: skip
             if self._point_due(losses):
-                self._note(stage, losses, norm, factor)
+                self._add_point(stage, losses, norm, factor)
                 losses = []
             if stop:
                 self._keep()
@@ -295,7 +295,7 @@ class LongRun(ABC, Generic[Options]):
         curve = self.place["curve"]
         return bool(losses) and self.place["tokens"] - curve[-1]["tokens"] >= self.total / POINTS
 
-    def _note(self, stage: Stage, losses: list[float], norm: float, factor: float) -> None:
+    def _add_point(self, stage: Stage, losses: list[float], norm: float, factor: float) -> None:
         place = self.place
         point = {
             "step": place["step"], "stage": place["stage"], "name": stage.name,
@@ -324,8 +324,8 @@ class LongRun(ABC, Generic[Options]):
                 "tokens": place["tokens"], "seconds": round(place["seconds"], 1), **figures,
             }
         )  # fmt: skip
-        told = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        self.report(f"after {place['tokens']} tokens: {told}")
+        line = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        self.report(f"after {place['tokens']} tokens: {line}")
 
     def _keep(self) -> None:
         """Write a checkpoint of the run."""
@@ -336,16 +336,16 @@ class LongRun(ABC, Generic[Options]):
         if (picture := self.drawn(self.place["curve"])) is not None:
             (self.folder / "curve.svg").write_text(picture, encoding="utf-8")
         self.write(self.out, self.card(self.figures))
-        replace_file(self.folder / "written.json", json.dumps(self._product()).encode())
+        replace_file(self.folder / "written.json", json.dumps(self._product_progress()).encode())
 
     def _written(self) -> bool:
         """Return whether the product exists and matches the run's progress."""
         with suppress(OSError, ValueError):
-            found = json.loads((self.folder / "written.json").read_bytes())
-            return found == self._product() and self.out.exists()
+            record = json.loads((self.folder / "written.json").read_bytes())
+            return record == self._product_progress() and self.out.exists()
         return False
 
-    def _product(self) -> Values:
+    def _product_progress(self) -> Values:
         return {name: self.place[name] for name in ("step", "stage")}
 
     def card(self, figures: dict[str, float]) -> Values:
@@ -370,8 +370,10 @@ class LongRun(ABC, Generic[Options]):
         return torch.from_numpy(rows.astype("int64")).to(self.options.device)
 
     def _check_output(self) -> None:
-        there = self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out])
-        if there and not (self.folder / "run.json").is_file():
+        occupied = self.out.exists() and any(
+            self.out.iterdir() if self.out.is_dir() else [self.out]
+        )
+        if occupied and not (self.folder / "run.json").is_file():
             raise ExportError(
                 "exists and does not belong to a run that could continue", file=self.out,
                 remedy="choose another -o, or remove the folder",

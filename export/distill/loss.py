@@ -52,8 +52,8 @@ class _HeadLoss(torch.autograd.Function):
         w = weight.to(dtype)
         total = hidden.new_zeros((), dtype=torch.float32)
         d_hidden = torch.empty_like(hidden, dtype=dtype)
-        learns = ctx.needs_input_grad[1]  # its gradient takes a third of the products
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if learns else None
+        needs_d_weight = ctx.needs_input_grad[1]  # its gradient takes a third of the products
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_d_weight else None
         for start in range(0, hidden.shape[0], slice_rows):
             rows = slice(start, start + slice_rows)
             h = hidden[rows].to(dtype)
@@ -120,13 +120,15 @@ def taught_loss(
     which get no gradient; targets [n] int64, needed only for `shares.label`; softcaps: the model's
     and the teacher's. Otherwise as `head_loss`.
     """
-    t, (own, its) = teacher.to(dtype), softcaps
+    t, (student_cap, teacher_cap) = teacher.to(dtype), softcaps
 
     def judge(rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        theirs = capped((taught[rows].to(dtype) @ t.T).float(), its)
-        return taught_logits(theirs, logits, shares, None if targets is None else targets[rows])
+        teacher_logits = capped((taught[rows].to(dtype) @ t.T).float(), teacher_cap)
+        return taught_logits(
+            teacher_logits, logits, shares, None if targets is None else targets[rows]
+        )
 
-    total: Tensor = _HeadLoss.apply(hidden, weight, slice_rows, dtype, own, judge)
+    total: Tensor = _HeadLoss.apply(hidden, weight, slice_rows, dtype, student_cap, judge)
     return total
 
 
@@ -152,11 +154,11 @@ def taught_logits(
     q = log_q.exp_()
     gradient = q * (shares.divergence + shares.choice + shares.label)
     gradient.sub_(p, alpha=shares.divergence)
-    said = torch.full_like(choice, -shares.choice, dtype=torch.float32)
-    gradient.scatter_add_(1, choice, said)
+    choice_gradient = torch.full_like(choice, -shares.choice, dtype=torch.float32)
+    gradient.scatter_add_(1, choice, choice_gradient)
     if shares.label:
         assert targets is not None
-        gradient.scatter_add_(1, targets[:, None], torch.full_like(said, -shares.label))
+        gradient.scatter_add_(1, targets[:, None], torch.full_like(choice_gradient, -shares.label))
     if shares.overlap:
         low = torch.where(q < p, q, 0.0)  # the terms of Σ min(p, q) that depend on q
         gradient.add_(torch.addcmul(-low, q, low.sum(-1, keepdim=True)), alpha=shares.overlap)

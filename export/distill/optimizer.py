@@ -41,8 +41,8 @@ def initialise(network: Network) -> None:
         network.embedding.weight.normal_(std=0.02)
         for name, module in network.named_modules():
             if isinstance(module, nn.Linear):
-                last = name.endswith(("out_proj", "o_proj", "down_proj"))
-                std = math.sqrt(0.5 / module.in_features) / (math.sqrt(depth) if last else 1.0)
+                is_output = name.endswith(("out_proj", "o_proj", "down_proj"))
+                std = math.sqrt(0.5 / module.in_features) / (math.sqrt(depth) if is_output else 1.0)
                 module.weight.normal_(std=std)
 
 
@@ -64,10 +64,10 @@ class Optimizer:
     def of(cls, network: Network, rates: Rates | None = None) -> Optimizer:
         """Return an optimizer of all parameters of a network that require gradients."""
         linear = [m for m in network.layers.modules() if isinstance(m, nn.Linear)]
-        learns = [p for p in network.parameters() if p.requires_grad]
-        inside = {id(p) for m in linear for p in m.parameters() if p.dim() == 2}
-        matrices = [p for p in learns if id(p) in inside]
-        return cls(matrices, [p for p in learns if id(p) not in inside], rates)
+        trainable = [p for p in network.parameters() if p.requires_grad]
+        matrix_ids = {id(p) for m in linear for p in m.parameters() if p.dim() == 2}
+        matrices = [p for p in trainable if id(p) in matrix_ids]
+        return cls(matrices, [p for p in trainable if id(p) not in matrix_ids], rates)
 
     def step(self, factor: float) -> float:
         """Update at `factor` times the full learning rates; return the gradient's norm."""

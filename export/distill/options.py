@@ -90,8 +90,8 @@ class LearningOptions:
     def fixed(self) -> dict[str, Any]:
         """Return the options that must not change when a run continues."""
         values = {name: value for name, value in asdict(self).items() if name not in FREE}
-        read: dict[str, Any] = json.loads(json.dumps(values, default=str))
-        return read
+        plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+        return plain
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ class DrafterOptions(LearningOptions):
                 faults.add(name, f"{value:g} is outside 0 to 1")
         if self.label + self.choice + self.overlap > 1:
             faults.add("label", "exceeds 1 together with choice and overlap")
-        if self.rank not in range(32, (wide := teacher.config.d_model) + 1, 32):
-            faults.add("rank", f"{self.rank} is not a multiple of 32 up to {wide}")
+        if self.rank not in range(32, (d_model := teacher.config.d_model) + 1, 32):
+            faults.add("rank", f"{self.rank} is not a multiple of 32 up to {d_model}")
         if not 1 <= self.layers <= 64:
             faults.add("layers", f"{self.layers} is outside 1 to 64")
 
@@ -221,9 +221,9 @@ def device_problem(name: str) -> str | None:
 def begun_with(file: Path) -> dict[str, Any]:
     """Return the options that a run was started with. Raises ExportError if the file is damaged."""
     try:
-        read = json.loads(file.read_bytes())
-        if isinstance(read, dict) and isinstance(read.get("options"), dict):
-            return read
+        record = json.loads(file.read_bytes())
+        if isinstance(record, dict) and isinstance(record.get("options"), dict):
+            return record
     except (ValueError, RecursionError):
         pass
     raise ExportError(
@@ -241,8 +241,8 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
             faults.add(name, "is not the one the run was started with")
     if before.get("text") != json.loads(json.dumps(now["text"])):
         faults.add("text", "is not what the run was started with")
-    then, asked = before["options"], now["options"]
-    for name in dict.fromkeys((*then, *asked)):  # kinds of run differ in their options
-        if (old := then.get(name)) != (value := asked.get(name)):
+    old_options, new_options = before["options"], now["options"]
+    for name in dict.fromkeys((*old_options, *new_options)):  # kinds of run differ in their options
+        if (old := old_options.get(name)) != (value := new_options.get(name)):
             faults.add(name, f"was {old} when the run was started, and is now {value}")
     faults.refuse(ExportError, file=folder, remedy=remedy)

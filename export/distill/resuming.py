@@ -48,10 +48,10 @@ class Kept:
     def load(self, weights: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         """Load the checkpoint into `weights` and the optimizer."""
         device = next(iter(weights.values())).device
-        held = load_file(self.folder / WEIGHTS, device=str(device))
+        tensors = load_file(self.folder / WEIGHTS, device=str(device))
         with torch.no_grad():
             for name, tensor in weights.items():
-                tensor.copy_(held[name])
+                tensor.copy_(tensors[name])
         state = torch.load(self.folder / OPTIMIZER, map_location=device, weights_only=True)
         optimizer.load_state_dict(state)
 
@@ -64,15 +64,15 @@ def save(
     """
     name = f"step-{progress['step']:08d}"
     temporary = folder / f".{name}.tmp"
-    for left in folder.glob(".step-*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
+    for stale in folder.glob(".step-*.tmp"):
+        shutil.rmtree(stale, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        held = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-        save_file(held, temporary / WEIGHTS)
+        tensors = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+        save_file(tensors, temporary / WEIGHTS)
         _save_tensors(temporary / OPTIMIZER, optimizer.state_dict())
         (temporary / PROGRESS).write_text(json.dumps(progress, indent=2) + "\n")
-        sums = {file: _sum(temporary / file) for file in (WEIGHTS, OPTIMIZER, PROGRESS)}
+        sums = {file: _file_sha256(temporary / file) for file in (WEIGHTS, OPTIMIZER, PROGRESS)}
         (temporary / SUMS).write_text(json.dumps(sums, indent=2) + "\n")
         sync_tree(temporary)
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -81,11 +81,11 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync(folder)
-    found = _checkpoints(folder)
+    checkpoints = _checkpoints(folder)
     # later checkpoints are damaged, or the run would have continued from there
-    ahead = [each for each in found if each.name > name]
-    whole = [each for each in found if each.name <= name]
-    for old in [*ahead, *whole[:-KEEP]]:
+    newer = [checkpoint for checkpoint in checkpoints if checkpoint.name > name]
+    current = [checkpoint for checkpoint in checkpoints if checkpoint.name <= name]
+    for old in [*newer, *current[:-KEEP]]:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -94,9 +94,9 @@ def newest(folder: Path, report: Callable[[str], None]) -> Kept | None:
     reported. Raises ExportError when all are damaged.
     """
     damaged = []
-    for found in reversed(_checkpoints(folder)):
+    for checkpoint in reversed(_checkpoints(folder)):
         try:
-            return Kept(found, _checked(found))
+            return Kept(checkpoint, _verify(checkpoint))
         except ExportError as problem:
             damaged.append(problem)
             report(f"skipped: {problem}")
@@ -112,13 +112,13 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
-def _checked(folder: Path) -> dict[str, Any]:
+def _verify(folder: Path) -> dict[str, Any]:
     """Check a checkpoint and return its progress. Raises ExportError when a file is missing or
     altered."""
     try:
         sums = json.loads((folder / SUMS).read_bytes())
         for name in (WEIGHTS, OPTIMIZER, PROGRESS):
-            if sums[name] != _sum(folder / name):
+            if sums[name] != _file_sha256(folder / name):
                 raise ExportError("does not match its SHA-256", file=folder / name)
         progress: dict[str, Any] = json.loads((folder / PROGRESS).read_bytes())
     except OSError as problem:
@@ -130,12 +130,12 @@ def _checked(folder: Path) -> dict[str, Any]:
     return progress
 
 
-def _sum(file: Path) -> str:
+def _file_sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return sha256(stream.fileno(), os.fstat(stream.fileno()).st_size)
 
 
-class _Disk(io.BufferedWriter):
+class _ErrorKeepingFile(io.BufferedWriter):
     """A file for torch.save that keeps the OSError of a full disk, which torch.save would hide."""
 
     problem: OSError | None = None
@@ -149,10 +149,10 @@ class _Disk(io.BufferedWriter):
 
 
 def _save_tensors(path: Path, values: dict[str, Any]) -> None:
-    with _Disk(io.FileIO(path, "wb")) as disk:
+    with _ErrorKeepingFile(io.FileIO(path, "wb")) as stream:
         try:
-            torch.save(values, disk)
+            torch.save(values, stream)
         except RuntimeError:
-            if disk.problem is None:
+            if stream.problem is None:
                 raise
-            raise disk.problem from None
+            raise stream.problem from None

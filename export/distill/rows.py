@@ -41,8 +41,8 @@ class TokenRows:
 
     def places(self, number: int, size: int, seed: int) -> NDArray[np.int64]:
         """Return the indices of the batch's rows; every epoch has a different order."""
-        each = len(self.learned) // size
-        epoch, place = divmod(number, each)
+        batches = len(self.learned) // size
+        epoch, place = divmod(number, batches)
         order = np.random.default_rng([seed, epoch]).permutation(len(self.learned))
         return order[place * size : (place + 1) * size]
 
@@ -57,29 +57,29 @@ def read_rows(
     ExportError when a file cannot be read or there is too little text.
     """
     sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
-    found, texts = [], []
+    sequences, texts = [], []
     for file, size in zip(files, sizes, strict=True):
-        most = 1 << 40 if wanted is None else -(-wanted * size // (max(sum(sizes), 1) * length))
-        text = _read(file, reader, max(1, most), length)
-        found.append(text.sequences.astype(np.int32))
+        limit = 1 << 40 if wanted is None else -(-wanted * size // (max(sum(sizes), 1) * length))
+        text = _read(file, reader, max(1, limit), length)
+        sequences.append(text.sequences.astype(np.int32))
         texts.append({"file": text.file, "sha256": text.sha256, "rows": len(text.sequences)})
-    rows = np.concatenate(found)
+    rows = np.concatenate(sequences)
     if valid is not None:
-        own = _read(valid, reader, HELD_OUT, length)
+        valid_text = _read(valid, reader, HELD_OUT, length)
         record: dict[str, object] = {
             "text": texts,
-            "valid": {"file": own.file, "sha256": own.sha256},
+            "valid": {"file": valid_text.file, "sha256": valid_text.sha256},
         }
-        return TokenRows(rows, own.sequences.astype(np.int32), record)
+        return TokenRows(rows, valid_text.sequences.astype(np.int32), record)
     count = min(HELD_OUT, len(rows) // EVERY) or 1
     if len(rows) < 2:
         raise ExportError(
             f"holds {len(rows)} rows of {length} tokens: none is left to learn", file=files[0],
             remedy="give more text, or a smaller --length",
         )  # fmt: skip
-    held = np.linspace(0, len(rows) - 1, count + 2).astype(int)[1:-1]
+    held_out = np.linspace(0, len(rows) - 1, count + 2).astype(int)[1:-1]
     mask = np.zeros(len(rows), bool)
-    mask[held] = True
+    mask[held_out] = True
     return TokenRows(rows[~mask], rows[mask], {"text": texts, "valid": None})
 
 

@@ -66,38 +66,38 @@ class Distillation(LongRun[DistillOptions]):
 
     def _plan(self) -> None:
         """Choose the blocks that may be replaced, the default ones to replace, and the stages."""
-        every, options = list(range(self.blocks)), self.options
+        all_blocks, options = list(range(self.blocks)), self.options
         counts = [self.blocks - hybrid.kept_count(share, self.blocks) for share in options.keep]
         if options.chosen:
             self.order = hybrid.parse_blocks(options.layers, self.blocks)
             counts = [len(self.order)]
         else:
-            self.order = hybrid.evenly(every, self.blocks - counts[-1])
+            self.order = hybrid.evenly(all_blocks, self.blocks - counts[-1])
         self.counts = counts
         measured = options.layers == "measured" and counts[-1] > 0
-        self.candidates = every if measured else self.order
+        self.candidates = all_blocks if measured else self.order
         self.stages: list[Stage] = []
         if not self.candidates:
             return
         if options.match > 0:
             self.stages.append(Stage("match", 0.0, options.match))
-        each = (1 - options.match) / len(counts)
+        phase_share = (1 - options.match) / len(counts)
         for phase in range(len(counts)):
-            start = options.match + phase * each
-            if each > 0 or phase == len(counts) - 1:
-                self.stages.append(Stage("learn", start, start + each, phase))
+            start = options.match + phase * phase_share
+            if phase_share > 0 or phase == len(counts) - 1:
+                self.stages.append(Stage("learn", start, start + phase_share, phase))
 
     def _phase_blocks(self, phase: int | None) -> list[int]:
         even = self.options.layers == "even"
-        found = hybrid.phases(self.place["order"], self.counts, even)
-        return found[-1 if phase is None else phase]
+        phases = hybrid.phases(self.place["order"], self.counts, even)
+        return phases[-1 if phase is None else phase]
 
     # -- running ----------------------------------------------------------------------------------
 
     def run(self) -> DistillSummary:
-        made, costs = super().run(), self.place["costs"]
+        summary, costs = super().run(), self.place["costs"]
         return DistillSummary(
-            **vars(made), replaced=self.student.replaced, blocks=self.blocks,
+            **vars(summary), replaced=self.student.replaced, blocks=self.blocks,
             costs={int(block): cost for block, cost in costs.items()}, phases=self.place["phases"],
         )  # fmt: skip
 
@@ -130,13 +130,13 @@ class Distillation(LongRun[DistillOptions]):
     def learn(self, stage: Stage, ids: Tensor) -> float:
         bf16 = self.options.uses_bf16
         if stage.name == "match":
-            found = stages.match(self.teacher, self.student, ids, bf16)
-            return sum(found.values()) / len(found)
+            losses = stages.match(self.teacher, self.student, ids, bf16)
+            return sum(losses.values()) / len(losses)
         label = self.options.label
         shares = Shares(divergence=1 - label, overlap=0.0, choice=0.0, label=label)
         taught = stages.taught_hidden(self.teacher, ids, bf16)
-        again = self.options.recompute
-        return stages.learn(self.teacher, self.network, ids, taught, shares, bf16, again)
+        recompute = self.options.recompute
+        return stages.learn(self.teacher, self.network, ids, taught, shares, bf16, recompute)
 
     def leave(self, stage: Stage) -> None:
         """Choose blocks after matching; measure; write the hybrid of an earlier phase."""

@@ -46,12 +46,14 @@ def write_hybrid(
     Tensors that did not learn are copied bit for bit from the teacher's files; the others are fp32.
     `figures` go into the model card.
     """
-    whole = source_layout(checkpoint)
-    layout = mamba_in_llama.replace_attention(whole, student.replaced, student.make)
-    found = {name: tensor.detach() for name, tensor in student.network.canonical_tensors().items()}
+    teacher_layout = source_layout(checkpoint)
+    layout = mamba_in_llama.replace_attention(teacher_layout, student.replaced, student.make)
+    student_tensors = {
+        name: tensor.detach() for name, tensor in student.network.canonical_tensors().items()
+    }
     tensors = {
         name: tensor.cpu() if student.learned(name) else checkpoint.tensor(name)
-        for name, tensor in found.items()
+        for name, tensor in student_tensors.items()
     }
     mixers = {mamba_in_llama.CONFIG: _mamba_config(student)} if student.replaced else {}
     readme = card(student, checkpoint, figures)
@@ -97,29 +99,29 @@ def write_folder(
 def _mamba_config(student: Student) -> dict[str, object]:
     attention, mlp = student.teacher_config.layers[:2]
     assert isinstance(attention, AttentionConfig) and isinstance(mlp, MlpConfig)
-    wide = mlp.d_intermediate
-    return mamba_in_llama.mamba_config(student.network.config, attention.n_kv_heads, wide)
+    d_intermediate = mlp.d_intermediate
+    return mamba_in_llama.mamba_config(student.network.config, attention.n_kv_heads, d_intermediate)
 
 
 def card(student: Student, checkpoint: Checkpoint, figures: Mapping[str, Any]) -> str:
     """Return the model card: the hybrid's origin, and its distance from the teacher."""
     blocks = len(student.teacher_config.layers) // 2
-    gone = len(student.replaced)
+    count = len(student.replaced)
     kind = "Mamba" if student.makes_mamba1 else "Mamba-2"
     mixers = ", ".join(str(block) for block in student.replaced) or "none"
-    told = (
-        f"{gone} of {blocks} attention layers are {kind} (blocks {mixers}); they were initialised "
+    description = (
+        f"{count} of {blocks} attention layers are {kind} (blocks {mixers}); they were initialised "
         "from the attention in their place and distilled from the teacher by `edge distill` "
         "(The Mamba in the Llama, arXiv 2408.15237). Everything else is the teacher's. The hybrid "
         "knows at most what its teacher knows, and has the same limits."
     )
-    return model_card(checkpoint, f"A hybrid of {checkpoint.path.name}", told, figures)
+    return model_card(checkpoint, f"A hybrid of {checkpoint.path.name}", description, figures)
 
 
 def model_card(source: Checkpoint, title: str, told: str, figures: Mapping[str, Any]) -> str:
     """Return a README.md with the licence of `source` and a table of figures."""
     licence = text_files.licence(source)
     front = ["---", f"license: {licence}", "---", ""] if licence else []
-    shown = {k: f"{v:.5g}" if isinstance(v, float) else str(v) for k, v in figures.items()}
-    rows = [f"| {name} | {value} |" for name, value in shown.items()]
+    formatted = {k: f"{v:.5g}" if isinstance(v, float) else str(v) for k, v in figures.items()}
+    rows = [f"| {name} | {value} |" for name, value in formatted.items()]
     return "\n".join([*front, f"# {title}", "", told, "", "| | |", "|---|---|", *rows, ""])

@@ -20,15 +20,15 @@ def match(teacher: Network, student: Student, ids: Tensor, bf16: bool) -> dict[i
 
     ids [B, T]. Returns the loss of each block: the squared error over the squared output.
     """
-    found: dict[int, float] = {}
+    losses: dict[int, float] = {}
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
         for visit in visits(teacher, [int(name) for name in student.mixers], ids):
-            wanted = visit.y.float()
-            said = student.run_mixer(visit).float()
-            loss = (said - wanted).square().mean() / wanted.square().mean().clamp_min(1e-12)
+            target = visit.y.float()
+            output = student.run_mixer(visit).float()
+            loss = (output - target).square().mean() / target.square().mean().clamp_min(1e-12)
             torch.autograd.backward(loss)
-            found[visit.block] = float(loss.detach())
-    return found
+            losses[visit.block] = float(loss.detach())
+    return losses
 
 
 @torch.no_grad()

@@ -32,14 +32,14 @@ class Visit:
 
 def visits(teacher: Network, blocks: Sequence[int], ids: Tensor) -> Iterator[Visit]:
     """Yield the inputs and outputs of the teacher's attention at some blocks, in order."""
-    wanted, x = set(blocks), teacher.embedding(ids)
+    selected, x = set(blocks), teacher.embedding(ids)
     states = teacher.initial_state(len(ids)).layers
-    for index, layer in enumerate(teacher.layers[: 2 * max(wanted) + 1]):
+    for index, layer in enumerate(teacher.layers[: 2 * max(selected) + 1]):
         assert isinstance(layer, nn.Module)
         u = layer.get_submodule("norm")(x)
         y, _ = layer.get_submodule("mixer")(u, states[index], 0)
         x = x + y
-        if index % 2 == 0 and index // 2 in wanted:
+        if index % 2 == 0 and index // 2 in selected:
             yield Visit(index // 2, u, y)
 
 
@@ -67,9 +67,9 @@ class Student(nn.Module):
         for block in blocks:
             attention = self.attention_config(block)
             config = make(attention)
-            made = mixer_of(config).module(teacher.config.d_model, teacher.config.norm.eps)
-            share_rows(made, config, attention.n_kv_heads)
-            self.mixers[str(block)] = made
+            mixer = mixer_of(config).module(teacher.config.d_model, teacher.config.norm.eps)
+            share_rows(mixer, config, attention.n_kv_heads)
+            self.mixers[str(block)] = mixer
         # deepcopy shares what the memo says it has already copied
         memo = {} if apart else {id(p): p for p in teacher.parameters()}
         self.network: Network = copy.deepcopy(teacher, memo)
@@ -83,9 +83,9 @@ class Student(nn.Module):
         return isinstance(self.make(self.attention_config(0)), Mamba1Config)
 
     def attention_config(self, block: int) -> AttentionConfig:
-        found = self.teacher_config.layers[2 * block]
-        assert isinstance(found, AttentionConfig)
-        return found
+        attention = self.teacher_config.layers[2 * block]
+        assert isinstance(attention, AttentionConfig)
+        return attention
 
     def replace(self, blocks: Sequence[int]) -> None:
         """Use the new mixers in exactly these blocks, and attention in the others."""
@@ -103,27 +103,29 @@ class Student(nn.Module):
     def learned(self, name: str) -> bool:
         """Return whether the tensor of this canonical name may differ from the teacher's."""
         parts = name.split(".")
-        inside = parts[0] == "layers" and parts[2] != "norm"
-        return self.apart or (inside and int(parts[1]) in {2 * b for b in self.replaced})
+        in_mixer = parts[0] == "layers" and parts[2] != "norm"
+        return self.apart or (in_mixer and int(parts[1]) in {2 * b for b in self.replaced})
 
     def learns(self, parts: Sequence[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
         """Let only these modules learn; return their matrices and their other parameters."""
         self.requires_grad_(False)
         for part in parts:
             part.requires_grad_(True)
-        chosen: list[Tensor] = [p for p in self.parameters() if p.requires_grad]
-        inside = {id(p) for m in self.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
+        trainable: list[Tensor] = [p for p in self.parameters() if p.requires_grad]
+        linear_ids = {
+            id(p) for m in self.modules() if isinstance(m, nn.Linear) for p in m.parameters()
+        }
         ends = {id(p) for p in (self.network.embedding.weight,)}
         if self.network.lm_head is not None:
             ends.add(id(self.network.lm_head.weight))
-        matrices = [p for p in chosen if p.dim() == 2 and id(p) in inside - ends]
-        picked = {id(p) for p in matrices}
-        return matrices, [p for p in chosen if id(p) not in picked]
+        matrices = [p for p in trainable if p.dim() == 2 and id(p) in linear_ids - ends]
+        matrix_ids = {id(p) for p in matrices}
+        return matrices, [p for p in trainable if id(p) not in matrix_ids]
 
     def run_mixer(self, visit: Visit) -> Tensor:
         """Run a block's new mixer on its attention's input, from an empty state."""
         config = self.make(self.attention_config(visit.block))
-        y: Tensor = self.mixers[str(visit.block)](visit.u, _empty(config, visit.u), 0)[0]
+        y: Tensor = self.mixers[str(visit.block)](visit.u, _empty_state(config, visit.u), 0)[0]
         return y
 
     @torch.no_grad()
@@ -131,17 +133,17 @@ class Student(nn.Module):
         """Initialise every new mixer from its attention and the attention's inputs on `rows`
         [n, T]."""
         blocks = [int(name) for name in self.mixers]
-        seen: dict[int, list[Inputs]] = {block: [] for block in blocks}
+        inputs: dict[int, list[Inputs]] = {block: [] for block in blocks}
         for ids in rows.split(batch):
             for visit in visits(teacher, blocks, ids):
-                seen[visit.block].append(Inputs.of(visit.u))
+                inputs[visit.block].append(Inputs.of(visit.u))
         for block in blocks:
             attention = self.attention_config(block)
             config = self.make(attention)
             module = teacher.layers[2 * block].get_submodule("mixer")
             weights = {name: p.detach().cpu() for name, p in module.named_parameters()}
-            made = from_attention(attention, config, weights, _mean(seen[block]))
-            for name, tensor in made.items():
+            tensors = from_attention(attention, config, weights, _mean_inputs(inputs[block]))
+            for name, tensor in tensors.items():
                 set_tensor(self.mixers[str(block)], name, tensor)
         self._fit_sizes(teacher, rows, batch)
 
@@ -163,9 +165,9 @@ class Student(nn.Module):
                 norm.mul_(fit.sizes(1))
 
     def _out_proj(self, block: int) -> nn.Linear:
-        found = self.mixers[str(block)].get_submodule("out_proj")
-        assert isinstance(found, nn.Linear)
-        return found
+        layer = self.mixers[str(block)].get_submodule("out_proj")
+        assert isinstance(layer, nn.Linear)
+        return layer
 
 
 class _Fit:
@@ -181,8 +183,8 @@ class _Fit:
         that it should have."""
         y = wanted.flatten(0, -2).double()
 
-        def read(_: nn.Module, given: tuple[Tensor]) -> None:
-            x = given[0].flatten(0, -2).double()
+        def read(_: nn.Module, args: tuple[Tensor]) -> None:
+            x = args[0].flatten(0, -2).double()
             self.squares, self.products = x.T @ x + self.squares, x.T @ y + self.products
 
         hook = self.layer.register_forward_pre_hook(read)
@@ -197,15 +199,15 @@ class _Fit:
         moment = (self.products * w.T).reshape(groups, -1).sum(1)
         unit = gram.diagonal().clamp_min(1e-30).sqrt()
         ridge = 1e-9 * torch.eye(groups).to(gram)
-        found = torch.linalg.solve(gram / unit / unit[:, None] + ridge, moment / unit) / unit
-        return found.clamp_min(SMALLEST).repeat_interleave(width).float()
+        factors = torch.linalg.solve(gram / unit / unit[:, None] + ridge, moment / unit) / unit
+        return factors.clamp_min(SMALLEST).repeat_interleave(width).float()
 
 
-def _empty(config: Mixer, u: Tensor) -> State:
+def _empty_state(config: Mixer, u: Tensor) -> State:
     shapes = empty_state(config, len(u))
     return {name: torch.zeros(shape, device=u.device) for name, shape in shapes.items()}
 
 
-def _mean(parts: Sequence[Inputs]) -> Inputs:
+def _mean_inputs(parts: Sequence[Inputs]) -> Inputs:
     means = torch.stack([part.mean for part in parts]).mean(0)
     return Inputs(means, torch.stack([part.moments for part in parts]).mean(0))

@@ -43,8 +43,10 @@ class Tuning(LongRun[Tuned]):
     form: ClassVar[str]
 
     def read(self, reader: TextReader, wanted: int | None) -> TokenRows:
-        asked = self.options
-        return read_conversations(asked.text, reader, asked.length, wanted, asked.valid, self.form)
+        options = self.options
+        return read_conversations(
+            options.text, reader, options.length, wanted, options.valid, self.form
+        )
 
     def fingerprints(self) -> dict[str, str]:
         return super().fingerprints() | {"model": self.source.fingerprint()}
@@ -97,13 +99,13 @@ class Tuning(LongRun[Tuned]):
 
     def answers(self, network: Network, rows: Tensor) -> Tensor:
         """Return log p, in nats, of the answers in each row [B, T] of `conversations` ids."""
-        ids, said = plain(rows), rows[:, 1:] >= 0
+        ids, in_answer = plain(rows), rows[:, 1:] >= 0
         hidden = self.hidden(network, ids)
         dtype = torch.bfloat16 if self.options.uses_bf16 else torch.float32
         cap = network.config.logits_softcap
         return torch.stack([
-            -head_loss(h[own], network.head_weight, i[own], dtype, softcap=cap)
-            for h, i, own in zip(hidden, ids[:, 1:], said, strict=True)
+            -head_loss(h[mask], network.head_weight, i[mask], dtype, softcap=cap)
+            for h, i, mask in zip(hidden, ids[:, 1:], in_answer, strict=True)
         ])  # fmt: skip
 
     def held(self) -> Iterable[Tensor]:
@@ -120,13 +122,13 @@ class FineTuning(Tuning[TuneOptions]):
     title = "fine-tuned on answers by `edge train sft`"
 
     def learn(self, stage: Stage, ids: Tensor) -> float:
-        said, plain_ids = ids[:, 1:] >= 0, plain(ids)
+        in_answer, plain_ids = ids[:, 1:] >= 0, plain(ids)
         bf16, label = self.options.uses_bf16, self.options.label
-        hidden = self.hidden(self.network, plain_ids)[said]
+        hidden = self.hidden(self.network, plain_ids)[in_answer]
         with torch.no_grad():
-            taught = self.hidden(self.teacher, plain_ids)[said] if label < 1 else None
+            taught = self.hidden(self.teacher, plain_ids)[in_answer] if label < 1 else None
         ours = self.network.head_weight
-        targets, dtype = ids[:, 1:][said], torch.bfloat16 if bf16 else torch.float32
+        targets, dtype = ids[:, 1:][in_answer], torch.bfloat16 if bf16 else torch.float32
         caps = self.network.config.logits_softcap, self.teacher.config.logits_softcap
         if taught is None:
             loss = head_loss(hidden, ours, targets, dtype, softcap=caps[0])
@@ -143,13 +145,13 @@ class FineTuning(Tuning[TuneOptions]):
     @torch.no_grad()
     def judged(self) -> dict[str, float]:
         """Return nats a token on the held-out answers, for the model and for its teacher."""
-        nats, theirs, count = 0.0, 0.0, 0
+        nats, teacher_nats, count = 0.0, 0.0, 0
         for row in self.held():
             nats -= float(self.answers(self.network, row))
-            theirs -= float(self.answers(self.teacher, row))
+            teacher_nats -= float(self.answers(self.teacher, row))
             count += int((row[:, 1:] >= 0).sum())
         loss = nats / count
-        return {"loss": loss, "perplexity": math.exp(loss), "teacher_loss": theirs / count}
+        return {"loss": loss, "perplexity": math.exp(loss), "teacher_loss": teacher_nats / count}
 
 
 class PreferenceTuning(Tuning[PreferenceOptions]):
@@ -167,8 +169,8 @@ class PreferenceTuning(Tuning[PreferenceOptions]):
         """
         rows = pairs.flatten(0, 1)
         with torch.no_grad():
-            before = self.answers(self.teacher, rows)
-        reward = self.options.beta * (self.answers(self.network, rows) - before)
+            teacher_log_p = self.answers(self.teacher, rows)
+        reward = self.options.beta * (self.answers(self.network, rows) - teacher_log_p)
         chosen, rejected = reward.unflatten(0, (-1, 2)).unbind(1)
         return chosen - rejected
 
@@ -180,11 +182,11 @@ class PreferenceTuning(Tuning[PreferenceOptions]):
     @torch.no_grad()
     def judged(self) -> dict[str, float]:
         """Return the loss and mean margin of held-out pairs, and the share of positive margins."""
-        found = torch.cat([self.margins(pair) for pair in self.held()])
+        margins = torch.cat([self.margins(pair) for pair in self.held()])
         return {
-            "loss": float(-F.logsigmoid(found).mean()),
-            "margin": float(found.mean()),
-            "preferred": float((found > 0).float().mean()),
+            "loss": float(-F.logsigmoid(margins).mean()),
+            "margin": float(margins.mean()),
+            "preferred": float((margins > 0).float().mean()),
         }
 
 

@@ -41,8 +41,8 @@ Tokens = NDArray[np.int64]
 # share of values rounded differently.
 KL, TOP1, FLIPS = 1e-4, 0.995, 1e-4
 # Share of the largest value, between floating-point noise and a rounding step.
-_SAME = 1e-3
-_FAKE = ("FakeQuantize", "FakeQuantizeRows")
+_TOLERANCE = 1e-3
+_FAKE_OPS = ("FakeQuantize", "FakeQuantizeRows")
 
 
 def rounded_values(model: onnx.ModelProto) -> list[str]:
@@ -52,7 +52,7 @@ def rounded_values(model: onnx.ModelProto) -> list[str]:
         if node.domain == DOMAIN:
             op = op_of(node.op_type)
             for name, value in zip(node.output, op.outputs, strict=True):
-                if value.role == "value" and ("i8" in value.dtypes or op.name in _FAKE):
+                if value.role == "value" and ("i8" in value.dtypes or op.name in _FAKE_OPS):
                     names.append(name)
     return names
 
@@ -78,12 +78,12 @@ class _Recorder:
         return self.session.get_outputs()
 
     def run(self, names: list[str], feeds: dict[str, Any]) -> Sequence[Any]:
-        wanted = list(dict.fromkeys((*names, *self.names)))
-        found = self.session.run(wanted, feeds)
-        for name, array in zip(wanted, found, strict=True):
+        all_names = list(dict.fromkeys((*names, *self.names)))
+        arrays = self.session.run(all_names, feeds)
+        for name, array in zip(all_names, arrays, strict=True):
             if name in self.names:
                 self.seen.setdefault(name, []).append(_signed(array))
-        return found[: len(names)]
+        return arrays[: len(names)]
 
     def values(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield each value over all runs, joined along time, the first axis."""
@@ -115,40 +115,42 @@ class Track:
     worst: tuple[int, str] = (0, "")
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor | None:
-        found = self.engine.get(name)
-        if found is None:
+        engine_value = self.engine.get(name)
+        if engine_value is None:
             return None
         if any(name in (outliers, *parts) for outliers, parts in self.splits.items()):
             self.held[name] = tensor
             if name in self.splits:
-                self._split(name)
+                self._compare_split(name)
         elif tensor.dtype == torch.int8:
-            self._steps(name, np.abs(found.astype(np.int16) - tensor.numpy()))
+            self._compare_steps(name, np.abs(engine_value.astype(np.int16) - tensor.numpy()))
         else:
-            wanted = tensor.numpy()
-            apart = np.abs(found - wanted) > _SAME * max(float(np.abs(wanted).max()), 1e-30)
-            self._count(apart)
-        return torch.from_numpy(found)
+            expected = tensor.numpy()
+            differs = np.abs(engine_value - expected) > _TOLERANCE * max(
+                float(np.abs(expected).max()), 1e-30
+            )
+            self._count_flips(differs)
+        return torch.from_numpy(engine_value)
 
-    def _split(self, outliers: str) -> None:
+    def _compare_split(self, outliers: str) -> None:
         """Compare a split value. At the threshold only one side may round, which changes the row's
         scale: that is one flip. int8 numbers are compared in the other rows.
         """
         y, _ = self.splits[outliers]
-        others = (self.engine[outliers] != 0) != (self.held[outliers].numpy() != 0)
-        rows = others.any(-1)
-        apart = np.abs(self.engine[y].astype(np.int16) - self.held[y].numpy())
-        self._steps(y, apart[~rows])
-        self._count(others)
+        disagree = (self.engine[outliers] != 0) != (self.held[outliers].numpy() != 0)
+        rows = disagree.any(-1)
+        steps = np.abs(self.engine[y].astype(np.int16) - self.held[y].numpy())
+        self._compare_steps(y, steps[~rows])
+        self._count_flips(disagree)
         self.held.clear()
 
-    def _steps(self, name: str, apart: NDArray[Any]) -> None:
-        self.worst = max(self.worst, (int(apart.max(initial=0)), name))
-        self._count(apart)
+    def _compare_steps(self, name: str, steps: NDArray[Any]) -> None:
+        self.worst = max(self.worst, (int(steps.max(initial=0)), name))
+        self._count_flips(steps)
 
-    def _count(self, apart: NDArray[Any]) -> None:
-        self.values += apart.size
-        self.flips += int(np.count_nonzero(apart.any(-1) if self.by_row else apart))
+    def _count_flips(self, differences: NDArray[Any]) -> None:
+        self.values += differences.size
+        self.flips += int(np.count_nonzero(differences.any(-1) if self.by_row else differences))
 
 
 def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str, Any]:
@@ -163,34 +165,38 @@ def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str
     """
     data = (folder / GRAPH_FILE).read_bytes()
     model = onnx.load_from_string(data)
-    apart_too = splits(model)
-    names = [*rounded_values(model), *apart_too, *(scale for _, scale in apart_too.values())]
+    split_outputs = splits(model)
+    names = [
+        *rounded_values(model),
+        *split_outputs,
+        *(scale for _, scale in split_outputs.values()),
+    ]
     outputs = {output.name for output in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in outputs)
-    opened = open_session(folder, model.SerializeToString(), session_options(THREADS))
-    recorder = _Recorder(opened, frozenset(names))
-    found = graph_logits(GraphRunner(recorder, config), tokens)
+    session = open_session(folder, model.SerializeToString(), session_options(THREADS))
+    recorder = _Recorder(session, frozenset(names))
+    engine_logits = graph_logits(GraphRunner(recorder, config), tokens)
     reference = open_reference(folder)
     runner = GraphRunner(reference, config)
-    free, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
+    free_logits, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
     by_row = any(node.op_type.startswith("ExpertLinearInt") for node in model.graph.node)
-    track = Track(dict(recorder.values()), apart_too, by_row)
+    track = Track(dict(recorder.values()), split_outputs, by_row)
     reference.hook = track
-    held, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
-    figures = compare(held, found)
-    _judge(track, figures, tokens.size)
-    apart = compare(free, found)
+    followed_logits, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
+    figures = compare(followed_logits, engine_logits)
+    _check_figures(track, figures, tokens.size)
+    free_figures = compare(free_logits, engine_logits)
     return {
         "reference": "reference ops",
         "tokens": int(tokens.size),
         "flips": float(f"{track.flips / max(1, track.values):.2g}"),
         **rounded(figures),
-        "free_kl_nats_per_token": float(f"{apart['kl_nats_per_token']:.2g}"),
-        "free_top1_agreement": round(apart["top1_agreement"], 4),
+        "free_kl_nats_per_token": float(f"{free_figures['kl_nats_per_token']:.2g}"),
+        "free_top1_agreement": round(free_figures["top1_agreement"], 4),
     }
 
 
-def _judge(track: Track, figures: dict[str, float], count: int) -> None:
+def _check_figures(track: Track, figures: dict[str, float], count: int) -> None:
     remedy = "please report this model's config.json, the recipe and the processor"
     steps, name = track.worst
     if steps > 1:
@@ -199,15 +205,15 @@ def _judge(track: Track, figures: dict[str, float], count: int) -> None:
             field=name,
             remedy=remedy,
         )
-    others = round((1 - figures["top1_agreement"]) * count)
+    misses = round((1 - figures["top1_agreement"]) * count)
     divergence = figures["kl_nats_per_token"]
     # in a short text a single near-tie exceeds the allowed share
-    too_often = others > max(1, (1 - TOP1) * count)
+    too_often = misses > max(1, (1 - TOP1) * count)
     # so does a single flip in a small model
     if divergence > KL or too_often or track.flips > max(1, FLIPS * track.values):
         raise ExportError(
             f"ONNX Runtime differs from the reference ops by {divergence:.1e} nats a token "
-            f"({KL:.0e} allowed), prefers another token in {others} of {count} places, and rounds "
+            f"({KL:.0e} allowed), prefers another token in {misses} of {count} places, and rounds "
             f"{track.flips} of {track.values} values differently",
             remedy=remedy,
         )

@@ -101,35 +101,35 @@ def build_graph(
 
 def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
     config = g.config
-    shared = _inputs(g, plan)
+    shared = _declare_inputs(g, plan)
     count = len(config.layers) + 2
     progress("embedding", 0, count)
     # a layer without a norm before it reads the embedding under its own name
     first = "layers.0.normed" if config.layers[0].norms == "behind" else "embedded"
     x, added = embed(g, "tokens", "embedding.weight", plan.embedding, first), ""
     embedded, aside = x, ""
-    for i, (layer, how) in enumerate(zip(config.layers, plan.layers, strict=True)):
+    for i, (layer, layer_plan) in enumerate(zip(config.layers, plan.layers, strict=True)):
         progress(f"layer {i}", i + 1, count)
         prefix = f"layers.{i}"
-        reader = next(iter(how.products.values()))
+        reader = next(iter(layer_plan.products.values()))
         mixer, names = mixer_of(layer), (f"{prefix}.normed", f"{prefix}.residual")
         matrices = mixer.matrices(config.d_model)
-        at = LayerGraph(g, prefix, how, shared, matrices, mixer.weight)
+        at = LayerGraph(g, prefix, layer_plan, shared, matrices, mixer.weight)
         if layer.is_parallel:  # x is still the input of the previous layer
-            u, _ = _read(g, layer, x, "", f"{prefix}.norm", names, reader)
-            added = g.node("Add", [added, _mix(at, layer, mixer, u)], f"{prefix}.beside")
+            u, _ = _layer_input(g, layer, x, "", f"{prefix}.norm", names, reader)
+            added = g.node("Add", [added, _add_mixer(at, layer, mixer, u)], f"{prefix}.beside")
             continue
         if layer.is_aside:
             if not aside:
                 x, added = g.node("Add", [x, added], f"{prefix}.stream") if added else x, ""
                 aside = g.node("Concat", [x, embedded], f"{prefix}.recalled", axis=-1)
             width = layer.input_width(config.d_model)
-            u, _ = _read(g, layer, aside, "", f"{prefix}.norm", names, reader, width)
-            aside = _mix(at, layer, mixer, u)
+            u, _ = _layer_input(g, layer, aside, "", f"{prefix}.norm", names, reader, width)
+            aside = _add_mixer(at, layer, mixer, u)
             continue
-        u, total = _read(g, layer, x, aside or added, f"{prefix}.norm", names, reader)
+        u, total = _layer_input(g, layer, x, aside or added, f"{prefix}.norm", names, reader)
         x, aside = x if aside else total, ""
-        added = _mix(at, layer, mixer, u)
+        added = _add_mixer(at, layer, mixer, u)
     progress("head", count - 1, count)
     # Only the requested rows go through the head, which is a third of a small model.
     x = g.node("Gather", [x, "rows"], "wanted.residual", axis=0)
@@ -140,16 +140,16 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
     linear(g, hidden, matrix, "logits" if cap is None else "logits.uncapped", plan.head)
     if cap is not None:
         g.call("SoftCap", ["logits.uncapped"], ["logits"], cap=cap)
-    g.outputs.insert(0, g.outputs.pop(_logits(g)))
+    g.outputs.insert(0, g.outputs.pop(_declare_logits(g)))
     progress("head", count, count)
 
 
-def _logits(g: GraphBuilder) -> int:
+def _declare_logits(g: GraphBuilder) -> int:
     g.output("logits", ["L", "B", g.config.vocab_size])
     return len(g.outputs) - 1
 
 
-def _read(
+def _layer_input(
     g: GraphBuilder,
     layer: MixerConfig,
     x: str,
@@ -167,7 +167,7 @@ def _read(
     return round_input(g, x, reader, width or g.config.d_model), x
 
 
-def _mix(at: LayerGraph, layer: MixerConfig, mixer: MixerExport[Any], u: ProductInput) -> str:
+def _add_mixer(at: LayerGraph, layer: MixerConfig, mixer: MixerExport[Any], u: ProductInput) -> str:
     """Add a mixer, and the norm after it if there is one; return what it adds to the stream."""
     y, g = mixer.nodes(at, u), at.g
     if layer.norms == "before":
@@ -191,8 +191,8 @@ def _norm(
     if g.config.norm.kind == "layernorm":
         weights.append(g.weight(f"{name}.bias"))
         kind = "LayerNorm"
-    at_once = kind == "RMSNorm" and reader.input is not None and reader.input.plain
-    if at_once and not reader.outliers:
+    fuses_rounding = kind == "RMSNorm" and reader.input is not None and reader.input.plain
+    if fuses_rounding and not reader.outliers:
         weights.append(scale_of(g, f"{output}.scale", input_scale(reader, width)))
         kind, output = "RMSNormQuantize", f"{output}.q"
     eps = g.config.norm.eps
@@ -206,7 +206,7 @@ def _norm(
     return rounded, x
 
 
-def _inputs(g: GraphBuilder, plan: ModelPlan) -> Shared:
+def _declare_inputs(g: GraphBuilder, plan: ModelPlan) -> Shared:
     """Declare the inputs that this model needs, and compute the values that layers share."""
     shared = Shared()
     g.input("tokens", "i64", ["T", "B"])
@@ -217,59 +217,62 @@ def _inputs(g: GraphBuilder, plan: ModelPlan) -> Shared:
             g.input(f"taps{width}", "i64", ["T", width]),
             g.input(f"kept_taps{width}", "i64", ["R", width - 1]),
         )
-    layers = [(mixer_of(m), how) for m, how in zip(g.config.layers, plan.layers, strict=True)]
-    if any(mixer.walks(how) for mixer, how in layers):
+    layers = [
+        (mixer_of(layer), layer_plan)
+        for layer, layer_plan in zip(g.config.layers, plan.layers, strict=True)
+    ]
+    if any(mixer.walks(layer_plan) for mixer, layer_plan in layers):
         g.input("kept", "i64", ["R"])
         g.input("parents", "i64", ["T"])
         g.input("tree", "bool", [])
         g.input("last_only", "bool", [])
-    if any(mixer.logs(how) for mixer, how in layers):
+    if any(mixer.logs(layer_plan) for mixer, layer_plan in layers):
         g.input("stored", "i64", ["S"])
         g.input("paths", "f32", ["M", "M"])
     if g.config.has_attention:
         g.input("ancestors", "f32", ["T", "T"])
-        _attention_inputs(g, shared)
+        _declare_attention_inputs(g, shared)
     return shared
 
 
-def _attention_inputs(g: GraphBuilder, shared: Shared) -> None:
+def _declare_attention_inputs(g: GraphBuilder, shared: Shared) -> None:
     g.input("positions", "i64", ["T"])
     g.input("past", "i64", [1])
     g.input("total", "i32", [])
     g.input("last", "i32", ["B"])
     # [1, 1, T, past+T]: a query sees every token before the run, and its ancestors in the run.
     steps = g.node("Shape", ["ancestors"], "steps", start=0, end=1)
-    before = g.node("Concat", [steps, "past"], "before.shape", axis=0)
-    seen = g.node("ConstantOfShape", [before], "before")
-    outside = g.node("Sub", ["ancestors", g.floats("one", np.ones(1, np.float32))], "outside")
-    low = g.floats("masked", np.full(1, -_MASKED, np.float32))
-    inside = g.node("Mul", [outside, low], "inside")
-    both = g.node("Concat", [seen, inside], "bias.matrix", axis=1)
-    lead = g.integers([0, 1])
+    past_shape = g.node("Concat", [steps, "past"], "before.shape", axis=0)
+    past_bias = g.node("ConstantOfShape", [past_shape], "before")
+    blocked = g.node("Sub", ["ancestors", g.floats("one", np.ones(1, np.float32))], "outside")
+    penalty = g.floats("masked", np.full(1, -_MASKED, np.float32))
+    run_bias = g.node("Mul", [blocked, penalty], "inside")
+    bias = g.node("Concat", [past_bias, run_bias], "bias.matrix", axis=1)
+    lead_axes = g.integers([0, 1])
     windows = {layer.looks_back for layer in g.config.layers if layer.attends}
     if None in windows:
-        shared.biases[None] = g.node("Unsqueeze", [both, lead], "bias")
+        shared.biases[None] = g.node("Unsqueeze", [bias, lead_axes], "bias")
     sliding = sorted(window for window in windows if window is not None)
     if sliding:
-        behind, hidden = _behind(g), g.floats("hidden", np.full(1, _MASKED, np.float32))
+        distances, masked = _key_distances(g), g.floats("hidden", np.full(1, _MASKED, np.float32))
     for window in sliding:
-        far = g.node("GreaterOrEqual", [behind, g.integers([window])], f"far{window}")
-        within = g.node("Where", [far, hidden, both], f"bias{window}.matrix")
-        shared.biases[window] = g.node("Unsqueeze", [within, lead], f"bias{window}")
+        far = g.node("GreaterOrEqual", [distances, g.integers([window])], f"far{window}")
+        window_bias = g.node("Where", [far, masked, bias], f"bias{window}.matrix")
+        shared.biases[window] = g.node("Unsqueeze", [window_bias, lead_axes], f"bias{window}")
     for layer in g.config.layers:
         rope = layer.rotation
         if rope is not None and rope not in shared.rotations:
             shared.rotations[rope] = _rotation(g, rope, len(shared.rotations))
 
 
-def _behind(g: GraphBuilder) -> str:
+def _key_distances(g: GraphBuilder) -> str:
     """Return the distance of each key's position behind each query's, [T, past+T]."""
     count = g.node("Squeeze", ["past"], "past.count")
     first, step = (g.node("Squeeze", [g.integers([n])], f"count.{n}") for n in (0, 1))
-    passed = g.node("Range", [first, count, step], "past.positions")
-    known = g.node("Concat", [passed, "positions"], "key.positions", axis=0)
+    past_positions = g.node("Range", [first, count, step], "past.positions")
+    key_positions = g.node("Concat", [past_positions, "positions"], "key.positions", axis=0)
     column = g.node("Unsqueeze", ["positions", g.integers([1])], "query.positions")
-    return g.node("Sub", [column, known], "behind")
+    return g.node("Sub", [column, key_positions], "behind")
 
 
 def _rotation(g: GraphBuilder, rope: RopeConfig, number: int) -> tuple[str, str]:

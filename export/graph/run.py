@@ -95,10 +95,10 @@ class GraphRunner:
     def initial(self, batch: int = 1, capacity: int = 0, fill: float = 0.0) -> GraphState:
         """Return zero states; KV caches hold `fill` until written."""
         arrays: dict[str, NDArray[Any]] = {}
-        known = {"B": batch, "capacity": capacity}
+        dims = {"B": batch, "capacity": capacity}
         for entry in self.session.get_inputs():
             if entry.name.startswith("layers.") and not entry.name.endswith("_log"):
-                shape = [known.get(dim, dim) for dim in entry.shape]
+                shape = [dims.get(dim, dim) for dim in entry.shape]
                 start = fill if entry.name.endswith("_cache") else 0.0
                 arrays[entry.name] = np.full(shape, start, _DTYPES[entry.type])
         return GraphState(arrays)
@@ -125,11 +125,11 @@ class GraphRunner:
         if not all(isinstance(v, np.ndarray) for v in out.values()):
             raise ExportError("the graph returned something that is not an array")
         depths = _depths(_chain(tokens) if parents is None else parents)
-        after = [
+        states = [
             GraphState(states_after(out, r), state.position + depths[token])
             for r, token in enumerate(kept)
         ]
-        return np.ascontiguousarray(out["logits"].swapaxes(0, 1)), after
+        return np.ascontiguousarray(out["logits"].swapaxes(0, 1)), states
 
     def feeds(
         self,
@@ -156,7 +156,7 @@ class GraphRunner:
                 parent = parents[parent] if parent >= 0 else parent - 1
         kept = [steps - 1] if kept is None else list(kept)
         total = state.position + steps
-        every = {
+        inputs = {
             "tokens": np.ascontiguousarray(tokens.T.astype(np.int64)),
             "parents": np.array(parents, np.int64),
             "tree": np.array(tree),
@@ -172,11 +172,11 @@ class GraphRunner:
         for width in widths:
             # negative indices point into the state, whose rows come first in the concatenation
             taps = window[:, :width][:, ::-1]
-            every[f"taps{width}"] = taps + (width - 1)
-            every[f"kept_taps{width}"] = taps[kept, 1:] + (width - 1)
-        every["paths"], every["stored"] = every["ancestors"], every["kept"]
+            inputs[f"taps{width}"] = taps + (width - 1)
+            inputs[f"kept_taps{width}"] = taps[kept, 1:] + (width - 1)
+        inputs["paths"], inputs["stored"] = inputs["ancestors"], inputs["kept"]
         return (
-            {n: v for n, v in every.items() if n in self.names} | state.arrays | self._logs(tokens)
+            {n: v for n, v in inputs.items() if n in self.names} | state.arrays | self._logs(tokens)
         )
 
     def _logs(self, tokens: Tokens) -> dict[str, NDArray[Any]]:

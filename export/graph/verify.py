@@ -35,13 +35,13 @@ _SLICE = 1 << 22
 THREADS = 2
 
 
-def _get(tensors: TensorSource, name: str) -> Tensor:
+def _fetch(tensors: TensorSource, name: str) -> Tensor:
     return torch.as_tensor(tensors[name]).detach().float()
 
 
-def _fill(module: M, tensors: TensorSource, prefix: str) -> M:
+def _load(module: M, tensors: TensorSource, prefix: str) -> M:
     names = [name for name, _ in module.named_parameters()]
-    values = {n: _get(tensors, prefix + n.removeprefix("mixer.")) for n in names}
+    values = {n: _fetch(tensors, prefix + n.removeprefix("mixer.")) for n in names}
     module.load_state_dict(values, assign=True)
     return module.eval()
 
@@ -49,7 +49,7 @@ def _fill(module: M, tensors: TensorSource, prefix: str) -> M:
 @torch.no_grad()
 def reference_logits(config: ModelConfig, tensors: TensorSource, tokens: Tokens) -> F32:
     """Return the fp32 network's logits [B, T, V] for tokens [B, T], with one layer in memory."""
-    table = _get(tensors, "embedding.weight")
+    table = _fetch(tensors, "embedding.weight")
     x = table[torch.from_numpy(tokens)]
     if not config.tie_embeddings:
         del table
@@ -60,15 +60,15 @@ def reference_logits(config: ModelConfig, tensors: TensorSource, tokens: Tokens)
                 layer = Layer(config, index)
             shapes = empty_state(config.layers[index], tokens.shape[0])
             state = {name: torch.zeros(shape) for name, shape in shapes.items()}
-            yield _fill(layer, tensors, f"layers.{index}."), state
+            yield _load(layer, tensors, f"layers.{index}."), state
 
     x, _ = through(config, layers(), x, 0)
     with torch.device("meta"):
         norm = Norm(config.norm, config.d_model)
-    x = _fill(norm, tensors, "norm_f.")(x)
-    head = table if config.tie_embeddings else _get(tensors, "lm_head.weight")
-    found, cap = x @ head.T, config.logits_softcap
-    logits: F32 = (found if cap is None else soft_cap(found, cap)).numpy()
+    x = _load(norm, tensors, "norm_f.")(x)
+    head = table if config.tie_embeddings else _fetch(tensors, "lm_head.weight")
+    uncapped, cap = x @ head.T, config.logits_softcap
+    logits: F32 = (uncapped if cap is None else soft_cap(uncapped, cap)).numpy()
     return logits
 
 
@@ -125,12 +125,12 @@ def _log_softmax(logits: F32) -> NDArray[np.float64]:
 
 def perplexity(logits: F32, tokens: Tokens) -> float:
     """Return the perplexity of all tokens but each sequence's first; logits [S, T, V]."""
-    wanted = tokens[:, 1:].reshape(-1)
+    targets = tokens[:, 1:].reshape(-1)
     surprise = 0.0
-    for start, found in _slices(logits[:, :-1]):
-        chosen = wanted[start : start + len(found), None]
-        surprise -= float(np.take_along_axis(found, chosen, -1).sum())
-    return math.exp(surprise / wanted.size)
+    for start, log_p in _slices(logits[:, :-1]):
+        chosen = targets[start : start + len(log_p), None]
+        surprise -= float(np.take_along_axis(log_p, chosen, -1).sum())
+    return math.exp(surprise / targets.size)
 
 
 def verify_graph(
@@ -146,11 +146,11 @@ def verify_graph(
     or when the difference exceeds TOLERANCE for weights of `bits`.
     """
     reference = reference_logits(config, tensors, tokens)
-    _finite(reference, "the reference network", "the checkpoint's weights overflow in fp32")
+    _require_finite(reference, "the reference network", "the checkpoint's weights overflow in fp32")
     runner = GraphRunner(open_session(folder, options=session_options(THREADS)), config)
-    found = graph_logits(runner, tokens)
-    _finite(found, "the exported graph", "choose another recipe")
-    figures = compare(reference, found)
+    exported = graph_logits(runner, tokens)
+    _require_finite(exported, "the exported graph", "choose another recipe")
+    figures = compare(reference, exported)
     allowed = TOLERANCE.get(bits)
     if allowed is not None and figures["relative_difference"] > allowed:
         raise ExportError(
@@ -163,7 +163,7 @@ def verify_graph(
         "tokens": int(tokens.size),
         **rounded(figures),
         "perplexity_before": float(f"{perplexity(reference, tokens):.6g}"),
-        "perplexity": float(f"{perplexity(found, tokens):.6g}"),
+        "perplexity": float(f"{perplexity(exported, tokens):.6g}"),
     }
 
 
@@ -174,7 +174,7 @@ def rounded(figures: Mapping[str, float]) -> dict[str, float]:
     return short
 
 
-def _finite(logits: F32, whose: str, remedy: str) -> None:
+def _require_finite(logits: F32, whose: str, remedy: str) -> None:
     bad = int((~np.isfinite(logits)).sum())
     if bad:
         raise ExportError(f"{bad} logits of {whose} are NaN or infinite", remedy=remedy)

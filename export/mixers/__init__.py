@@ -12,5 +12,5 @@ from edge.mixers.base import MixerConfig
 def mixer_of(config: MixerConfig) -> MixerExport[Any]:
     """Return the `EXPORT` of `edge.export.mixers.<kind>` for one layer's config."""
     module = importlib.import_module(f"{__name__}.{config.kind}")
-    found: MixerExport[Any] = module.EXPORT(config)
-    return found
+    export: MixerExport[Any] = module.EXPORT(config)
+    return export

@@ -43,12 +43,12 @@ class Attention(nn.Module):
         super().__init__()
         self.config, self.eps = config, eps
         q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        read = config.input_width(d_model)
-        self.q_proj = nn.Linear(read, q, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(read, kv, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(read, kv, bias=config.qkv_bias)
+        d_in = config.input_width(d_model)
+        self.q_proj = nn.Linear(d_in, q, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(d_in, kv, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(d_in, kv, bias=config.qkv_bias)
         if config.gates:
-            self.gate_proj = nn.Linear(read, config.gates, bias=config.qkv_bias)
+            self.gate_proj = nn.Linear(d_in, config.gates, bias=config.qkv_bias)
         if config.d_conv is not None:
             self.conv1d = Conv1d(config.conv_channels, config.d_conv, True)
         if config.qk_norm:
@@ -86,7 +86,7 @@ class Attention(nn.Module):
         k = torch.cat([state["key_cache"].to(k.dtype), k], dim=2)
         v = torch.cat([state["value_cache"].to(v.dtype), v], dim=2)
         if c.window is not None or c.softcap is not None:
-            mask = _within(c.window, u.shape[1], k.shape[2]).to(u.device)
+            mask = _causal_mask(c.window, u.shape[1], k.shape[2]).to(u.device)
             y = attention(q, k, v, mask, softcap=c.softcap)
         elif torch.is_grad_enabled() and k.shape[2] == u.shape[1]:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -104,10 +104,10 @@ class Attention(nn.Module):
         return norm(q, self.q_norm.weight, self.eps), norm(k, self.k_norm.weight, self.eps)
 
 
-def _within(window: int | None, steps: int, seen: int) -> Tensor:
+def _causal_mask(window: int | None, queries: int, keys: int) -> Tensor:
     """Return a mask, bool [T, S]: which of the S keys each of the last T queries sees."""
-    causal = torch.ones(steps, seen, dtype=torch.bool).tril(seen - steps)
-    return causal if window is None else causal.triu(seen - steps - window + 1)
+    causal = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return causal if window is None else causal.triu(keys - queries - window + 1)
 
 
 class AttentionExport(MixerExport[AttentionConfig]):
@@ -182,21 +182,23 @@ class AttentionExport(MixerExport[AttentionConfig]):
             heads, wide = self.parts[_NORMS[module]]
             own = heads if self.config.qk_whole else 1
             return Stored(
-                name, (heads * wide,), lambda w: self._unpadded(w, 0, own, wide) / self._spread()
+                name,
+                (heads * wide,),
+                lambda w: self._unpadded(w, 0, own, wide) / self._padding_factor(),
             )
         return super().stored(name, shape)
 
-    def _spread(self) -> np.float32:
+    def _padding_factor(self) -> np.float32:
         """Return the factor by which padding shrinks the root mean square of a head."""
         return np.float32(math.sqrt(self.config.head_dim / self.wide))
 
-    def _norm(self, at: LayerGraph, value: str, name: str, heads: int) -> str:
+    def _norm_heads(self, at: LayerGraph, value: str, name: str, heads: int) -> str:
         """Norm each head of `value`, or all at once; the padding has no effect on the result."""
         g, whole = at.g, self.config.qk_whole
         own, groups = (heads, 1) if whole else (1, heads)
         weight = g.weight(
             at.named(f"{name}.weight"),
-            lambda w: np.tile(self._padded(w * self._spread(), own, self.wide), groups),
+            lambda w: np.tile(self._padded(w * self._padding_factor(), own, self.wide), groups),
         )
         eps = g.config.norm.eps * self.config.head_dim / self.wide
         (normed,) = g.call(
@@ -211,12 +213,14 @@ class AttentionExport(MixerExport[AttentionConfig]):
         if c.d_conv is not None:
             qkv = convolution(at, c, qkv, bias=True, op="CausalConvPlain")
         if c.gates:
-            own = (heads + 2 * kv) * wide
-            qkv, gate = at.split(qkv, {"qkv_own": own, "gate": self._rows - own})
+            attention_rows = (heads + 2 * kv) * wide
+            qkv, gate = at.split(
+                qkv, {"qkv_own": attention_rows, "gate": self._rows - attention_rows}
+            )
         qkv = g.node("Transpose", [qkv], at.named("qkv_batch"), perm=[1, 0, 2])
         q, k, v = at.split(qkv, {"q": heads * wide, "k": kv * wide, "v": kv * wide})
         if c.qk_norm:
-            q, k = self._norm(at, q, "q_norm", heads), self._norm(at, k, "k_norm", kv)
+            q, k = self._norm_heads(at, q, "q_norm", heads), self._norm_heads(at, k, "k_norm", kv)
         if c.rope is not None:
             cos, sin = at.shared.rotations[c.rope]
             dims = {"head_dim": wide, "dim": c.rope.dim}

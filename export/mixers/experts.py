@@ -77,17 +77,19 @@ class ExpertsExport(MixerExport[ExpertsConfig]):
         c = self.config
         wide, narrow = c.d_intermediate, c.d_latent or d_model
         reads = "normed" if c.d_latent is None else "latent"
-        found = {"router": Matrix(c.n_experts, d_model, "normed")}
+        matrices = {"router": Matrix(c.n_experts, d_model, "normed")}
         if c.d_latent is not None:
-            found["latent_in"] = Matrix(narrow, d_model, "normed")
+            matrices["latent_in"] = Matrix(narrow, d_model, "normed")
         if c.gated:
-            found["gate_up_proj"] = Matrix(2 * wide, narrow, reads, experts=c.n_experts)
-            found["down_proj"] = Matrix(narrow, wide, "gated", experts=c.n_experts, routed="chosen")
+            matrices["gate_up_proj"] = Matrix(2 * wide, narrow, reads, experts=c.n_experts)
+            matrices["down_proj"] = Matrix(
+                narrow, wide, "gated", experts=c.n_experts, routed="chosen"
+            )
         else:
-            found["up_proj"] = Matrix(
+            matrices["up_proj"] = Matrix(
                 wide, narrow, reads, listed="gate_up_proj", experts=c.n_experts
             )
-            found["down_proj"] = Matrix(
+            matrices["down_proj"] = Matrix(
                 narrow,
                 wide,
                 "activated",
@@ -96,8 +98,8 @@ class ExpertsExport(MixerExport[ExpertsConfig]):
                 routed="chosen",
             )
         if c.d_latent is not None:
-            found["latent_out"] = Matrix(d_model, narrow, "summed")
-        return found
+            matrices["latent_out"] = Matrix(d_model, narrow, "summed")
+        return matrices
 
     def weight(self, name: str, fetch: Fetch) -> F32:
         if name == "gate_up_proj.weight":
@@ -134,10 +136,10 @@ class ExpertsExport(MixerExport[ExpertsConfig]):
         else:
             up = at.experts("up_proj", x, routed, "up")
             y = g.call("SquaredRelu", [up], [at.named("activated")])[0]
-        each = at.experts("down_proj", y, routed, "each")
+        expert_outputs = at.experts("down_proj", y, routed, "each")
         if c.d_latent is None:
-            return g.call("ExpertSum", [each, gates], [at.named("out")])[0]
-        (summed,) = g.call("ExpertSum", [each, gates], [at.named("summed")])
+            return g.call("ExpertSum", [expert_outputs, gates], [at.named("out")])[0]
+        (summed,) = g.call("ExpertSum", [expert_outputs, gates], [at.named("summed")])
         return at.linear("latent_out", summed, "out")
 
 

@@ -124,9 +124,9 @@ class GatedDeltaNetExport(MixerExport[GatedDeltaNetConfig]):
         """
         c, g = self.config, at.g
         root = math.sqrt(c.d_state)
-        each = [np.full(c.group_states, 1 / size, np.float32) for size in (c.d_state, root)]
+        scales = [np.full(c.group_states, 1 / size, np.float32) for size in (c.d_state, root)]
         weight = at.named("qk_norm.weight")
-        g.constant(weight, np.concatenate(each))
+        g.constant(weight, np.concatenate(scales))
         return g.call(
             "GroupRMSNorm", [qk, weight], [at.named("unit_qk")],
             eps=UNIT_EPS / c.d_state, groups=2 * c.n_groups,

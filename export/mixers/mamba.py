@@ -38,7 +38,7 @@ Sites = dict[str, Rounding | None]
 _STATES = {"fp32": ("f32", 32), "fp16": ("f16", 16), "int8": ("i8", 8)}
 _CONSTANTS = ("conv1d", "A_log", "D", "dt_bias")
 # Names of small weights in plans, where they differ.
-_CALLED = {"conv1d.weight": "conv1d", "conv1d.bias": "conv1d", "dt_proj.bias": "dt_bias"}
+_PLAN_NAMES = {"conv1d.weight": "conv1d", "conv1d.bias": "conv1d", "dt_proj.bias": "dt_bias"}
 
 
 def initial_dt_bias(size: int) -> Tensor:
@@ -74,8 +74,8 @@ class MambaExport(MixerExport[M]):
         return LayerPlan(planner.products(), scan)
 
     def _scan_plan(self, planner: LayerPlanner) -> ScanPlan | None:
-        found = self.sites(planner)
-        sites = {name: site for name, site in found.items() if site is not None}
+        all_sites = self.sites(planner)
+        sites = {name: site for name, site in all_sites.items() if site is not None}
         constants = frozenset(n for n in _CONSTANTS if storage(planner.table, n, plans.F32).int8)
         hindrance = self._hindrance(planner, sites, constants)
         if planner.state != "fp32" and hindrance:
@@ -102,8 +102,8 @@ class MambaExport(MixerExport[M]):
         for name, matrix in planner.matrices.items():
             how = activation(planner.table, matrix.reads)
             static = isinstance(how, Static) and how.outliers is None
-            kept = storage(planner.table, name, plans.F32)
-            if name != "out_proj" and not (static and (kept.int8 or kept.bits == 4)):
+            stored = storage(planner.table, name, plans.F32)
+            if name != "out_proj" and not (static and (stored.int8 or stored.bits == 4)):
                 return f"{name} is not an integer product with a calibrated scale"
         return ""
 
@@ -196,7 +196,9 @@ class MambaExport(MixerExport[M]):
         """Declare the inputs that feed earlier tokens' values back to the scan, one per site in
         `types`."""
         widths = self.config.log_widths()
-        return [at.g.log(values[site], widths[f"scan_{site}"], of) for site, of in types.items()]
+        return [
+            at.g.log(values[site], widths[f"scan_{site}"], dtype) for site, dtype in types.items()
+        ]
 
 
 def convolution(
@@ -216,15 +218,15 @@ def convolution(
     g, rows = at.g, width - 1
     state = g.input(at.named("conv_state"), "f32", [rows, "B", channels])
     weight = constant(at, "conv1d.weight", _by_tap, parts)
-    offset = at.named("conv1d.bias")
+    bias_name = at.named("conv1d.bias")
     if bias:
         constant(at, "conv1d.bias", None, parts)
     else:
-        g.constant(offset, np.zeros(channels, np.float32))
+        g.constant(bias_name, np.zeros(channels, np.float32))
     taps, kept_taps = at.shared.taps[width]
     y, states = g.call(
         op,
-        [x, state, taps, kept_taps, weight, offset],
+        [x, state, taps, kept_taps, weight, bias_name],
         [at.named("conv"), at.named("conv_states")],
     )
     g.output(states, ["R", rows, "B", channels])
@@ -258,7 +260,7 @@ def constant(
 
     def make(array: F32) -> F32:
         array = array if change is None else change(array)
-        if at.plan.scan is not None and _CALLED.get(name, name) in at.plan.scan.constants:
+        if at.plan.scan is not None and _PLAN_NAMES.get(name, name) in at.plan.scan.constants:
             array = dequantize_int8(*_round(array, parts))
         return array if after is None else after(array)
 

@@ -34,10 +34,10 @@ class Mamba1(nn.Module):
         super().__init__()
         self.config = config
         inner, state, rank = config.d_inner, config.d_state, config.dt_rank
-        read = d_model if config.reads_input else inner
+        d_in = d_model if config.reads_input else inner
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=config.proj_bias)
         self.conv1d = Conv1d(inner, config.d_conv, config.conv_bias)
-        self.x_proj = nn.Linear(read, sum(config.x_proj_parts), bias=False)
+        self.x_proj = nn.Linear(d_in, sum(config.x_proj_parts), bias=False)
         if config.inner_eps is not None:
             self.dt_norm, self.B_norm, self.C_norm = Scale(rank), Scale(state), Scale(state)
         self.dt_proj = nn.Linear(rank, inner)
@@ -94,8 +94,8 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         return True
 
     def sites(self, planner: LayerPlanner) -> Sites:
-        both = planner.site("xz")
-        low, rest = self._dbc(planner)
+        xz = planner.site("xz")
+        low, rest = self._dbc_rounding(planner)
         if low is not None:
             planner.known["dt_proj"] = low
         reads_input = self.config.reads_input
@@ -103,9 +103,9 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         if reads_input and (normed := planner.site("normed", "in_proj")) is not None:
             planner.known["x_proj"] = normed
         dt = planner.site("dt")
-        return {"conv_in": both, "z": both, "x": x, "B": rest, "C": rest, "dt": dt}
+        return {"conv_in": xz, "z": xz, "x": x, "B": rest, "C": rest, "dt": dt}
 
-    def _dbc(self, planner: LayerPlanner) -> tuple[Rounding | None, Rounding | None]:
+    def _dbc_rounding(self, planner: LayerPlanner) -> tuple[Rounding | None, Rounding | None]:
         """Return the rounding of low-rank dt, and of B and C: the same unless dt is smoothed."""
         how = activation(planner.table, "dbc")
         if not isinstance(how, Static) or how.smooth is None:
@@ -120,15 +120,15 @@ class Mamba1Export(MambaExport[Mamba1Config]):
 
     def floating(self, at: LayerGraph, u: ProductInput) -> str:
         c, g = self.config, at.g
-        inner, n, (rank, of_b, of_c) = c.d_inner, c.d_state, c.x_proj_parts
+        inner, n, (rank, b_width, c_width) = c.d_inner, c.d_state, c.x_proj_parts
         xz = at.linear("in_proj", u, "xz", c.proj_bias)
         x, z = at.split(xz, {"x": inner, "z": inner})
         x, z = at.site("conv_in", x, inner), at.site("z", z, inner)
         conv = self.convolution(at, x)
         x = at.site("x", conv, inner)
         dbc = self._dbc_normed(at, u if c.reads_input else conv)
-        low, b, c_ = at.split(dbc, {"low_rank_dt": rank, "B": of_b, "C": of_c})
-        b, c_ = at.site("B", b, of_b), at.site("C", c_, of_c)
+        low, b, c_ = at.split(dbc, {"low_rank_dt": rank, "B": b_width, "C": c_width})
+        b, c_ = at.site("B", b, b_width), at.site("C", c_, c_width)
         dt = at.linear("dt_proj", low, "dt")
         inputs = [
             x, at.site("dt", dt, inner), b, c_, z,
@@ -165,17 +165,19 @@ class Mamba1Export(MambaExport[Mamba1Config]):
     def fused(self, at: LayerGraph, u: ProductInput) -> str:
         """Add the mixer in int8 ops; the convolution's rounded output feeds the scan and x_proj."""
         g, c = at.g, self.config
-        inner, (rank, of_b, of_c) = c.d_inner, c.x_proj_parts
-        both = joined((site_scale(at, "conv_in"), inner), (site_scale(at, "z"), inner))
-        xz = at.linear_to_int8("in_proj", u, "xz.q", scale_of(g, at.named("xz.scale"), both))
+        inner, (rank, b_width, c_width) = c.d_inner, c.x_proj_parts
+        xz_scale = joined((site_scale(at, "conv_in"), inner), (site_scale(at, "z"), inner))
+        xz = at.linear_to_int8("in_proj", u, "xz.q", scale_of(g, at.named("xz.scale"), xz_scale))
         x, z = at.split(xz, {"x.q": inner, "z.q": inner})
         x = self.convolution_int8(at, x, site_scale(at, "x"))
         dbc = self._dbc_normed(at, u if c.reads_input else ProductInput(rounded=x))
         low_scale = input_scale(at.plan.products["dt_proj"], rank)
-        three = joined((low_scale, rank), (site_scale(at, "B"), of_b), (site_scale(at, "C"), of_c))
-        scale = scale_of(g, at.named("dbc.scale"), three)
+        dbc_scale = joined(
+            (low_scale, rank), (site_scale(at, "B"), b_width), (site_scale(at, "C"), c_width)
+        )
+        scale = scale_of(g, at.named("dbc.scale"), dbc_scale)
         (dbc,) = g.call("Quantize", [dbc, scale], [at.named("dbc.q")])
-        low, b, c_ = at.split(dbc, {"low_rank_dt.q": rank, "B.q": of_b, "C.q": of_c})
+        low, b, c_ = at.split(dbc, {"low_rank_dt.q": rank, "B.q": b_width, "C.q": c_width})
         dt_scale = scale_of(g, at.named("dt.scale"), site_scale(at, "dt"))
         dt = at.linear_to_int8("dt_proj", ProductInput(rounded=low), "dt.q", dt_scale)
         constants = [

@@ -85,7 +85,7 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         return (self.config.d_ssm, self.config.group_states, self.config.group_states)
 
     @property
-    def _convolved(self) -> dict[str, int]:
+    def _conv_widths(self) -> dict[str, int]:
         return dict(zip("xBC", self.conv_parts, strict=True))
 
     def module(self, d_model: int, eps: float) -> Mamba2:
@@ -107,8 +107,10 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         return not is_fused(plan) or (plan.scan is not None and plan.scan.state == "fp32")
 
     def hindrance(self) -> str:
-        inside = "part of it is an MLP (d_ssm is less than d_inner)" if self.config.d_mlp else ""
-        return super().hindrance() or inside
+        mlp_reason = (
+            "part of it is an MLP (d_ssm is less than d_inner)" if self.config.d_mlp else ""
+        )
+        return super().hindrance() or mlp_reason
 
     def sites(self, planner: LayerPlanner) -> Sites:
         c = self.config
@@ -120,15 +122,15 @@ class Mamba2Export(MambaExport[Mamba2Config]):
             sites[name] = planner.site(
                 name, grouped=lambda seen: ssd_group_scales(seen.channels, c.n_groups)
             )
-        return {"conv_in": self._before_conv(planner), **sites}
+        return {"conv_in": self._conv_in_rounding(planner), **sites}
 
-    def _before_conv(self, planner: LayerPlanner) -> Rounding | None:
+    def _conv_in_rounding(self, planner: LayerPlanner) -> Rounding | None:
         """Round x, B and C, side by side before the convolution, by separate scales."""
         how = activation(planner.table, "xBC")
         if not isinstance(how, Static):
             return planner.site("xBC")
         value, start, scales = planner.value("xBC"), 0, []
-        for name, width in self._convolved.items():
+        for name, width in self._conv_widths.items():
             seen = planner.sites.seen(value, how, slice(start, start + width), f"{value}[{name}]")
             rounding, _ = planner.sites.rounding(seen, how)
             assert rounding.scale is not None
@@ -158,8 +160,8 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         *mlp, z, xbc, dt = at.split(projected, parts)
         values = {"z": at.site("z", z, wide), "dt": at.site("dt", dt, c.n_heads)}
         xbc = self.convolution(at, at.site("conv_in", xbc, c.conv_channels))
-        convolved = at.split(xbc, self._convolved)
-        for (name, width), value in zip(self._convolved.items(), convolved, strict=True):
+        convolved = at.split(xbc, self._conv_widths)
+        for (name, width), value in zip(self._conv_widths.items(), convolved, strict=True):
             values[name] = at.site(name, value, width)
         y = self._scan(at, values)
         if c.gated_norm and not c.norm_before_gate:
@@ -167,11 +169,11 @@ class Mamba2Export(MambaExport[Mamba2Config]):
             settings = {"eps": g.config.norm.eps, "groups": c.n_groups}
             (y,) = g.call("GatedRMSNorm", [y, values["z"], weight], [at.named("gated")], **settings)
         else:
-            y = self._gate_alone(at, y, values["z"])
+            y = self._norm_and_gate(at, y, values["z"])
         if mlp:
             z0, x0 = mlp
-            (side,) = g.call("SiluGate", [x0, z0], [at.named("side")])
-            y = g.node("Concat", [side, y], at.named("joined"), axis=-1)
+            (gated_mlp,) = g.call("SiluGate", [x0, z0], [at.named("side")])
+            y = g.node("Concat", [gated_mlp, y], at.named("joined"), axis=-1)
         return at.linear("out_proj", y, "out", c.proj_bias)
 
     def _scan(self, at: LayerGraph, values: dict[str, str]) -> str:
@@ -195,15 +197,15 @@ class Mamba2Export(MambaExport[Mamba2Config]):
     def fused(self, at: LayerGraph, u: ProductInput) -> str:
         c, wide = self.config, self.config.d_ssm
         parts = {"z": wide, "conv_in": c.conv_channels, "dt": c.n_heads}
-        rows = joined(*((site_scale(at, site), width) for site, width in parts.items()))
-        scale = scale_of(at.g, at.named("zxbcdt.scale"), rows)
+        scales = joined(*((site_scale(at, site), width) for site, width in parts.items()))
+        scale = scale_of(at.g, at.named("zxbcdt.scale"), scales)
         projected = at.linear_to_int8("in_proj", u, "zxbcdt.q", scale)
         z, xbc, dt = at.split(
             projected, {"z.q": wide, "xBC.q": parts["conv_in"], "dt.q": parts["dt"]}
         )
-        widths = self._convolved
-        after = joined(*((site_scale(at, site), width) for site, width in widths.items()))
-        xbc = self.convolution_int8(at, xbc, after)
+        widths = self._conv_widths
+        conv_scale = joined(*((site_scale(at, site), width) for site, width in widths.items()))
+        xbc = self.convolution_int8(at, xbc, conv_scale)
         x, b, c_ = at.split(xbc, {f"{site}.q": width for site, width in widths.items()})
         constants = [
             *constant_int8(at, "A_log"), *constant_int8(at, "D"), *constant_int8(at, "dt_bias")
@@ -217,12 +219,12 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         scale = scale_of(g, at.named("z.scale"), site_scale(at, "z"))
         if not self.config.gated_norm or self.config.norm_before_gate:
             (z,) = g.call("Dequantize", [z, scale], [at.named("z")])
-            return self._gate_alone(at, y, z)
+            return self._norm_and_gate(at, y, z)
         inputs = [y, z, scale, g.weight(at.named("gated_norm.weight"))]
         settings = {"eps": g.config.norm.eps, "groups": self.config.n_groups}
         return g.call("GatedRMSNormInt8", inputs, [at.named("gated")], **settings)[0]
 
-    def _gate_alone(self, at: LayerGraph, y: str, z: str) -> str:
+    def _norm_and_gate(self, at: LayerGraph, y: str, z: str) -> str:
         """Add y·silu(z), with y normed first where there is a norm."""
         g = at.g
         if self.config.gated_norm:

@@ -80,8 +80,8 @@ class MlpExport(MixerExport[MlpConfig]):
             activation = _GATES.get(self.config.form)
             if activation:
                 gate = at.g.call(activation, [gate], [at.named("activated")])[0]
-            gated = "Multiply" if activation else "SiluGate"
-            y = at.g.call(gated, [up, gate], [at.named("gated")])[0]
+            gate_op = "Multiply" if activation else "SiluGate"
+            y = at.g.call(gate_op, [up, gate], [at.named("gated")])[0]
         else:
             up = at.linear("up_proj", u, "up", bias)
             y = at.g.call(_OPS[self.config.form], [up], [at.named("activated")])[0]

@@ -21,11 +21,11 @@ class ShortConv(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model, bias=config.bias)
 
     def forward(self, u: Tensor, state: State, position: int) -> tuple[Tensor, State]:
-        before, behind, x = self.in_proj(u).chunk(3, dim=-1)
+        B, C, x = self.in_proj(u).chunk(3, dim=-1)
         y, conv_state = causal_conv_plain(
-            before * x, state["conv_state"], self.conv1d.weight, self.conv1d.bias
+            B * x, state["conv_state"], self.conv1d.weight, self.conv1d.bias
         )
-        return self.out_proj(behind * y), {"conv_state": conv_state}
+        return self.out_proj(C * y), {"conv_state": conv_state}
 
 
 class ShortConvExport(MixerExport[ShortConvConfig]):
@@ -41,10 +41,10 @@ class ShortConvExport(MixerExport[ShortConvConfig]):
     def nodes(self, at: LayerGraph, u: ProductInput) -> str:
         c, g, width = self.config, at.g, self.config.d_model
         joined = at.linear("in_proj", u, "BCx", c.bias)
-        before, behind, x = at.split(joined, {"B": width, "C": width, "x": width})
-        (x,) = g.call("Multiply", [x, before], [at.named("Bx")])
+        B, C, x = at.split(joined, {"B": width, "C": width, "x": width})
+        (x,) = g.call("Multiply", [x, B], [at.named("Bx")])
         y = convolution(at, c, x, bias=c.bias, op="CausalConvPlain")
-        (y,) = g.call("Multiply", [y, behind], [at.named("gated")])
+        (y,) = g.call("Multiply", [y, C], [at.named("gated")])
         return at.linear("out_proj", y, "out", c.bias)
 
 

@@ -68,7 +68,7 @@ class WeightWriter:
         self.size = 0
         self._file = file
         self._name = Path(file.name).name
-        self._large: dict[bytes, int] = {}  # SHA-256 → offset
+        self._large_offsets: dict[bytes, int] = {}  # SHA-256 → offset
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
         """Append `array`, little-endian and in C order, and return its external initializer."""
@@ -80,24 +80,24 @@ class WeightWriter:
             data_type=helper.np_dtype_to_tensor_dtype(array.dtype),
             data_location=TensorProto.EXTERNAL,
         )
-        where = {"location": self._name, "offset": offset, "length": array.nbytes}
-        for key, entry in where.items():
-            tensor.external_data.add(key=key, value=str(entry))
+        location = {"location": self._name, "offset": offset, "length": array.nbytes}
+        for key, value in location.items():
+            tensor.external_data.add(key=key, value=str(value))
         return tensor
 
     def _offset(self, data: memoryview) -> int:
         """Return the offset of the bytes; append them unless the same ones are there already."""
         large = data.nbytes >= SHARED
         content = hashlib.sha256(data).digest() if large else b""
-        if content in self._large:
-            return self._large[content]
+        if content in self._large_offsets:
+            return self._large_offsets[content]
         padding = -self.size % (PAGE if large else ALIGNMENT)
         self._file.write(b"\0" * padding)
         self._file.write(data)
         offset = self.size + padding
         self.size = offset + data.nbytes
         if large:
-            self._large[content] = offset
+            self._large_offsets[content] = offset
         return offset
 
 

@@ -70,14 +70,14 @@ class LayerGraph:
     def linear(self, matrix: str, x: ProductInput | str, output: str, bias: bool = False) -> str:
         """Add x · matrixᵀ, plus a bias if there is one; x is rounded as the product reads it."""
         name, product = self.named(f"{matrix}.weight"), self.plan.products[matrix]
-        added = None
+        bias_name = None
         if bias:
-            added = self.named(f"{matrix}.bias")
-            self.g.constant(added, self.tensor(f"{matrix}.bias"))
+            bias_name = self.named(f"{matrix}.bias")
+            self.g.constant(bias_name, self.tensor(f"{matrix}.bias"))
         if isinstance(x, str):
             x = round_input(self.g, x, product, self.matrices[matrix].columns)
         return linear(
-            self.g, x, name, self.named(output), product, bias=added,
+            self.g, x, name, self.named(output), product, bias=bias_name,
             make=lambda: self.tensor(f"{matrix}.weight"),
         )  # fmt: skip
 
@@ -107,5 +107,5 @@ class LayerGraph:
 
 def joined(*parts: tuple[F32, int]) -> F32:
     """Join the scales of parts side by side, (scale [1] or [C], C) each; [1] if all are equal."""
-    wide = np.concatenate([np.broadcast_to(scale.reshape(-1), width) for scale, width in parts])
-    return wide[:1] if (wide == wide[0]).all() else wide
+    scales = np.concatenate([np.broadcast_to(scale.reshape(-1), width) for scale, width in parts])
+    return scales[:1] if (scales == scales[0]).all() else scales

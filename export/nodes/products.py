@@ -26,7 +26,7 @@ Make = Callable[[], F32]
 # Initializers of a matrix in blocks; minimums only where blocks have one.
 _PARTS = ("packed", "scales", "minimums")
 # Rounds every finite activation to 0 in columns whose floating value goes through another product.
-_NEVER = np.float32(1e30)
+_ZEROING_SCALE = np.float32(1e30)
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ def input_scale(product: Product, columns: int) -> F32:
     if not product.outliers:
         return scale
     scale = np.broadcast_to(scale, columns).copy()
-    scale[list(product.outliers)] = _NEVER
+    scale[list(product.outliers)] = _ZEROING_SCALE
     return scale
 
 
-def _share(product: Product, columns: int) -> tuple[np.float32, F32 | None]:
+def _uniform_scale(product: Product, columns: int) -> tuple[np.float32, F32 | None]:
     """Return one scale for the product's input, and the factors of W's columns that make it one."""
     scale = input_scale(product, columns)
     if scale.size == 1:
         return scale[0], None
-    kept = np.delete(scale, list(product.outliers))
-    largest = kept.max() if kept.size else np.float32(1)
+    rounded = np.delete(scale, list(product.outliers))
+    largest = rounded.max() if rounded.size else np.float32(1)
     ratio = scale / largest
     ratio[list(product.outliers)] = 0
     return largest, ratio
@@ -86,10 +86,10 @@ def rotation(g: GraphBuilder, n: int, back: bool = False) -> list[str]:
     """Return the constants of the rotation of n values, or of its inverse; layers share them."""
     names = []
     for part, matrix in zip(("slow", "fast"), factors(n), strict=True):
-        turned = back and not np.array_equal(matrix, matrix.T)
-        name = f"hadamard.{n}.{part}" + (".back" if turned else "")
+        transposed = back and not np.array_equal(matrix, matrix.T)
+        name = f"hadamard.{n}.{part}" + (".back" if transposed else "")
         if name not in g.initializers:
-            g.constant(name, np.ascontiguousarray(matrix.T) if turned else matrix)
+            g.constant(name, np.ascontiguousarray(matrix.T) if transposed else matrix)
         names.append(name)
     return names
 
@@ -107,8 +107,8 @@ def round_input(g: GraphBuilder, value: str, product: Product, columns: int) -> 
         if how.threshold is None:
             return ProductInput(value, *g.call("QuantizeRows", [x], names))
         names.append(f"{value}.outliers")
-        made = g.call("SplitQuantizeRows", [x], names, threshold=how.threshold)
-        return ProductInput(value, *made)
+        outputs = g.call("SplitQuantizeRows", [x], names, threshold=how.threshold)
+        return ProductInput(value, *outputs)
     scale = scale_of(g, f"{value}.scale", input_scale(product, columns))
     if how.rotate:
         inputs = [value, *rotation(g, columns), scale]
@@ -142,24 +142,24 @@ def store(
     The weight is [N, K], or [E, N, K] for experts. It is the tensor `name`, or what `make` returns.
     """
     if name in g.stored:
-        kept, shape = g.stored[name]
-        if replace(kept, block=product.weight.block) != product.weight or _changes(product):
-            raise ExportError(f"is needed as {product} but stored as {kept}", field=name)
+        existing, shape = g.stored[name]
+        if replace(existing, block=product.weight.block) != product.weight or _transforms(product):
+            raise ExportError(f"is needed as {product} but stored as {existing}", field=name)
         return shape
     array = g.tensor(name) if make is None else make()
     *lead, rows, columns = array.shape
-    given = array.reshape(-1, columns)
-    array, storage = _prepared(g, name, product, given), product.weight
+    original = array.reshape(-1, columns)
+    array, storage = _prepare(g, name, product, original), product.weight
     if storage.minimum and columns % GRID_BLOCK == 0:
         # restore outlier columns, which read zeros here: without them a block may leave its grid
-        whole = array.copy() if product.outliers else array
-        whole[:, list(product.outliers)] = given[:, list(product.outliers)]
-        if on_a_grid(whole):
-            array, storage = whole, replace(storage, block=GRID_BLOCK)
+        restored = array.copy() if product.outliers else array
+        restored[:, list(product.outliers)] = original[:, list(product.outliers)]
+        if on_a_grid(restored):
+            array, storage = restored, replace(storage, block=GRID_BLOCK)
     g.stored[name] = (storage, (rows, columns))
     if storage.block is not None:
-        made = _blocks(g, name, array, storage, storage.block)
-        for part, blocks in zip(_PARTS, made, strict=False):
+        arrays = _blocks(g, name, array, storage, storage.block)
+        for part, blocks in zip(_PARTS, arrays, strict=False):
             g.raw(f"{name}.{part}", blocks.reshape(*lead, rows, *blocks.shape[1:]))
     elif storage.int8:
         quants, scale = quantize_int8(array, storage.rows)
@@ -178,23 +178,26 @@ def _blocks(
     """Quantize in blocks: by GPTQ if the Hessian of a 4-bit matrix is known, per expert."""
     hessian = g.hessian(name) if storage.bits == 4 and g.hessian is not None else None
     if hessian is not None:
-        every = hessian.reshape(-1, *hessian.shape[-2:])
-        each = zip(np.split(array, len(every)), every, strict=True)
-        done = [quantize_gptq(own, of_own, block, storage.minimum) for own, of_own in each]
-        return tuple(np.concatenate(parts) for parts in zip(*done, strict=True))
+        hessians = hessian.reshape(-1, *hessian.shape[-2:])
+        pairs = zip(np.split(array, len(hessians)), hessians, strict=True)
+        results = [
+            quantize_gptq(matrix, matrix_hessian, block, storage.minimum)
+            for matrix, matrix_hessian in pairs
+        ]
+        return tuple(np.concatenate(parts) for parts in zip(*results, strict=True))
     if storage.minimum:
         return quantize_minimum(array, block)
     return quantize_blocks(array, storage.bits, block)
 
 
-def _changes(product: Product) -> bool:
+def _transforms(product: Product) -> bool:
     """Return whether the weight is transformed before storage, and so cannot also be a table."""
     how = product.input
-    many = how is not None and how.scale is not None and how.scale.size > 1
-    return many or product.apart or (how is not None and how.rotate)
+    per_column = how is not None and how.scale is not None and how.scale.size > 1
+    return per_column or product.apart or (how is not None and how.rotate)
 
 
-def _prepared(g: GraphBuilder, name: str, product: Product, array: F32) -> F32:
+def _prepare(g: GraphBuilder, name: str, product: Product, array: F32) -> F32:
     """Return W adapted to an input that is rotated or has a scale per column."""
     how = product.input
     if how is None:
@@ -205,7 +208,7 @@ def _prepared(g: GraphBuilder, name: str, product: Product, array: F32) -> F32:
         columns = list(product.outliers) or slice(None)
         g.raw(f"{name}.outliers", _to_half(name, array[:, columns]))
     if how.scale is not None:
-        _, ratio = _share(product, array.shape[1])
+        _, ratio = _uniform_scale(product, array.shape[1])
         array = array if ratio is None else array * ratio
     return array
 
@@ -215,7 +218,7 @@ def embed(g: GraphBuilder, tokens: str, name: str, storage: Storage, output: str
     store(g, name, Product(storage))
     if storage.block is not None:
         inputs = [tokens, f"{name}.packed", f"{name}.scales"]
-        return g.call("EmbedBits", inputs, [output], **_bits(g, name))[0]
+        return g.call("EmbedBits", inputs, [output], **_block_attributes(g, name))[0]
     if storage.int8:
         return g.call("EmbedInt8", [tokens, name, f"{name}.scale"], [output])[0]
     return g.call("Embed", [tokens, name], [output])[0]
@@ -235,7 +238,7 @@ def linear(
     _, columns = store(g, name, product, make)
     exact = f"{output}.int8" if product.apart else output
     result = f"{output}.unbiased" if bias is not None else output
-    _int8_or_floating(g, x, name, product, columns, exact if product.apart else result)
+    _add_product(g, x, name, product, columns, exact if product.apart else result)
     if product.apart:
         _add_outliers(g, x, name, product, exact, result)
     return result if bias is None else g.node("Add", [result, bias], output)
@@ -263,8 +266,10 @@ def experts(
         return g.call(op, [x, *routed, *weights], [output], parts=parts)[0]
     minimum = product.weight.minimum
     op = "ExpertLinearBits" if product.input is None else "ExpertLinearInt4"
-    inputs = [x, *routed, *_parts(name, minimum)]
-    return g.call(f"{op}{'Minimum' * minimum}", inputs, [output], parts=parts, **_bits(g, name))[0]
+    inputs = [x, *routed, *_part_names(name, minimum)]
+    return g.call(
+        f"{op}{'Minimum' * minimum}", inputs, [output], parts=parts, **_block_attributes(g, name)
+    )[0]
 
 
 def linear_to_int8(
@@ -279,15 +284,17 @@ def linear_to_int8(
         return g.call("LinearInt8Quantize", inputs, [output])[0]
     minimum = product.weight.minimum
     op = f"LinearInt4{'Minimum' * minimum}Quantize"
-    return g.call(op, [*inputs, *_parts(name, minimum), scale], [output], **_bits(g, name))[0]
+    return g.call(
+        op, [*inputs, *_part_names(name, minimum), scale], [output], **_block_attributes(g, name)
+    )[0]
 
 
-def _parts(name: str, minimum: bool) -> list[str]:
+def _part_names(name: str, minimum: bool) -> list[str]:
     """Return the names of the initializers of a matrix in blocks."""
     return [f"{name}.{part}" for part in _PARTS[: 2 + minimum]]
 
 
-def _int8_or_floating(
+def _add_product(
     g: GraphBuilder, x: ProductInput, name: str, product: Product, columns: int, output: str
 ) -> None:
     minimum = product.weight.minimum
@@ -296,10 +303,12 @@ def _int8_or_floating(
             g.call("Linear", [x.value, name], [output])
         else:
             op = f"LinearBits{'Minimum' * minimum}"
-            g.call(op, [x.value, *_parts(name, minimum)], [output], **_bits(g, name))
+            g.call(
+                op, [x.value, *_part_names(name, minimum)], [output], **_block_attributes(g, name)
+            )
     elif product.weight.block is not None:
-        inputs = [x.rounded, _x_scale(g, x, product, columns), *_parts(name, minimum)]
-        g.call(f"LinearInt4{'Minimum' * minimum}", inputs, [output], **_bits(g, name))
+        inputs = [x.rounded, _x_scale(g, x, product, columns), *_part_names(name, minimum)]
+        g.call(f"LinearInt4{'Minimum' * minimum}", inputs, [output], **_block_attributes(g, name))
     elif x.rows:
         g.call("LinearInt8Rows", [x.rounded, x.rows, name, f"{name}.scale"], [output])
     else:
@@ -311,21 +320,21 @@ def _add_outliers(
     g: GraphBuilder, x: ProductInput, name: str, product: Product, exact: str, output: str
 ) -> None:
     """Add the product of the columns that stay floating."""
-    few = x.outliers
+    inputs = x.outliers
     if product.outliers:
         columns = g.integers(product.outliers)
-        few = g.node("Gather", [x.value, columns], f"{output}.outlier_inputs", axis=-1)
-    side = g.call("Linear", [few, f"{name}.outliers"], [f"{output}.outliers"])[0]
-    g.node("Add", [exact, side], output)
+        inputs = g.node("Gather", [x.value, columns], f"{output}.outlier_inputs", axis=-1)
+    outlier_product = g.call("Linear", [inputs, f"{name}.outliers"], [f"{output}.outliers"])[0]
+    g.node("Add", [exact, outlier_product], output)
 
 
 def _x_scale(g: GraphBuilder, x: ProductInput, product: Product, columns: int) -> str:
-    largest, _ = _share(product, columns)
+    largest, _ = _uniform_scale(product, columns)
     name = f"{x.rounded}.x_scale"
     return scale_of(g, name, np.full(1, largest, np.float32))
 
 
-def _bits(g: GraphBuilder, name: str) -> dict[str, int]:
+def _block_attributes(g: GraphBuilder, name: str) -> dict[str, int]:
     storage, (rows, columns) = g.stored[name]
     assert storage.block is not None
     return {"K": columns, "N": rows, "bits": storage.bits, "block_size": storage.block}

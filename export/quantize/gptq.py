@@ -13,7 +13,7 @@ F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 
 # Number of columns updated one by one before the rest of the matrix is (Algorithm 1's B).
-_LAZY = 128
+_LAZY_COLUMNS = 128
 # Maximum number of attempts; each damps a singular Hessian ten times more than the last.
 _ATTEMPTS = 6
 # Damping added to the diagonal, as a share of the diagonal's mean.
@@ -48,34 +48,36 @@ def quantize_gptq(
         )
     if minimum:
         active = np.diag(hessian) / max(np.diag(hessian).mean(), np.finfo(np.float64).tiny)
-        _, scales, least = quantize_minimum(weight, block, (active + _DAMP).astype(np.float32))
+        _, scales, minimums = quantize_minimum(weight, block, (active + _DAMP).astype(np.float32))
     else:
         _, scales = quantize_blocks(weight, 4, block)
-        least = -8 * scales
+        minimums = -8 * scales
     order = np.argsort(-np.diag(hessian), kind="stable")
     propagate = _inverse_factor(hessian[np.ix_(order, order)])
     quants = np.empty(weight.shape, np.uint8)
-    units, lows = (
-        np.repeat(each.astype(np.float32), block, 1)[:, order] for each in (scales, least)
+    column_scales, column_minimums = (
+        np.repeat(values.astype(np.float32), block, 1)[:, order] for values in (scales, minimums)
     )
-    quants[:, order] = _round(weight[:, order].astype(np.float64), units, lows, propagate)
+    quants[:, order] = _round(
+        weight[:, order].astype(np.float64), column_scales, column_minimums, propagate
+    )
     blocks = quants.reshape(len(weight), -1, block)
     packed = blocks[..., 0::2] | (blocks[..., 1::2] << np.uint8(4))
-    return (packed, scales, least) if minimum else (packed, scales)
+    return (packed, scales, minimums) if minimum else (packed, scales)
 
 
-def _round(weight: F64, scales: F32, lows: F32, propagate: F64) -> U8:
+def _round(weight: F64, scales: F32, minimums: F32, propagate: F64) -> U8:
     """Return the quants, from 0, of columns rounded in the given order. Overwrites `weight`."""
     columns = weight.shape[1]
     inverses = inverse(scales).astype(np.float64)
     quants = np.empty(weight.shape, np.uint8)
-    for start in range(0, columns, _LAZY):
-        stop = min(start + _LAZY, columns)
+    for start in range(0, columns, _LAZY_COLUMNS):
+        stop = min(start + _LAZY_COLUMNS, columns)
         errors = np.empty((len(weight), stop - start))
         for j in range(start, stop):
-            rounded = np.clip(np.rint((weight[:, j] - lows[:, j]) * inverses[:, j]), 0, 15)
+            rounded = np.clip(np.rint((weight[:, j] - minimums[:, j]) * inverses[:, j]), 0, 15)
             quants[:, j] = rounded.astype(np.uint8)
-            error = (weight[:, j] - (rounded * scales[:, j] + lows[:, j])) / propagate[j, j]
+            error = (weight[:, j] - (rounded * scales[:, j] + minimums[:, j])) / propagate[j, j]
             weight[:, j + 1 : stop] -= np.outer(error, propagate[j, j + 1 : stop])
             errors[:, j - start] = error
         weight[:, stop:] -= errors @ propagate[start:stop, stop:]

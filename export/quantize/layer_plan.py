@@ -67,14 +67,14 @@ class Matrix:
 
 def stored_as(table: Table, name: str, matrix: Matrix) -> tuple[Storage, Activation | None]:
     """Return how a table stores a matrix, and how its product rounds its input."""
-    wanted = storage(table, matrix.listed or name, FLOATING)
-    kept = fitting(wanted, matrix.columns)
+    requested = storage(table, matrix.listed or name, FLOATING)
+    stored = fitting(requested, matrix.columns)
     how = activation(table, matrix.reads_listed or matrix.reads)
-    if how is None or wanted.bits > 8:
-        return kept, None
-    if kept.bits > 8:
-        kept = INT8_ROWS if matrix.experts else INT8
-    return kept, how
+    if how is None or requested.bits > 8:
+        return stored, None
+    if stored.bits > 8:
+        stored = INT8_ROWS if matrix.experts else INT8
+    return stored, how
 
 
 @dataclass
@@ -104,18 +104,18 @@ class LayerPlanner:
 
     def _product(self, name: str) -> Product:
         matrix = self.matrices[name]
-        kept, how = stored_as(self.table, name, matrix)
+        stored, how = stored_as(self.table, name, matrix)
         if how is None:
-            return Product(kept)
+            return Product(stored)
         if name in self.known:
-            return Product(kept, self.known[name])
+            return Product(stored, self.known[name])
         if isinstance(how, Dynamic):
-            if kept.block is not None and not matrix.experts:
+            if stored.block is not None and not matrix.experts:
                 raise TypeError(f"{name}: no op multiplies blocks by an input with a scale a token")
-            return Product(kept, Rounding(None, threshold=how.outliers))
+            return Product(stored, Rounding(None, threshold=how.outliers))
         seen = self.sites.seen(self.value(matrix.reads), how)
         rounding, outliers = self.sites.rounding(seen, how, lambda: self.column_absmax(name))
-        return Product(kept, rounding, outliers)
+        return Product(stored, rounding, outliers)
 
     def column_absmax(self, matrix: str) -> F32:
         """Return the largest magnitude in each column of a matrix, [K]."""

@@ -22,10 +22,10 @@ I64 = NDArray[np.int64]
 
 # Bins are the 15 bits of |x| below the sign, a truncated bfloat16. From _FINITE on: inf and NaN.
 _BINS, _FINITE = 1 << 15, 0x7F80
-_LOW = (np.arange(_FINITE + 1, dtype=np.uint32) << 16).view(np.float32).astype(np.float64)
-_LARGEST = 127
+_BIN_EDGES = (np.arange(_FINITE + 1, dtype=np.uint32) << 16).view(np.float32).astype(np.float64)
+_INT8_MAX = 127
 # OCTAV stops when a step changes less than this share; bisection alone gets there in 30 steps.
-_STILL, _TURNS = 1e-9, 100
+_CONVERGED, _MAX_STEPS = 1e-9, 100
 
 
 class Statistics:
@@ -50,16 +50,16 @@ class Statistics:
 
         Raises ExportError naming the value when an element is NaN or infinite.
         """
-        size = x.float().abs()
-        bins = (size.contiguous().view(torch.int32) >> 16).flatten()
+        magnitude = x.float().abs()
+        bins = (magnitude.contiguous().view(torch.int32) >> 16).flatten()
         counts = torch.bincount(bins, minlength=_BINS).numpy()
         _require_finite(self.name, int(counts[_FINITE:].sum()), x.numel())
         axes = sorted(axis % x.dim() for axis in self._axes)
         others = [axis for axis in range(x.dim()) if axis not in axes]
-        found = Statistics(self.name, self._axes)
-        found.counts = counts[:_FINITE]
-        found.channel_absmax = (size.amax(others) if others else size).numpy()
-        self.merge(found)
+        observed = Statistics(self.name, self._axes)
+        observed.counts = counts[:_FINITE]
+        observed.channel_absmax = (magnitude.amax(others) if others else magnitude).numpy()
+        self.merge(observed)
 
     def merge(self, other: Statistics) -> None:
         """Add another's statistics of the same value. The order of merges does not matter."""
@@ -112,22 +112,22 @@ class Statistics:
         noise = 1 / (12 * (2 ** (bits - 1) - 1) ** 2)
         left, right = 0.0, self.absmax
         s = self.percentile(50)
-        for _ in range(_TURNS):
+        for _ in range(_MAX_STEPS):
             beyond, total = self._tail(s)
-            following = total / (noise * (1 - beyond) + beyond)
-            if abs(following - s) <= _STILL * s:
+            next_s = total / (noise * (1 - beyond) + beyond)
+            if abs(next_s - s) <= _CONVERGED * s:
                 break
-            left, right = (s, right) if following > s else (left, s)
-            s = following if left < following < right else (left + right) / 2
+            left, right = (s, right) if next_s > s else (left, s)
+            s = next_s if left < next_s < right else (left + right) / 2
         return s
 
     def clipped(self, scale: float) -> float:
         """Return the share of elements that a scale saturates: |x| above 127.5 · scale."""
-        return self._tail((_LARGEST + 0.5) * scale)[0] if self.count else 0.0
+        return self._tail((_INT8_MAX + 0.5) * scale)[0] if self.count else 0.0
 
     def _edges(self) -> tuple[F64, F64]:
         """Return where each bin begins and ends; no bin ends above the absmax."""
-        return _LOW[:-1], np.minimum(_LOW[1:], self.absmax)
+        return _BIN_EDGES[:-1], np.minimum(_BIN_EDGES[1:], self.absmax)
 
     def _tail(self, s: float) -> tuple[float, float]:
         """Return E[1{|X|>s}] and E[|X|·1{|X|>s}], elements being spread evenly within bins."""
@@ -178,7 +178,7 @@ def scale_of(limit: float | F32) -> F32:
     Where the limit is 0, or so small that fp32 could not divide by the scale, the scale is 1, and
     all values round to 0.
     """
-    scale = np.asarray(limit, np.float32).reshape(-1) / np.float32(_LARGEST)
+    scale = np.asarray(limit, np.float32).reshape(-1) / np.float32(_INT8_MAX)
     return np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale).astype(np.float32)
 
 
@@ -196,11 +196,11 @@ class Hessian:
 
     def observe(self, x: Tensor) -> None:
         """Add x, fp32 [..., K]. Raises ExportError naming the value if it has NaN or infinity."""
-        wide = x.double().flatten(0, -2)
-        _require_finite(self.name, int((~torch.isfinite(wide)).sum()), x.numel())
-        product: Any = (wide.T @ wide).numpy()
+        x64 = x.double().flatten(0, -2)
+        _require_finite(self.name, int((~torch.isfinite(x64)).sum()), x.numel())
+        product: Any = (x64.T @ x64).numpy()
         self.total = product if self.total is None else self.total + product
-        self.rows += wide.shape[0]
+        self.rows += x64.shape[0]
 
 
 @dataclass
@@ -245,5 +245,5 @@ class ExpertHessians:
         if self.total is None:
             self.total = np.zeros((self.routes.experts, rows.shape[-1], rows.shape[-1]))
         for expert in chosen.unique().tolist():
-            own = rows[chosen == expert]
-            self.total[expert] += (own.T @ own).numpy()
+            expert_rows = rows[chosen == expert]
+            self.total[expert] += (expert_rows.T @ expert_rows).numpy()

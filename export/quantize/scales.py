@@ -10,7 +10,7 @@ from edge.errors import ExportError
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 # A channel multiplied or divided by more than this would vanish in int8.
-_LARGEST = np.float32(1e5)
+_MAX_DIVISOR = np.float32(1e5)
 # Stands in for the largest weight of an all-zero column, as in SmoothQuant's code: nothing reads
 # the channel, so it must not set the scale of channels that are read.
 _UNREAD = 1e-5
@@ -47,8 +47,8 @@ def partition(maxima: F32, groups: int) -> I64:
     for number, start in enumerate(reversed(starts)):
         labels[order[start[end] : end]] = len(starts) - number
         end = int(start[end])
-    found, ranks = np.unique(labels, return_inverse=True)
-    del found
+    distinct, ranks = np.unique(labels, return_inverse=True)
+    del distinct
     return ranks.reshape(count).astype(np.int64)
 
 
@@ -122,5 +122,5 @@ def smoothing(x_absmax: F32, w_absmax: F32, alpha: float = 0.5) -> F32:
             raise ExportError(f"a channel maximum of the {name} is negative or not finite")
     s = np.ones_like(x)
     np.divide(x**alpha, np.maximum(w, _UNREAD) ** (1 - alpha), out=s, where=x > 0)
-    clipped: F32 = np.clip(s, 1 / _LARGEST, _LARGEST).astype(np.float32)
+    clipped: F32 = np.clip(s, 1 / _MAX_DIVISOR, _MAX_DIVISOR).astype(np.float32)
     return clipped

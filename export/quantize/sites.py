@@ -17,10 +17,10 @@ from edge.plugins.hadamard.matrices import rotation_blocks
 
 F32 = NDArray[np.float32]
 # At most 1/16 of an activation's columns stay floating: with more, int8 would save little.
-_MOST_OUTLIERS = 16
+_OUTLIER_DIVISOR = 16
 # Channels of this many times the median are outliers whatever the threshold. Norms leave SmolLM2's
 # values far below LLM.int8's 6, and yet large ones hurt a single static scale.
-_MEDIANS = 3.0
+_OUTLIER_MEDIANS = 3.0
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class Sites:
                 f"the scale of {value} must be calibrated", field="calibrate",
                 remedy="export with --calibrate FILE",
             )  # fmt: skip
-        found = self.calibration.statistics(value, how.rotate)
-        channels = found.channel_absmax[part]
+        statistics = self.calibration.statistics(value, how.rotate)
+        channels = statistics.channel_absmax[part]
 
         def limit(clip: str) -> float:
             if clip == "absmax":
                 return float(channels.max(initial=0))
-            if channels.size != found.channel_absmax.size:
+            if channels.size != statistics.channel_absmax.size:
                 raise TypeError(f"{value} can only be clipped as a whole")
-            return found.octav() if clip == "octav" else found.percentile(self.percentile)
+            return statistics.octav() if clip == "octav" else statistics.percentile(self.percentile)
 
-        return SeenRange(name or value, channels, limit, found.clipped)
+        return SeenRange(name or value, channels, limit, statistics.clipped)
 
     def rounding(
         self, seen: SeenRange, how: Static, column_absmax: Callable[[], F32] | None = None
@@ -86,24 +86,24 @@ class Sites:
             scale = divisor * self._scale(seen, float((seen.channels / divisor).max()))
         else:
             scale = self._scale(seen, seen.limit(how.clip))
-        self._note(seen, scale, how)
+        self._record_site(seen, scale, how)
         return Rounding(scale, how.rotate), ()
 
     def given(self, seen: SeenRange, how: Static, scale: F32) -> Rounding:
         """Record a site whose scales the caller found, and return its rounding."""
-        self._note(seen, scale, how)
+        self._record_site(seen, scale, how)
         return Rounding(scale, how.rotate)
 
     def _with_outliers(
         self, seen: SeenRange, how: Static, threshold: float
     ) -> tuple[Rounding, tuple[int, ...]]:
         order = np.argsort(-seen.channels, kind="stable")
-        most = seen.channels.size // _MOST_OUTLIERS
-        threshold = min(threshold, _MEDIANS * float(np.median(seen.channels)))
-        chosen = sorted(int(i) for i in order[:most] if seen.channels[i] >= threshold)
+        maximum = seen.channels.size // _OUTLIER_DIVISOR
+        threshold = min(threshold, _OUTLIER_MEDIANS * float(np.median(seen.channels)))
+        chosen = sorted(int(i) for i in order[:maximum] if seen.channels[i] >= threshold)
         rest = np.delete(seen.channels, chosen)
         scale = self._scale(seen, float(rest.max(initial=0)))
-        self._note(seen, scale, how)
+        self._record_site(seen, scale, how)
         if chosen:
             self.record[seen.name]["floating_columns"] = len(chosen)
         return Rounding(scale), tuple(chosen)
@@ -118,17 +118,17 @@ class Sites:
             )
         return scale_of(limit)
 
-    def _note(self, seen: SeenRange, scale: F32, how: Static) -> None:
+    def _record_site(self, seen: SeenRange, scale: F32, how: Static) -> None:
         entry: dict[str, Any] = {
-            "absmax": _short(float(seen.channels.max(initial=0))),
-            "scale": _short(float(scale.max())),
+            "absmax": _rounded(float(seen.channels.max(initial=0))),
+            "scale": _rounded(float(scale.max())),
         }
         if scale.size > 1:
-            entry["smallest_scale"] = _short(float(scale.min()))
+            entry["smallest_scale"] = _rounded(float(scale.min()))
             entry["channels"] = int(scale.size)
         elif how.clip != "absmax":
             entry["clip"] = how.clip
-            entry["clipped"] = _short(seen.clipped(float(scale[0])))
+            entry["clipped"] = _rounded(seen.clipped(float(scale[0])))
         if how.rotate:
             entry["rotated"] = True
             blocks = rotation_blocks(seen.channels.size)
@@ -137,5 +137,5 @@ class Sites:
         self.record[seen.name] = entry
 
 
-def _short(value: float) -> float:
+def _rounded(value: float) -> float:
     return float(f"{value:.6g}")

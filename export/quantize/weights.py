@@ -24,7 +24,7 @@ _STEPS_4 = (15, 16, 17, 18)
 # Columns per block of llama.cpp's 4-bit types.
 GRID_BLOCK = 32
 # Steps to try for a block already on a grid of 16 values, and rows sampled to detect such grids.
-_STEPS_BEFORE, _LOOKED_AT = tuple(range(15, 7, -1)), 64
+_STEPS_ON_GRID, _SAMPLED_ROWS = tuple(range(15, 7, -1)), 64
 # Rows with this many elements at a time stay in a processor's cache.
 _CACHED_ELEMENTS = 1 << 18
 
@@ -50,7 +50,7 @@ def quantize_blocks(weight: F32, bits: int, block: int) -> tuple[U8, F32]:
         blocks = weight[start:stop].astype(np.float32, copy=False).reshape(stop - start, -1, block)
         if not np.isfinite(blocks).all():
             raise ExportError("a weight is NaN or infinite")
-        quantize = _eight if bits == 8 else _four
+        quantize = _quantize_8 if bits == 8 else _quantize_4
         packed[start:stop], scales[start:stop] = quantize(blocks)
     return packed, scales
 
@@ -62,13 +62,13 @@ def inverse(scale: F32) -> F32:
     return result
 
 
-def _eight(blocks: F32) -> tuple[U8, F32]:
+def _quantize_8(blocks: F32) -> tuple[U8, F32]:
     scale = np.abs(blocks).max(-1) / np.float32(127)
     quants = np.rint(blocks * inverse(scale)[..., None])
     return (np.clip(quants, -127, 127) + 128).astype(np.uint8), scale
 
 
-def _four(blocks: F32) -> tuple[U8, F32]:
+def _quantize_4(blocks: F32) -> tuple[U8, F32]:
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]
     best_error = np.full(largest.shape, np.inf, np.float32)
     best_scale = np.zeros_like(largest)
@@ -102,18 +102,20 @@ def quantize_minimum(
         raise ExportError(f"blocks of {block} do not divide {columns} columns")
     if not np.isfinite(weight).all():
         raise ExportError("a weight is NaN or infinite")
-    wide = weight.astype(np.float32, copy=False).reshape(rows, -1, block)
-    counts = np.ones(columns, np.float32) if importance is None else importance
-    counts = counts.reshape(1, -1, block)
-    some = wide[:: max(1, rows // _LOOKED_AT)]
-    dtype = _scale_type(some)
-    before = _lossless(some, dtype)
+    blocks = weight.astype(np.float32, copy=False).reshape(rows, -1, block)
+    column_weights = np.ones(columns, np.float32) if importance is None else importance
+    column_weights = column_weights.reshape(1, -1, block)
+    sample = blocks[:: max(1, rows // _SAMPLED_ROWS)]
+    dtype = _scale_type(sample)
+    on_grid = _fits_grid(sample, dtype)
     packed = np.empty((rows, columns // block, block // 2), np.uint8)
     scales, minimums = (np.empty(packed.shape[:2], dtype) for _ in range(2))
     slab = max(1, _CACHED_ELEMENTS // columns)
     for start in range(0, rows, slab):
         part = slice(start, start + slab)
-        quants, scales[part], minimums[part], _ = _from_minimum(wide[part], counts, before, dtype)
+        quants, scales[part], minimums[part], _ = _search_grids(
+            blocks[part], column_weights, on_grid, dtype
+        )
         packed[part] = quants[..., 0::2] | (quants[..., 1::2] << np.uint8(4))
     return packed, scales, minimums
 
@@ -127,30 +129,30 @@ def _scale_type(blocks: F32) -> type[np.float16] | type[np.float32]:
 
 def on_a_grid(weight: F32) -> bool:
     """Return whether blocks of GRID_BLOCK columns, which must divide K, are on 4-bit grids."""
-    some = weight[:: max(1, len(weight) // _LOOKED_AT)].reshape(-1, GRID_BLOCK)
-    return _lossless(some, _scale_type(some))
+    sample = weight[:: max(1, len(weight) // _SAMPLED_ROWS)].reshape(-1, GRID_BLOCK)
+    return _fits_grid(sample, _scale_type(sample))
 
 
-def _lossless(blocks: F32, dtype: type) -> bool:
-    _, scales, _, error = _from_minimum(blocks, np.ones(1, np.float32), True, dtype)
+def _fits_grid(blocks: F32, dtype: type) -> bool:
+    _, scales, _, error = _search_grids(blocks, np.ones(1, np.float32), True, dtype)
     return bool(error.sum() <= 1e-4 * blocks.shape[-1] * np.square(scales.astype(np.float32)).sum())
 
 
-def _from_minimum(
-    blocks: F32, counts: F32, before: bool, dtype: type
+def _search_grids(
+    blocks: F32, column_weights: F32, on_grid: bool, dtype: type
 ) -> tuple[U8, Scales, Scales, F32]:
-    """Return quants, scales, minimums and error of the best grid tried. `before` says that the
-    blocks are already on a grid."""
+    """Return quants, scales, minimums and error of the best grid tried. `on_grid` says that the
+    blocks are already on one."""
     low, high = blocks.min(-1, keepdims=True), blocks.max(-1, keepdims=True)
     best: list[F32] = []
-    for steps in _STEPS_BEFORE if before else _STEPS_4:
+    for steps in _STEPS_ON_GRID if on_grid else _STEPS_4:
         scale = (high - low) / np.float32(steps)
         minimum = low if steps <= 15 else (low + high) / 2 - np.float32(7.5) * scale
-        found = _rounded(blocks, counts, scale, minimum, dtype)
-        best = _better(found, best)
-        if not before:
-            moved = _refitted(blocks, counts, found[0], scale, minimum)
-            best = _better(_rounded(blocks, counts, *moved, dtype), best)
+        candidate = _quantize_to_grid(blocks, column_weights, scale, minimum, dtype)
+        best = _keep_better(candidate, best)
+        if not on_grid:
+            refitted = _refit(blocks, column_weights, candidate[0], scale, minimum)
+            best = _keep_better(_quantize_to_grid(blocks, column_weights, *refitted, dtype), best)
     quants, scale, minimum, error = best
     return (
         quants.astype(np.uint8), scale[..., 0].astype(dtype), minimum[..., 0].astype(dtype),
@@ -158,34 +160,38 @@ def _from_minimum(
     )  # fmt: skip
 
 
-def _rounded(blocks: F32, counts: F32, scale: F32, minimum: F32, dtype: type) -> list[F32]:
+def _quantize_to_grid(
+    blocks: F32, column_weights: F32, scale: F32, minimum: F32, dtype: type
+) -> list[F32]:
     """Return quants, the scale and the minimum as stored, and the error."""
     scale, minimum = (x.astype(dtype).astype(np.float32) for x in (scale, minimum))
     quants = np.clip(np.rint((blocks - minimum) * inverse(scale)), 0, 15)
-    error = (np.square(quants * scale + minimum - blocks) * counts).sum(-1, keepdims=True)
+    error = (np.square(quants * scale + minimum - blocks) * column_weights).sum(-1, keepdims=True)
     return [quants, scale, minimum, error]
 
 
-def _better(found: list[F32], best: list[F32]) -> list[F32]:
+def _keep_better(candidate: list[F32], best: list[F32]) -> list[F32]:
     if not best:
-        return found
-    less = found[-1] < best[-1]
-    return [np.where(less, new, old) for new, old in zip(found, best, strict=True)]
+        return candidate
+    improved = candidate[-1] < best[-1]
+    return [np.where(improved, new, old) for new, old in zip(candidate, best, strict=True)]
 
 
-def _refitted(blocks: F32, counts: F32, quants: F32, scale: F32, minimum: F32) -> tuple[F32, F32]:
+def _refit(
+    blocks: F32, column_weights: F32, quants: F32, scale: F32, minimum: F32
+) -> tuple[F32, F32]:
     """Return the scale and the minimum with the least squared error for these quants."""
-    weighted = quants * counts
-    n, q = counts.sum(-1, keepdims=True), weighted.sum(-1, keepdims=True)
+    weighted = quants * column_weights
+    n, q = column_weights.sum(-1, keepdims=True), weighted.sum(-1, keepdims=True)
     x, qq, qx = ((a * b).sum(-1, keepdims=True) for a, b in (
-        (blocks, counts), (weighted, quants), (weighted, blocks)
+        (blocks, column_weights), (weighted, quants), (weighted, blocks)
     ))  # fmt: skip
     spread = n * qq - q * q
-    some = spread > 1e-6 * n * qq  # else all quants are the same
-    spread = np.where(some, spread, 1)
+    solvable = spread > 1e-6 * n * qq  # else all quants are the same
+    spread = np.where(solvable, spread, 1)
     return (
-        np.where(some, (n * qx - q * x) / spread, scale),
-        np.where(some, (qq * x - q * qx) / spread, minimum),
+        np.where(solvable, (n * qx - q * x) / spread, scale),
+        np.where(solvable, (qq * x - q * qx) / spread, minimum),
     )
 
 
@@ -197,8 +203,8 @@ def dequantize_blocks(packed: U8, scales: Scales, bits: int, minimums: Scales | 
         )
     scales = scales.astype(np.float32)
     if minimums is not None:
-        wide = packed * scales[..., None] + minimums.astype(np.float32)[..., None]
-        return wide.reshape(packed.shape[0], -1)
+        values = packed * scales[..., None] + minimums.astype(np.float32)[..., None]
+        return values.reshape(packed.shape[0], -1)
     centred = packed.astype(np.float32) - np.float32(1 << (bits - 1))
     return (centred * scales[..., None]).reshape(packed.shape[0], -1)
 

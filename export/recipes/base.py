@@ -55,12 +55,12 @@ def recipe(name: str, field: str = "quant") -> Recipe:
     """Return the recipe called `name`. Raises ExportError listing the known ones if unknown."""
     found = _RECIPES.get(name)
     if found is None:
-        near = get_close_matches(name, list(names()), 1)
-        asked = f"did you mean {near[0]!r}? " if near else ""
+        similar = get_close_matches(name, list(names()), 1)
+        suggestion = f"did you mean {similar[0]!r}? " if similar else ""
         raise ExportError(
             f"no quantization recipe is called {name!r}",
             field=field,
-            remedy=f"{asked}choose one of: {', '.join(names())}",
+            remedy=f"{suggestion}choose one of: {', '.join(names())}",
         )
     return found
 

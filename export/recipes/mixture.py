@@ -38,9 +38,9 @@ from edge.tensors import parameters
 Array = NDArray[np.float32]
 EndType = Literal["int8", "fp16"]
 _ENDS: dict[EndType, Storage] = {"int8": INT8_ROWS, "fp16": F16}
-# p by model size, the best in Quamba's Table 5 (LAMBADA); larger models use _LARGE.
+# p by model size, the best in Quamba's Table 5 (LAMBADA); larger models use _LARGE_PERCENTILE.
 _PERCENTILES = ((370e6, 99.999), (1.4e9, 99.99))
-_LARGE = 99.9
+_LARGE_PERCENTILE = 99.9
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Observations:
 def default_percentile(config: ModelConfig) -> float:
     """Return the default percentile p for a model of this size."""
     size = parameters(config) / 1.05  # "370M" models have slightly more parameters
-    return next((p for largest, p in _PERCENTILES if size <= largest), _LARGE)
+    return next((p for largest, p in _PERCENTILES if size <= largest), _LARGE_PERCENTILE)
 
 
 @dataclass(frozen=True)
@@ -100,34 +100,34 @@ class Mixture:
 
     def observations(self) -> Observations:
         """Return what calibration must observe; empty when no scale needs calibration."""
-        found: dict[bool, list[str]] = {False: [], True: []}
+        names: dict[bool, list[str]] = {False: [], True: []}
         for index, layer in enumerate(self.config.layers):
             for name, how in self.tables[layer.kind].items():
                 if isinstance(how, Static):
-                    value = _value(layer, name, self.config.d_model)
-                    found[how.rotate].append(f"layers.{index}.{value}")
+                    value = _graph_value(layer, name, self.config.d_model)
+                    names[how.rotate].append(f"layers.{index}.{value}")
             if self.state == "int8" and layer.recurrent:
-                found[False].append(f"layers.{index}.ssm_states")
+                names[False].append(f"layers.{index}.ssm_states")
         final = activation(self.ends, "final")
         if isinstance(final, Static):
-            found[final.rotate].append("final")
-        return Observations(tuple(found[False]), tuple(found[True]))
+            names[final.rotate].append("final")
+        return Observations(tuple(names[False]), tuple(names[True]))
 
     def choices(self) -> dict[str, Any]:
         """Return, for the manifest, what the user changed and what the model's size decided."""
-        found: dict[str, Any] = {}
-        hows = [how for table in self.tables.values() for how in table.values()]
-        if any(isinstance(how, Static) and how.clip == "percentile" for how in hows):
-            found["percentile"] = self.percentile
+        record: dict[str, Any] = {}
+        entries = [how for table in self.tables.values() for how in table.values()]
+        if any(isinstance(how, Static) and how.clip == "percentile" for how in entries):
+            record["percentile"] = self.percentile
         if self.state != "fp32":
-            found["ssm_state"] = self.state
+            record["ssm_state"] = self.state
         if self.cache != "fp32" and self.config.has_attention:
-            found["kv_cache"] = self.cache
+            record["kv_cache"] = self.cache
         if self.chosen.layers:
-            found["layers"] = dict(sorted(self.chosen.layers.items()))
+            record["layers"] = dict(sorted(self.chosen.layers.items()))
         if self.chosen.groups:
-            found["groups"] = True
-        return found
+            record["groups"] = True
+        return record
 
     @property
     def four_bits(self) -> bool:
@@ -143,7 +143,7 @@ class Mixture:
         return any(isinstance(how, Activation) for table in tables for how in table.values())
 
 
-def _value(layer: Mixer, name: str, d_model: int) -> str:
+def _graph_value(layer: Mixer, name: str, d_model: int) -> str:
     """Return the graph's name for a value that a table lists as `name`."""
     matrices = mixer_of(layer).matrices(d_model).values()
     return next((matrix.reads for matrix in matrices if matrix.reads_listed == name), name)
@@ -159,9 +159,9 @@ def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> M
     base = recipe(name)
     present: list[str] = list(dict.fromkeys(layer.kind for layer in config.layers))
     tables: dict[str, Table] = {kind: base.layers.get(kind, {}) for kind in present}
-    for kind, other in choices.layers.items():
+    for kind, recipe_name in choices.layers.items():
         if kind in present:
-            tables[kind] = recipe(other, "layers").layers.get(kind, {})
+            tables[kind] = recipe(recipe_name, "layers").layers.get(kind, {})
         else:
             why = "the model has none" if kind in KINDS else "unknown kind"
             message = f"no layer is of kind {kind!r}: {why}"
@@ -171,8 +171,8 @@ def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> M
     )
     if choices.groups:
         tables = _with_groups(tables, faults)
-    ends = _ends(config, base, choices, faults)
-    _refuse_useless(config, full_name, tables, choices, faults)
+    ends = _choose_ends(config, base, choices, faults)
+    _refuse_ineffective(config, full_name, tables, choices, faults)
     faults.refuse(ExportError)
     return Mixture(
         config,
@@ -186,7 +186,7 @@ def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> M
     )
 
 
-def _ends(config: ModelConfig, base: Recipe, choices: Choices, faults: Faults) -> Table:
+def _choose_ends(config: ModelConfig, base: Recipe, choices: Choices, faults: Faults) -> Table:
     """Return the recipe's ends with the user's choices; tied ends are one matrix, so one choice."""
     embedding, head = choices.embedding, choices.head
     if config.tie_embeddings and embedding != head:
@@ -212,12 +212,12 @@ def _with_groups(tables: Mapping[str, Table], faults: Faults) -> dict[str, Table
     return {**tables, "mamba2": table | dict.fromkeys("xBC", Static(groups=True))}
 
 
-def _refuse_useless(
+def _refuse_ineffective(
     config: ModelConfig, name: str, tables: Mapping[str, Table], choices: Choices, faults: Faults
 ) -> None:
     """Add a fault for each choice that has no effect."""
-    hows = [how for table in tables.values() for how in table.values()]
-    clips = {how.clip for how in hows if isinstance(how, Static)}
+    entries = [how for table in tables.values() for how in table.values()]
+    clips = {how.clip for how in entries if isinstance(how, Static)}
     p = choices.percentile
     if p is not None and not 0 < p <= 100:
         faults.add("percentile", f"{p} is not a percentile", "give one above 0, up to 100")
@@ -246,17 +246,17 @@ def plan_model(
     mixed = mixture(config, chosen.name) if isinstance(chosen, Recipe) else chosen
     sites = Sites(calibration, mixed.percentile)
     layers = tuple(
-        _layer(config, index, mixed, sites, fetch or _no_weights)
+        _plan_layer(config, index, mixed, sites, fetch or _no_weights)
         for index in range(len(config.layers))
     )
     embedding = fitting(storage(mixed.ends, "embedding", F32), config.d_model)
-    head = _head(config, mixed, sites)
+    head = _plan_head(config, mixed, sites)
     if config.tie_embeddings:
         head = replace(head, weight=embedding)
     return ModelPlan(mixed.name, embedding, head, layers, sites.record)
 
 
-def _layer(
+def _plan_layer(
     config: ModelConfig, index: int, mixed: Mixture, sites: Sites, fetch: Callable[[str], Array]
 ) -> LayerPlan:
     prefix, layer = f"layers.{index}", config.layers[index]
@@ -273,14 +273,14 @@ def _layer(
     return mixer.plan(planner)
 
 
-def _head(config: ModelConfig, mixed: Mixture, sites: Sites) -> Product:
-    kept = fitting(storage(mixed.ends, "head", F32), config.d_model)
+def _plan_head(config: ModelConfig, mixed: Mixture, sites: Sites) -> Product:
+    stored = fitting(storage(mixed.ends, "head", F32), config.d_model)
     how = activation(mixed.ends, "final")
-    if how is None or not kept.int8:
-        return Product(kept)
+    if how is None or not stored.int8:
+        return Product(stored)
     if isinstance(how, Dynamic):
-        return Product(kept, Rounding(None))
-    return Product(kept, sites.rounding(sites.seen("final", how), how)[0])
+        return Product(stored, Rounding(None))
+    return Product(stored, sites.rounding(sites.seen("final", how), how)[0])
 
 
 def _no_weights(name: str) -> Array:

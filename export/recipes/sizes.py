@@ -15,8 +15,8 @@ from edge.export.recipes.mixture import mixture
 from edge.tensors import tensor_shapes
 
 # bytes per block: an fp32 scale, or a scale and a minimum in fp16
-_A_BLOCK = 4
-_A_SCALE = 4
+_BLOCK_BYTES = 4
+_SCALE_BYTES = 4
 
 
 class WeightBytes(NamedTuple):
@@ -45,7 +45,7 @@ def weight_bytes(layout: Layout, recipe: str) -> WeightBytes:
     mixers = [mixer_of(layer) for layer in config.layers]
     matrices = [mixer.matrices(config.d_model) for mixer in mixers]
     shares: dict[str, tuple[Storage, float]] = {}
-    twice: set[str] = set()  # stored in fp16 too, for outliers found at run time
+    also_fp16: set[str] = set()  # stored in fp16 too, for outliers found at run time
     members: dict[str, list[str]] = defaultdict(list)
     shapes = tensor_shapes(config)
     for name, shape in shapes.items():
@@ -57,33 +57,33 @@ def weight_bytes(layout: Layout, recipe: str) -> WeightBytes:
             continue
         index, _, own = rest.partition(".")
         layer, mixer = config.layers[int(index)], mixers[int(index)]
-        held = mixer.stored(own, shape)
-        holder = own if held is None else held.name
+        stored = mixer.stored(own, shape)
+        holder = own if stored is None else stored.name
         module = holder.removesuffix(".weight")
         matrix = matrices[int(index)].get(module) if holder.endswith(".weight") else None
         table = mixed.tables[layer.kind]
-        kept, how = (F32, None) if matrix is None else stored_as(table, module, matrix)
-        whole = f"layers.{index}.{holder}"
+        form, how = (F32, None) if matrix is None else stored_as(table, module, matrix)
+        full_name = f"layers.{index}.{holder}"
         if isinstance(how, Dynamic) and how.outliers is not None:
-            twice.add(whole)
-        shares[whole] = kept, layer.read_share(own.partition(".")[0])
-        members[whole].append(name)
-    total, read, there = 0, 0.0, set()
-    for whole, (kept, share) in shares.items():
-        size = sum(_size(shapes[name], kept) for name in members[whole])
-        if whole in twice:
-            size += sum(_size(shapes[name], F16) for name in members[whole])
-        same = tuple(layout.pieces.get(name, name) for name in members[whole]), kept
-        total += 0 if same in there else size
+            also_fp16.add(full_name)
+        shares[full_name] = form, layer.read_share(own.partition(".")[0])
+        members[full_name].append(name)
+    total, bytes_read, counted = 0, 0.0, set()
+    for full_name, (form, share) in shares.items():
+        size = sum(_size(shapes[name], form) for name in members[full_name])
+        if full_name in also_fp16:
+            size += sum(_size(shapes[name], F16) for name in members[full_name])
+        identity = tuple(layout.pieces.get(name, name) for name in members[full_name]), form
+        total += 0 if identity in counted else size
         if size >= SHARED:
-            there.add(same)
-        read += share * size
-    return WeightBytes(total, round(read))
+            counted.add(identity)
+        bytes_read += share * size
+    return WeightBytes(total, round(bytes_read))
 
 
-def _size(shape: tuple[int, ...], kept: Storage) -> int:
+def _size(shape: tuple[int, ...], form: Storage) -> int:
     count, rows = math.prod(shape), math.prod(shape[:-1])
-    size = count * kept.bits // 8
-    if kept.block is not None:
-        return size + _A_BLOCK * (count // kept.block)
-    return size + _A_SCALE * rows if kept.rows else size
+    size = count * form.bits // 8
+    if form.block is not None:
+        return size + _BLOCK_BYTES * (count // form.block)
+    return size + _SCALE_BYTES * rows if form.rows else size

@@ -37,20 +37,20 @@ _W4, _W4_128 = Storage(4, 32, minimum=True), Storage(4, 128, minimum=True)
 # -- weight-only ----------------------------------------------------------------------------------
 
 
-def _weights(most: Storage, x_proj: Storage = _W8, dt_proj: Storage = F32) -> Layers:
+def _weights(main: Storage, x_proj: Storage = _W8, dt_proj: Storage = F32) -> Layers:
     return {
-        "mamba1": {"in_proj": most, "x_proj": x_proj, "dt_proj": dt_proj, "out_proj": most},
-        "mamba2": {"in_proj": most, "out_proj": most},
-        "attention": {"qkv_proj": most, "o_proj": most},
-        "mlp": {"gate_up_proj": most, "down_proj": most},
-        "shortconv": {"in_proj": most, "out_proj": most},
-        "gated_deltanet": {"in_proj": most, "out_proj": most},
-        "experts": {"gate_up_proj": most, "down_proj": most},
+        "mamba1": {"in_proj": main, "x_proj": x_proj, "dt_proj": dt_proj, "out_proj": main},
+        "mamba2": {"in_proj": main, "out_proj": main},
+        "attention": {"qkv_proj": main, "o_proj": main},
+        "mlp": {"gate_up_proj": main, "down_proj": main},
+        "shortconv": {"in_proj": main, "out_proj": main},
+        "gated_deltanet": {"in_proj": main, "out_proj": main},
+        "experts": {"gate_up_proj": main, "down_proj": main},
     }
 
 
-def _ends(kept: Storage) -> Table:
-    return {"embedding": kept, "head": kept}
+def _ends(storage: Storage) -> Table:
+    return {"embedding": storage, "head": storage}
 
 
 FP32 = Recipe("fp32", 32, None, {}, {}, kv_cache="fp32")
@@ -132,7 +132,7 @@ def mamba2(
     }
 
 
-def _transformer(reads: Activation, weights: Storage) -> Layers:
+def _transformer(inputs: Activation, weights: Storage) -> Layers:
     """Return tables for attention, MLPs, and the products of mixers that otherwise stay floating.
 
     Inputs of experts have a scale per token, found at run time: no calibration text exercises every
@@ -142,12 +142,12 @@ def _transformer(reads: Activation, weights: Storage) -> Layers:
     stacked = INT8_ROWS if weights.block is None else weights
     return {
         "attention": {
-            "normed": reads, "qkv_proj": weights, "attended_time": reads, "o_proj": weights,
+            "normed": inputs, "qkv_proj": weights, "attended_time": inputs, "o_proj": weights,
         },
-        "mlp": {"normed": reads, "gate_up_proj": weights, "gated": reads, "down_proj": weights},
-        "shortconv": {"normed": reads, "in_proj": weights, "gated": reads, "out_proj": weights},
+        "mlp": {"normed": inputs, "gate_up_proj": weights, "gated": inputs, "down_proj": weights},
+        "shortconv": {"normed": inputs, "in_proj": weights, "gated": inputs, "out_proj": weights},
         "gated_deltanet": {
-            "normed": reads, "in_proj": weights, "gated": reads, "out_proj": weights,
+            "normed": inputs, "in_proj": weights, "gated": inputs, "out_proj": weights,
         },
         "experts": {"normed": row, "gate_up_proj": stacked, "gated": row, "down_proj": stacked},
     }  # fmt: skip
@@ -223,12 +223,12 @@ W4A8 = Recipe(
 SMOOTH = Static(smooth=0.5)
 
 
-def _same(reads: Static) -> Layers:
+def _uniform(inputs: Static) -> Layers:
     """Return tables that treat the inputs of all products the same."""
     return {
-        "mamba1": mamba1(x=reads, y=reads, normed=reads),
-        "mamba2": mamba2(x=reads, y=reads, normed=reads),
-        **_transformer(reads, INT8),
+        "mamba1": mamba1(x=inputs, y=inputs, normed=inputs),
+        "mamba2": mamba2(x=inputs, y=inputs, normed=inputs),
+        **_transformer(inputs, INT8),
     }
 
 
@@ -236,7 +236,7 @@ def _dynamic(table: Table) -> Table:
     return {name: Dynamic() if isinstance(how, Activation) else how for name, how in table.items()}
 
 
-_PLAIN = _same(ABSMAX)
+_PLAIN = _uniform(ABSMAX)
 STATIC = _int8("w8a8-static", _PLAIN, "static", "min-max", _STATIC_ENDS)
 DYNAMIC = _int8(
     "w8a8-dynamic", {k: _dynamic(t) for k, t in _PLAIN.items()}, "a scale a token", "min-max"
@@ -256,7 +256,9 @@ SMOOTHQUANT = _int8(
 )
 # QuaRot on Mamba: every input of a product is rotated online, including the norms' outputs, whose
 # rotation QuaRot folds into the residual stream; x is rotated back before the scan.
-ROTATED = _int8("w8a8-hadamard", _same(HADAMARD), "static", "QuaRot: rotated online", _STATIC_ENDS)
+ROTATED = _int8(
+    "w8a8-hadamard", _uniform(HADAMARD), "static", "QuaRot: rotated online", _STATIC_ENDS
+)
 
 ALL = (
     FP32, FP16, W8, W4, W4A16, W8A8, W8A8_O, W8A8_LLM_INT8, W4A8, STATIC, DYNAMIC, SMOOTHQUANT,

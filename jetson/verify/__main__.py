@@ -27,11 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(step: VerifyStep, bundle: str, folder: Path, limit_s: float) -> Result:
     """Run one step. Failures and crashes are results too."""
     before, began = board.now(), time.monotonic()
-    why = missing(step, bundle)
-    if why is None and limit_s < 1:
-        why = "no time was left; --minutes gives more"
-    if why is not None:
-        return Result(step.name, step.claim, "not run", why, before=before, after=before)
+    skip_reason = missing(step, bundle)
+    if skip_reason is None and limit_s < 1:
+        skip_reason = "no time was left; --minutes gives more"
+    if skip_reason is not None:
+        return Result(step.name, step.claim, "not run", skip_reason, before=before, after=before)
     log = folder / f"{step.name}.log"
     out = folder / step.name
     out.mkdir(exist_ok=True)
@@ -93,10 +93,10 @@ def _figures(text: str) -> dict[str, Any]:
     for start in range(len(lines) - 1, -1, -1):
         if lines[start].startswith("{"):
             try:
-                found = json.loads("\n".join(lines[start:]))
+                parsed = json.loads("\n".join(lines[start:]))
             except ValueError:
                 return {}
-            return found if isinstance(found, dict) else {}
+            return parsed if isinstance(parsed, dict) else {}
     return {}
 
 
@@ -133,7 +133,7 @@ def verify(
 
 
 def main() -> int:
-    steps_there = ",".join(step.name for step in STEPS)
+    step_names = ",".join(step.name for step in STEPS)
     parser = argparse.ArgumentParser(prog="jetson/verify.sh", description=__doc__)
     parser.add_argument(
         "bundle", nargs="?", default="demo", help="bundle with kernels for this GPU"
@@ -141,14 +141,14 @@ def main() -> int:
     parser.add_argument("-o", "--out", type=Path, default=None, help="folder of the report")
     parser.add_argument("--minutes", type=float, default=60, help="limit of all steps together")
     parser.add_argument("--again", action="store_true", help="run steps that were ok too")
-    parser.add_argument("--only", help=f"run only these steps, of {steps_there}")
-    given = parser.parse_args()
-    names = given.only.split(",") if given.only else [step.name for step in STEPS]
+    parser.add_argument("--only", help=f"run only these steps, of {step_names}")
+    options = parser.parse_args()
+    names = options.only.split(",") if options.only else [step.name for step in STEPS]
     if unknown := set(names) - {step.name for step in STEPS}:
-        parser.error(f"unknown steps {', '.join(sorted(unknown))}; there are {steps_there}")
+        parser.error(f"unknown steps {', '.join(sorted(unknown))}; there are {step_names}")
     steps = [step for step in STEPS if step.name in names]
-    folder = given.out or ROOT / "build" / "verify"
-    bundle = given.bundle
+    folder = options.out or ROOT / "build" / "verify"
+    bundle = options.bundle
     try:
         open_bundle(resolve(bundle)).close()
     except EdgeError as problem:  # every step would fail with it
@@ -156,14 +156,14 @@ def main() -> int:
         return 1
     if os.path.isdir(bundle):
         bundle = os.path.abspath(bundle)  # steps run in the checkout
-    report = verify(bundle, folder.resolve(), given.minutes, steps, again=given.again)
-    wrong = [each.name for each in report.results if each.status == "wrong"]
-    left = [each.name for each in report.results if each.status == "not run"]
+    report = verify(bundle, folder.resolve(), options.minutes, steps, again=options.again)
+    wrong = [result.name for result in report.results if result.status == "wrong"]
+    not_run = [result.name for result in report.results if result.status == "not run"]
     print(f"report: {folder / 'report.md'}")
     if wrong:
         print(f"WRONG: {', '.join(wrong)}; their output is in the report", file=sys.stderr)
         return 1
-    print(f"nothing is wrong; {len(left)} of {len(report.results)} steps did not run")
+    print(f"nothing is wrong; {len(not_run)} of {len(report.results)} steps did not run")
     return 0
 
 

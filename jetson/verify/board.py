@@ -36,17 +36,17 @@ def facts(root: Path = ROOT) -> dict[str, Any]:
 
 def now(root: Path = ROOT) -> dict[str, Any]:
     """Return what changes over time: power mode, °C by sensor, free bytes, throttling counts."""
-    here = conditions(root)
+    current = conditions(root)
     temperatures = {
         name: round(value, 1)
-        for name, value in here.temperatures_c.items()
+        for name, value in current.temperatures_c.items()
         if value > _ABSENT_ZONE_C
     }
     return {
         "power_mode": power_mode(root),
         "temperature_c": temperatures,
         "mem_available_bytes": memory.available_bytes(),
-        "throttles": {name: count for name, count in here.throttles.items() if count},
+        "throttles": {name: count for name, count in current.throttles.items() if count},
     }
 
 
@@ -58,12 +58,12 @@ def found(check: str) -> Finding:
 
 def _commit() -> str | None:
     """Return the checkout's commit, marked if files were changed."""
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
-            cwd=here, capture_output=True, text=True, timeout=30,
+            cwd=folder, capture_output=True, text=True, timeout=30,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return completed.stdout.strip() or None

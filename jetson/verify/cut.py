@@ -39,10 +39,10 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 def read(model: bytes, file: str = "graph") -> onnx.ModelProto:
     """Parse the device graph. Raises BundleError when it is not an ONNX model."""
     try:
-        found: onnx.ModelProto = onnx.ModelProto.FromString(model)
+        parsed: onnx.ModelProto = onnx.ModelProto.FromString(model)
     except Exception as problem:  # protobuf's exceptions differ between versions
         raise BundleError(f"is not an ONNX model: {problem}", file=file) from None
-    return found
+    return parsed
 
 
 def device_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -52,10 +52,10 @@ def device_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 def first_of_each_op(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     """Return the first node of every op, in the graph's order."""
-    found: dict[str, onnx.NodeProto] = {}
+    first: dict[str, onnx.NodeProto] = {}
     for node in device_nodes(model):
-        found.setdefault(node.op_type, node)
-    return found
+        first.setdefault(node.op_type, node)
+    return first
 
 
 def inputs_of(model: onnx.ModelProto, node: onnx.NodeProto) -> Sequence[str]:
@@ -69,27 +69,27 @@ def alone(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Arr
 
     The node becomes the one that carries the engine's kernels.
     """
-    only = onnx.NodeProto()
-    only.CopyFrom(node)
-    del only.attribute[:]
-    only.attribute.extend(each for each in node.attribute if each.name != "carries")
-    only.attribute.append(helper.make_attribute("carries", 1))
-    cut = onnx.ModelProto()
-    cut.CopyFrom(model)
-    cut.graph.CopyFrom(
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    del copy.attribute[:]
+    copy.attribute.extend(attribute for attribute in node.attribute if attribute.name != "carries")
+    copy.attribute.append(helper.make_attribute("carries", 1))
+    single = onnx.ModelProto()
+    single.CopyFrom(model)
+    single.graph.CopyFrom(
         helper.make_graph(
-            [only],
+            [copy],
             "one",
-            [_described(name, values[name]) for name in inputs_of(model, node)],
-            [_described(name, values[name]) for name in node.output],
+            [_value_info(name, values[name]) for name in inputs_of(model, node)],
+            [_value_info(name, values[name]) for name in node.output],
             [tensor for tensor in model.graph.initializer if tensor.name in node.input],
         )
     )
-    data: bytes = cut.SerializeToString()
+    data: bytes = single.SerializeToString()
     return data
 
 
-def _described(name: str, array: Array) -> onnx.ValueInfoProto:
+def _value_info(name: str, array: Array) -> onnx.ValueInfoProto:
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
     return helper.make_tensor_value_info(name, kind, array.shape)
 
@@ -111,24 +111,24 @@ class Values:
         """`folder` has the graph's weights.bin."""
         self._sources, self._lists = Sources(plan), tensors.lists(plan)
         self._vocab_size = vocab_size
-        self._session = self._opened(model, folder)
+        self._session = self._open_session(model, folder)
         self._outputs = [output.name for output in self._session.get_outputs()]
 
-    def _opened(self, model: onnx.ModelProto, folder: Path) -> Any:
+    def _open_session(self, model: onnx.ModelProto, folder: Path) -> Any:
         """Open a session with all inputs and outputs of device nodes as outputs."""
-        whole, graph = onnx.ModelProto(), model.graph
-        whole.CopyFrom(model)
-        known = {each.name for each in (*graph.input, *graph.output, *graph.initializer)}
-        wanted = dict.fromkeys(
+        extended, graph = onnx.ModelProto(), model.graph
+        extended.CopyFrom(model)
+        existing = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+        exposed = dict.fromkeys(
             name for node in device_nodes(model) for name in (*node.output, *node.input) if name
         )
-        whole.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in wanted if name not in known
+        extended.graph.output.extend(
+            onnx.ValueInfoProto(name=name) for name in exposed if name not in existing
         )
         options = session_options(1)
         options.add_session_config_entry(FOLDER, str(folder))
         return onnxruntime.InferenceSession(
-            whole.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            extended.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
 
     def last(self) -> dict[str, Array]:
@@ -137,15 +137,17 @@ class Values:
         states: dict[str, Array] = {}
         rng = np.random.default_rng(20261121)
         feeds: dict[str, Array] = {}
-        found: dict[str, Array] = {}
+        outputs: dict[str, Array] = {}
         for index, count in enumerate(COUNTS):
             step = ledger.commit(count) if index == 0 else ledger.run(count)
             tokens = rng.integers(0, self._vocab_size, (count, 1))
             feeds = self._feeds(step, tokens, states)
-            found = dict(zip(self._outputs, self._session.run(None, feeds), strict=True))
-            states = {n.removesuffix(OUT): found[n] for n in found if n.removesuffix(OUT) in feeds}
+            outputs = dict(zip(self._outputs, self._session.run(None, feeds), strict=True))
+            states = {
+                n.removesuffix(OUT): outputs[n] for n in outputs if n.removesuffix(OUT) in feeds
+            }
             ledger = step.after
-        return feeds | found
+        return feeds | outputs
 
     def _feeds(
         self, step: ReplayStep, tokens: NDArray[np.int64], states: Mapping[str, Array]
@@ -183,7 +185,7 @@ class Difference:
 
 
 # for another order of floating-point sums; int8: by one step, in one value of 10,000 or one in all
-_FLOAT, _SHARE = 1e-3, 1e-4
+_FLOAT_TOLERANCE, _MAX_SHARE = 1e-3, 1e-4
 
 
 def compare(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> list[Difference]:
@@ -191,12 +193,14 @@ def compare(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> list[Dif
     return [_difference(name, array, wanted[name]) for name, array in found.items()]
 
 
-def _difference(name: str, found: Array, wanted: Array) -> Difference:
-    apart = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
-    if found.dtype.kind == "f":
-        scale = float(np.abs(wanted.astype(np.float64)).max()) or 1.0
-        worst = float(apart.max()) / scale
-        return Difference(name, worst, 0.0, worst <= _FLOAT)  # false for NaN
-    worst, others = float(apart.max()), int(np.count_nonzero(apart))
-    allowed = found.dtype == np.int8 and others <= max(1, _SHARE * apart.size) and worst <= 1
-    return Difference(name, worst, others / apart.size, allowed or others == 0)
+def _difference(name: str, actual: Array, expected: Array) -> Difference:
+    deviation = np.abs(actual.astype(np.float64) - expected.astype(np.float64))
+    if actual.dtype.kind == "f":
+        scale = float(np.abs(expected.astype(np.float64)).max()) or 1.0
+        worst = float(deviation.max()) / scale
+        return Difference(name, worst, 0.0, worst <= _FLOAT_TOLERANCE)  # false for NaN
+    worst, differing = float(deviation.max()), int(np.count_nonzero(deviation))
+    allowed = (
+        actual.dtype == np.int8 and differing <= max(1, _MAX_SHARE * deviation.size) and worst <= 1
+    )
+    return Difference(name, worst, differing / deviation.size, allowed or differing == 0)

@@ -35,18 +35,20 @@ def agree(bundle: str, engine: str, other: str) -> dict[str, Any]:
 
     Logits decide. Answers are only shown, because they may diverge at a tie that rounding decides.
     """
-    (here, mine), (there, theirs) = (_said(bundle, name) for name in (engine, other))
-    found = agreement(there, here)
+    (logits, answers), (other_logits, other_answers) = (
+        _logits_and_answers(bundle, name) for name in (engine, other)
+    )
+    result = agreement(other_logits, logits)
     return {
-        "right": found.kl_nats <= KL and found.top1 >= TOP1,
-        "kl": found.kl_nats,
-        "top1": found.top1,
-        "equal_answers": sum(a == b for a, b in zip(mine, theirs, strict=True)),
-        "answers": {engine: mine, other: theirs},
+        "right": result.kl_nats <= KL and result.top1 >= TOP1,
+        "kl": result.kl_nats,
+        "top1": result.top1,
+        "equal_answers": sum(a == b for a, b in zip(answers, other_answers, strict=True)),
+        "answers": {engine: answers, other: other_answers},
     }
 
 
-def _said(bundle: str, engine: str) -> tuple[Logits, list[str]]:
+def _logits_and_answers(bundle: str, engine: str) -> tuple[Logits, list[str]]:
     """Return logits [T, V] over every kind of run, and answers."""
     with load(bundle, engine=engine) as model:
         return _logits(model), [_answer(model, question) for question in QUESTIONS]
@@ -60,8 +62,8 @@ def _logits(model: Model) -> Logits:
 
 def _answer(model: Model, question: str) -> str:
     session = model.session(seed=1)
-    say = session.generate if model.template is None else session.chat
-    return "".join(say(question, max_tokens=32, temperature=0))
+    generate = session.generate if model.template is None else session.chat
+    return "".join(generate(question, max_tokens=32, temperature=0))
 
 
 def grow(bundle: str, engine: str, tokens: int) -> dict[str, Any]:
@@ -71,28 +73,32 @@ def grow(bundle: str, engine: str, tokens: int) -> dict[str, Any]:
     change that too, so only this process's own memory decides.
     """
     with load(bundle, engine=engine) as model:
-        made, answers, session = 0, 0, model.session(seed=1)
-        say = session.generate if model.template is None else session.chat
+        generated, answers, session = 0, 0, model.session(seed=1)
+        generate = session.generate if model.template is None else session.chat
         start: tuple[int, int | None] | None = None
-        while made < tokens:
+        while generated < tokens:
             # the first quarter of the tokens warms up
-            if start is None and 4 * made >= tokens:
+            if start is None and 4 * generated >= tokens:
                 start = memory.private_bytes(), memory.available_bytes()
             session.reset()
-            generation = say(QUESTIONS[answers % len(QUESTIONS)], max_tokens=64, temperature=1.0)
+            generation = generate(
+                QUESTIONS[answers % len(QUESTIONS)], max_tokens=64, temperature=1.0
+            )
             for _ in generation:
                 pass
             result = generation.result
-            made += max(1, len(result.tokens) if result else 1)
+            generated += max(1, len(result.tokens) if result else 1)
             answers += 1
-        before, free = start or (memory.private_bytes(), memory.available_bytes())
-        grown, now = memory.private_bytes() - before, memory.available_bytes()
+        start_bytes, available_before = start or (memory.private_bytes(), memory.available_bytes())
+        growth, available_after = memory.private_bytes() - start_bytes, memory.available_bytes()
     return {
-        "right": grown <= GROWTH,
-        "tokens": made,
+        "right": growth <= GROWTH,
+        "tokens": generated,
         "answers": answers,
-        "grown_bytes": grown,
-        "available_fell_bytes": None if free is None or now is None else free - now,
+        "grown_bytes": growth,
+        "available_fell_bytes": None
+        if available_before is None or available_after is None
+        else available_before - available_after,
     }
 
 
@@ -100,23 +106,23 @@ def main() -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
-    one, two = verbs.add_parser("agree"), verbs.add_parser("grow")
-    for each in (one, two):
-        each.add_argument("bundle")
-        each.add_argument("engine")
-    one.add_argument("other")
-    two.add_argument("--tokens", type=int, default=TOKENS)
-    given = parser.parse_args()
+    agree_parser, grow_parser = verbs.add_parser("agree"), verbs.add_parser("grow")
+    for subparser in (agree_parser, grow_parser):
+        subparser.add_argument("bundle")
+        subparser.add_argument("engine")
+    agree_parser.add_argument("other")
+    grow_parser.add_argument("--tokens", type=int, default=TOKENS)
+    options = parser.parse_args()
     try:
-        if given.verb == "agree":
-            found = agree(given.bundle, given.engine, given.other)
+        if options.verb == "agree":
+            result = agree(options.bundle, options.engine, options.other)
         else:
-            found = grow(given.bundle, given.engine, given.tokens)
+            result = grow(options.bundle, options.engine, options.tokens)
     except EdgeError as problem:
         print(problem, file=sys.stderr)
         return 1
-    print(json.dumps(found))
-    return 0 if found["right"] else 1
+    print(json.dumps(result))
+    return 0 if result["right"] else 1
 
 
 if __name__ == "__main__":

@@ -52,14 +52,14 @@ class BoardReport:
 
     def put(self, result: Result) -> None:
         """Add a result, or replace an earlier one of the same step."""
-        names = [each.name for each in self.results]
+        names = [earlier.name for earlier in self.results]
         if result.name in names:
             self.results[names.index(result.name)] = result
         else:
             self.results.append(result)
 
     def status(self, name: str) -> Status | None:
-        return next((each.status for each in self.results if each.name == name), None)
+        return next((result.status for result in self.results if result.name == name), None)
 
     def save(self, folder: Path) -> None:
         """Write report.json and report.md, each whole or not at all."""
@@ -72,12 +72,12 @@ def load(folder: Path, bundle: str, facts: dict[str, Any]) -> BoardReport | None
     """Return the folder's report if it is of this bundle, machine and version, else None."""
     try:
         data = json.loads((folder / "report.json").read_text())
-        results = [Result(**each) for each in data["results"]]
-        found = BoardReport(data["bundle"], data["began"], data["facts"], results)
+        results = [Result(**entry) for entry in data["results"]]
+        report = BoardReport(data["bundle"], data["began"], data["facts"], results)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    same = data.get("schema") == SCHEMA and found.bundle == bundle
-    return found if same and _identity(found.facts) == _identity(facts) else None
+    matches = data.get("schema") == SCHEMA and report.bundle == bundle
+    return report if matches and _identity(report.facts) == _identity(facts) else None
 
 
 def _identity(facts: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ _FIGURES = (
     "prefill_tokens_per_s", "decode_tokens_per_s", "peak_memory_bytes", "tokens", "grown_bytes",
     "available_fell_bytes",
 )  # fmt: skip
-_SHOWN = {"ok": "ok", "wrong": "**WRONG**", "not run": "not run"}
+_LABELS = {"ok": "ok", "wrong": "**WRONG**", "not run": "not run"}
 
 
 def markdown(report: BoardReport) -> str:
@@ -126,18 +126,18 @@ def _head(report: BoardReport) -> list[str]:
 
 def _table(report: BoardReport) -> list[str]:
     rows = []
-    for one in report.results:
-        shown = _SHOWN[one.status] + (f": {one.reason}" if one.reason else "")
-        hottest = max(one.after.get("temperature_c", {}).values(), default=None)
+    for result in report.results:
+        outcome = _LABELS[result.status] + (f": {result.reason}" if result.reason else "")
+        hottest = max(result.after.get("temperature_c", {}).values(), default=None)
         cells = (
-            one.name,
-            shown,
-            one.claim,
-            figures(one.figures),
-            f"{one.seconds:.0f}",
-            one.after.get("power_mode"),
+            result.name,
+            outcome,
+            result.claim,
+            figures(result.figures),
+            f"{result.seconds:.0f}",
+            result.after.get("power_mode"),
             hottest,
-            _mb(one.after.get("mem_available_bytes")),
+            _mb(result.after.get("mem_available_bytes")),
         )
         rows.append([_cell("" if cell is None else cell) for cell in cells])
     head = ("step", "result", "what it proves", "figures", "s", "mode", "°C", "available")
@@ -152,9 +152,9 @@ def figures(found: dict[str, Any]) -> str:
 
 def _details(report: BoardReport) -> list[str]:
     lines: list[str] = []
-    for one in report.results:
-        if one.tail:
-            lines += ["", f"## {one.name}", "", "```", one.tail.replace("```", "'''"), "```"]
+    for result in report.results:
+        if result.tail:
+            lines += ["", f"## {result.name}", "", "```", result.tail.replace("```", "'''"), "```"]
     return lines
 
 
@@ -163,8 +163,8 @@ def tail(text: str) -> str:
     text = text.strip()
     if len(text) <= _TAIL:
         return text
-    cut = text[-_TAIL:]
-    return "… " + (cut.partition("\n")[2] or cut)
+    end = text[-_TAIL:]
+    return "… " + (end.partition("\n")[2] or end)
 
 
 def _cell(value: object) -> str:

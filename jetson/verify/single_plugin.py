@@ -76,8 +76,10 @@ class Builder:
         """Build an engine. Raises EngineError with the messages of TensorRT and the plugins."""
         self._library.prepare(self._kernels, aliased=False)
         try:
-            said = self._library.last_error
-            return compiled(self._trt, model, self._weights, Order(EngineSizes()), more_said=said)
+            last_error = self._library.last_error
+            return compiled(
+                self._trt, model, self._weights, Order(EngineSizes()), more_said=last_error
+            )
         finally:
             self._library.prepare(b"", aliased=False)
 
@@ -86,26 +88,26 @@ class Builder:
     ) -> dict[str, Array]:
         """Return the engine's outputs for the node's inputs in `values`."""
         contexts = EngineContexts(self._trt, engine, self._gpu, [_PROFILE])
-        placed = {name: self._put(values[name]) for name in contexts.inputs}
+        buffers = {name: self._upload(values[name]) for name in contexts.inputs}
         for name in contexts.outputs:
             # states are written in place: one buffer for both, as in the engine of a model
-            source = placed.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
-            placed[name] = source or self._gpu.allocate(max(1, values[name].nbytes))
-        addresses = {name: memory.address for name, memory in placed.items()}
+            source = buffers.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
+            buffers[name] = source or self._gpu.allocate(max(1, values[name].nbytes))
+        addresses = {name: memory.address for name, memory in buffers.items()}
         shapes = {name: values[name].shape for name in contexts.inputs}
         contexts.bound(GraphRun({}, shapes, addresses), own=False).enqueue()
-        found = {name: self._got(placed[name], values[name]) for name in contexts.outputs}
+        outputs = {name: self._download(buffers[name], values[name]) for name in contexts.outputs}
         self._gpu.wait()
-        return {name: array.copy() for name, array in found.items()}
+        return {name: array.copy() for name, array in outputs.items()}
 
-    def _put(self, array: Array) -> Memory:
+    def _upload(self, array: Array) -> Memory:
         memory = self._gpu.allocate(max(1, array.nbytes))
         host = self._gpu.host(array.nbytes)
         host[:] = array.reshape(-1).view("u1")
         self._gpu.write(memory, 0, host)
         return memory
 
-    def _got(self, memory: Memory, like: Array) -> Array:
+    def _download(self, memory: Memory, like: Array) -> Array:
         host = self._gpu.host(like.nbytes)
         self._gpu.read(host, memory, 0)
         return host.view(like.dtype).reshape(like.shape)
@@ -132,10 +134,10 @@ def prove(bundle: Bundle, op: str) -> dict[str, Any]:
     return {
         "op": op,
         "node": node.name,
-        "right": all(one.right for one in differences),
+        "right": all(difference.right for difference in differences),
         "build_s": round(spent, 2),
         "engine_bytes": len(engine),
-        "outputs": [asdict(one) for one in differences],
+        "outputs": [asdict(difference) for difference in differences],
     }
 
 
@@ -146,20 +148,20 @@ def each(bundle: str) -> int:
     except EngineError as problem:
         print(f"not run: {problem}")
         return NOT_RUN
-    with open_bundle(resolve(bundle)) as found:
-        file = machine.graph_file(found)
-        ops = list(cut.first_of_each_op(cut.read(found.read(file), file)))
+    with open_bundle(resolve(bundle)) as opened_bundle:
+        file = machine.graph_file(opened_bundle)
+        ops = list(cut.first_of_each_op(cut.read(opened_bundle.read(file), file)))
     wrong = 0
     for op in ops:
         command = child.command(__spec__.name, bundle, "--op", op)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+            completed = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             print(f"WRONG  {op}: did not finish within {LIMIT_S} s", flush=True)
             wrong += 1
             continue
-        wrong += done.returncode != 0
-        print(line(op, done.returncode, done.stdout, done.stderr), flush=True)
+        wrong += completed.returncode != 0
+        print(line(op, completed.returncode, completed.stdout, completed.stderr), flush=True)
     print(f"{len(ops) - wrong} of {len(ops)} plugins are right")
     return 1 if wrong else 0
 
@@ -168,12 +170,12 @@ def line(op: str, code: int, out: str, errors: str) -> str:
     """Return a line about the result of one process."""
     last = (out.strip().splitlines() or [""])[-1]
     if not last.startswith("{"):
-        said = (errors.strip().splitlines() or ["no output"])[-1]
-        return f"WRONG  {op}: exit code {code}: {said}"
-    found = json.loads(last)
-    worst = max((one["worst"] for one in found["outputs"]), default=0.0)
-    mark = "right" if found["right"] else "WRONG"
-    return f"{mark}  {op}: built in {found['build_s']} s, worst difference {worst:.1e}"
+        message = (errors.strip().splitlines() or ["no output"])[-1]
+        return f"WRONG  {op}: exit code {code}: {message}"
+    result = json.loads(last)
+    worst = max((output["worst"] for output in result["outputs"]), default=0.0)
+    mark = "right" if result["right"] else "WRONG"
+    return f"{mark}  {op}: built in {result['build_s']} s, worst difference {worst:.1e}"
 
 
 def main() -> int:
@@ -181,17 +183,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("bundle", nargs="?", default="demo")
     parser.add_argument("--op")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        if given.op is None:
-            return each(given.bundle)
-        with open_bundle(resolve(given.bundle)) as bundle:
-            found = prove(bundle, given.op)
+        if options.op is None:
+            return each(options.bundle)
+        with open_bundle(resolve(options.bundle)) as bundle:
+            result = prove(bundle, options.op)
     except EdgeError as problem:
         print(problem, file=sys.stderr)
         return 1
-    print(json.dumps(found))
-    return 0 if found["right"] else 1
+    print(json.dumps(result))
+    return 0 if result["right"] else 1
 
 
 if __name__ == "__main__":

@@ -52,9 +52,9 @@ def _ok(check: str) -> Need:
     """Need a check of `edge doctor` to be ok."""
 
     def need(_: str) -> str | None:
-        found = board.found(check)
-        said = found.detail if found.remedy is None else f"{found.detail}: {found.remedy}"
-        return None if found.status == "ok" else said
+        finding = board.found(check)
+        reason = finding.detail if finding.remedy is None else f"{finding.detail}: {finding.remedy}"
+        return None if finding.status == "ok" else reason
 
     return need
 
@@ -63,10 +63,10 @@ def _kernels(bundle: str) -> str | None:
     """Need kernels for any GPU; loading them shows whether they fit this one."""
     try:
         with open_bundle(resolve(bundle)) as opened:
-            there = bool(opened.manifest.kernels)
+            has_kernels = bool(opened.manifest.kernels)
     except EdgeError as problem:
         return str(problem)
-    if there or _importable("triton"):
+    if has_kernels or _importable("triton"):
         return None
     return (
         f"{bundle} has no kernels and Triton is not installed; on another machine: "
@@ -77,14 +77,16 @@ def _kernels(bundle: str) -> str | None:
 def _exporter(_: str) -> str | None:
     """Need the packages that lower and compile kernels, which JetPack 6 cannot have."""
     if sys.version_info < EXPORTER:
-        here, least = (".".join(map(str, version[:2])) for version in (sys.version_info, EXPORTER))
-        return f"needs the exporter, which needs Python {least}; this is {here}"
+        current, required = (
+            ".".join(map(str, version[:2])) for version in (sys.version_info, EXPORTER)
+        )
+        return f"needs the exporter, which needs Python {required}; this is {current}"
     return _lacking("torch", "triton", "onnx")
 
 
 def _lacking(*packages: str) -> str | None:
-    found = [name for name in packages if not _importable(name)]
-    return f"needs the packages {', '.join(found)}" if found else None
+    absent = [name for name in packages if not _importable(name)]
+    return f"needs the packages {', '.join(absent)}" if absent else None
 
 
 def _importable(name: str) -> bool:
@@ -186,7 +188,7 @@ STEPS: tuple[VerifyStep, ...] = (
 def missing(step: VerifyStep, bundle: str) -> str | None:
     """Return why the step cannot run here, or None if it can."""
     for need in step.needs:
-        why = NEEDS[need](bundle)
-        if why is not None:
-            return why
+        reason = NEEDS[need](bundle)
+        if reason is not None:
+            return reason
     return None

@@ -1,5 +1,6 @@
-// The largest logits of a row: the C++ face of triton_pick.py.
+// The largest logits of each row and their tokens: the C++ counterpart of triton_pick.py.
 
+// Returns a key that sorts by logit, then by descending token. NaN sorts as the largest logit.
 inline int64_t key_of(float logit, int64_t token) {
   int32_t bits;
   float plain = logit == 0.f ? 0.f : logit;
@@ -8,7 +9,7 @@ inline int64_t key_of(float logit, int64_t token) {
   return int64_t(uint64_t(uint32_t(ordered)) << 32 | uint64_t(0x7fffffff - token));
 }
 
-// The `count` largest of some keys, descending, into `best`.
+// Stores the `count` largest of key(first) ... key(last - 1) in `best`, in descending order.
 template <class Key> inline void largest_keys(int64_t first, int64_t last, int64_t count,
                                               int64_t* best, Key key) {
   for (int64_t i = 0; i < count; i++) best[i] = INT64_MIN;
@@ -35,7 +36,7 @@ struct PickBlocks : Kernel {
         int64_t start = each % parts * block, end = std::min(start + block, V);
         int64_t* out = keys.in<int64_t>(a) + each * count;
         if (count == 1) {
-          // most values are below the best so far: their keys are not made
+          // compare plain floats: most are below the best so far and need no key
           float top = -INFINITY;
           bool spoiled = false;
           for (int64_t i = start; i < end; i++) {

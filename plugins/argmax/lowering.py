@@ -41,12 +41,12 @@ def lower_best(at: Lowering, node: Node) -> None:
         stages=1,
     )
     values = node.outputs.get("values")
-    found = at.new(values, "f32", logits.rows, k) if values else None
+    top_values = at.new(values, "f32", logits.rows, k) if values else None
     ids = at.new(picked, "i32", logits.rows, k)
     block = max(count, next_power_of_2(keys.width))
     at.launch(
         "pick.pick",
-        {"keys": at.pointer(keys), "values": at.pointer(found), "ids": at.pointer(ids)},
+        {"keys": at.pointer(keys), "values": at.pointer(top_values), "ids": at.pointer(ids)},
         {"FOUND": keys.width, "K": k, "COUNT": count, "BLOCK": block},
         (Size(of=logits.rows),),
         warps=8 if block > 1024 else 4,

@@ -15,15 +15,15 @@ import triton.language as tl
 
 @triton.jit
 def key_of(logit, token):
-    """i64 keys: the logit's bits, in the order of signed integers, above the inverted token."""
-    bits = tl.where(logit == 0.0, 0.0, logit).to(tl.int32, bitcast=True)  # -0 is 0
+    """Return i64 keys: the logit's bits as an ordered int32, above the inverted token."""
+    bits = tl.where(logit == 0.0, 0.0, logit).to(tl.int32, bitcast=True)  # -0 equals 0
     ordered = tl.where(logit != logit, 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF))
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
 
 
 @triton.jit
 def best(keys, COUNT: tl.constexpr):
-    """The COUNT largest keys, descending; COUNT is a power of 2."""
+    """Return the COUNT largest keys in descending order; COUNT is a power of 2."""
     return tl.max(keys, 0, keep_dims=True) if COUNT == 1 else tl.topk(keys, COUNT)
 
 

@@ -1,4 +1,4 @@
-// Attention over KV caches, and the rotary embedding of what goes into them: the C++ face of
+// Attention over KV caches, and RoPE of queries and keys: the C++ counterpart of
 // triton_attention.py and triton_rope.py.
 
 struct RopeAppend : Kernel {
@@ -16,8 +16,8 @@ struct RopeAppend : Kernel {
     if (q && !turned) refuse("turned is None");
   }
 
-  // A head, its first `dim` values turned by the token's angles; products are rounded before sums,
-  // as in the reference.
+  // Rotates the first `dim` values of a head by the token's angles. Products are rounded before
+  // sums, as in the reference.
   __attribute__((optimize("fp-contract=off"))) void turn(const float* in, const float* c,
                                                          const float* s, float* out) const {
     int64_t half = dim / 2;
@@ -58,8 +58,8 @@ struct RopeAppend : Kernel {
   }
 };
 
-// One query over the slots it sees, the softmax kept running (FlashAttention, arXiv 2205.14135,
-// algorithm 1), a tile of slots at a time.
+// Attention of one query at a time over tiles of slots, with a running softmax (FlashAttention,
+// arXiv 2205.14135, algorithm 1).
 struct Attend : Kernel {
   Argument q, keys, values, ancestors, run_fields, y, mixes, peaks, T, B, C;
   int64_t kv, group, P, q_stride, splits, block_n, window;
@@ -74,19 +74,20 @@ struct Attend : Kernel {
         q_stride(v.integer("Q_STRIDE")), splits(v.within("SPLITS", 1)),
         block_n(v.within("BLOCK_N", 1)), window(window_of(v)), scale((float)v.number("SCALE")),
         softcap((float)v.number("SOFTCAP", 0)) {
-    if (splits == 1 ? !y : !(mixes && peaks)) refuse("nowhere to put what was attended to");
-    if (keys.type != values.type || keys.type == Type::i8) refuse("caches are not of one float type");
+    if (splits == 1 ? !y : !(mixes && peaks)) refuse("an output is None");
+    if (keys.type != values.type || keys.type == Type::i8)
+      refuse("keys and values must have the same float type");
   }
 
-  // Absent from the plans of models without windows: 0, all of the past.
+  // Plans of models without windows lack the constant: 0, all of the past.
   static int64_t window_of(const Variant& v) { return std::max<int64_t>(v.integer("WINDOW", 0), 0); }
 
-  // The first slot that some token of the run sees.
+  // First slot that any token of the run attends to.
   static int64_t base_of(int64_t past, int64_t window) {
     return window ? std::max<int64_t>(past + 1 - window, 0) : 0;
   }
 
-  // The first slot that token t sees: its window is the last ones of the past and of its path.
+  // First slot that token t attends to. Its window ends the past followed by its path in the tree.
   int64_t first_seen(int64_t t, int64_t past, const int32_t* leads) const {
     if (!window) return 0;
     if (!leads) return past + t + 1 - window;
@@ -144,7 +145,7 @@ struct Attend : Kernel {
         int64_t slot = first + i;
         bool sees = !leads || slot < past || leads[slot - past];
         score[i] = sees ? product(query, k + slot * P) : -INFINITY;
-        if (!(score[i] <= top)) top = score[i];  // a NaN goes on
+        if (!(score[i] <= top)) top = score[i];  // keeps NaN
       }
       if (softcap > 0) top = capped(score, count, peak);
       if (top == -INFINITY) continue;
@@ -173,7 +174,7 @@ struct Attend : Kernel {
     }
   }
 
-  // Bounds the scores of what is seen; the largest of them and of `top`.
+  // Soft-caps the scores that are not -inf. Returns the largest of them and `top`.
   float capped(float* score, int count, float top) const {
     blocks(count, [&](int64_t i, int n) {
       vf before = load_some(score + i, n), after = soft_cap(before, softcap);
@@ -193,7 +194,7 @@ struct Attend : Kernel {
   }
 };
 
-// The softmax over all parts from those of each (FlashDecoding).
+// Joins the softmaxes of all parts of the slots (FlashDecoding).
 struct Join : Kernel {
   Argument mixes, peaks, run_fields, y, T;
   int64_t heads, P, splits, block_n, window;

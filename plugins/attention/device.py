@@ -39,7 +39,7 @@ def _attention(op: Op) -> Op:
     )
     if op is ATTENTION_F16:
         caches = tuple(map(in_f16, caches))
-    flowing = tuple(
+    activations = tuple(
         value(v.name, f"f32[T,B,{v.shape[-1]}]", v.doc)
         for v in op.inputs
         if v.name in ("q", "k", "v")
@@ -47,7 +47,7 @@ def _attention(op: Op) -> Op:
     y = value("y", "f32[T,B,H·P]", "")
     return device(
         op,
-        (*flowing, *caches, RUN, ANCESTORS),
+        (*activations, *caches, RUN, ANCESTORS),
         (y, *map(after, caches)),
         "slots run[PAST] … run[PAST]+T-1 of the caches get k and v\n"
         "y = softmax(scale · q·Kᵀ) · V over the slots below run[PAST] and those of the run that "
@@ -91,7 +91,7 @@ _APPEND = """
 """
 
 # sees [T, C]: which slots each token attends to
-_SEES = """
+_VISIBLE = """
     token = Range(from_0, new_count, by_1)
     token_column = Unsqueeze(token, axis_1)
     is_before = LessOrEqual(late, token_column)
@@ -158,8 +158,8 @@ _ATTEND = """
     y = Reshape(y_tbhp, flat)
 """
 
-_BEFORE = CONSTANTS + views(["q", "k", "v"]) + fields("past")
-ATTENTION = _BEFORE + _APPEND + _SEES + _ATTEND
+_PROLOGUE = CONSTANTS + views(["q", "k", "v"]) + fields("past")
+ATTENTION = _PROLOGUE + _APPEND + _VISIBLE + _ATTEND
 
 _WIDE = {"key_cache_out": "keys_wide", "value_cache_out": "values_wide"}
 _CASTS = "".join(f"    {wide} = Cast<to=1>({kept})\n" for kept, wide in _WIDE.items())
@@ -171,9 +171,9 @@ def attention_f16() -> str:
         append = append.replace(f", {name})", f", {name}_f16)").replace(
             "    new_size", f"    {name}_f16 = Cast<to=10>({name})\n    new_size"
         )
-    for kept, wide in _WIDE.items():
-        attend = attend.replace(kept, wide)
-    return _BEFORE + append + _SEES + _CASTS + attend
+    for cache, wide in _WIDE.items():
+        attend = attend.replace(cache, wide)
+    return _PROLOGUE + append + _VISIBLE + _CASTS + attend
 
 
 # The functional op rotates q and k batch first.

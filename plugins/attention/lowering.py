@@ -54,11 +54,11 @@ def append(at: Lowering, node: Node) -> View:
     dim = int(node.attributes.get("dim", 0))
     kv, p = (int(node.attributes[name]) for name in ("kv_heads", "head_dim"))
     heads = int(node.attributes["heads"]) if dim else 0
-    turned = at.new(f"{node.outputs['y']}.q", "f32", k.rows, heads * p) if dim else None
+    rotated = at.new(f"{node.outputs['y']}.q", "f32", k.rows, heads * p) if dim else None
     table = Size(times=dim // 2, of="T")
     tables = [at.input(node.inputs[name], "f32", table) for name in ("cos", "sin") if dim]
     block = min(_HEADS, next_power_of_2(max(heads, kv)))
-    wide = next_power_of_2(p)
+    block_p = next_power_of_2(p)
     at.launch(
         "rope.append",
         {
@@ -68,7 +68,7 @@ def append(at: Lowering, node: Node) -> View:
             "cos": tables[0] if dim else None,
             "sin": tables[1] if dim else None,
             "run": at.run(),
-            "turned": at.pointer(turned),
+            "turned": at.pointer(rotated),
             **_caches(at, node),
             "B": at.size("B"),
             "C": at.size("C"),
@@ -82,12 +82,12 @@ def append(at: Lowering, node: Node) -> View:
             "K_STRIDE": k.stride,
             "V_STRIDE": v.stride,
             "BLOCK_H": block,
-            "BLOCK_P": wide,
+            "BLOCK_P": block_p,
         },
         (Size(of=k.rows), Size(times=cdiv(heads, block) + 2 * cdiv(kv, block))),
-        warps=warps_for(block * wide),
+        warps=warps_for(block * block_p),
     )
-    return q if turned is None else turned
+    return q if rotated is None else rotated
 
 
 class _Tiles(NamedTuple):

@@ -44,19 +44,21 @@ def attention(
     causal (query t attends to keys up to S-T+t). scale defaults to 1/√P. With a `softcap`, scores
     become softcap·tanh(score/softcap) before the mask is added.
     """
-    steps, seen = q.shape[2], k.shape[2]
+    steps, slots = q.shape[2], k.shape[2]
     if mask is None:
-        mask = torch.ones(steps, seen, dtype=torch.bool, device=q.device).tril(seen - steps)
+        mask = torch.ones(steps, slots, dtype=torch.bool, device=q.device).tril(slots - steps)
     if softcap:
-        return _capped(q, k, v, mask, scale or q.shape[-1] ** -0.5, softcap)
+        return _softcapped_attention(q, k, v, mask, scale or q.shape[-1] ** -0.5, softcap)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
-def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+def _softcapped_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float
+) -> Tensor:
     k, v = (m.repeat_interleave(q.shape[1] // m.shape[1], 1) for m in (k, v))
     scores = soft_cap(q @ k.mT * scale, softcap)
-    hides = mask.dtype == torch.bool
-    scores = scores.masked_fill(~mask, -math.inf) if hides else scores + mask
+    is_boolean = mask.dtype == torch.bool
+    scores = scores.masked_fill(~mask, -math.inf) if is_boolean else scores + mask
     return scores.softmax(-1) @ v
 
 

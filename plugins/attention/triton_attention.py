@@ -21,7 +21,7 @@ PAST = tl.constexpr(launch.PAST)
 
 @triton.jit
 def _base(past, WINDOW: tl.constexpr):
-    """The first slot that some token of the run sees."""
+    """Return the first slot that any token of the run sees."""
     if WINDOW > 0:
         return tl.maximum(past + 1 - WINDOW, 0)
     else:
@@ -30,8 +30,8 @@ def _base(past, WINDOW: tl.constexpr):
 
 @triton.jit
 def _first_seen(t, past, T, ancestors, WINDOW: tl.constexpr):
-    """i32 [BLOCK_R]: the first slot that token t sees. Its window is the last slots of the past
-    and of its path, which is all of the run up to it where `ancestors` are None.
+    """Return the first slot that token t sees, i32 [BLOCK_R]. Its window covers the last WINDOW
+    slots of the past and of its path. Without `ancestors` the path is the run up to the token.
     """
     if ancestors is None:
         first = past + t + 1 - WINDOW
@@ -49,8 +49,8 @@ def _first_seen(t, past, T, ancestors, WINDOW: tl.constexpr):
 
 @triton.jit
 def _visible(slot, t, past, T, ancestors, first, WINDOW: tl.constexpr):
-    """bool [BLOCK_R, BLOCK_N]: all of the past; of the run what is not after t, or leads to t.
-    With a window nothing before `first`.
+    """Return which slots token t sees, bool [BLOCK_R, BLOCK_N]: all of the past, and the tokens of
+    the run up to t (chain) or its ancestors (tree). With a window, nothing before `first`.
     """
     late = slot[None, :] - past
     if ancestors is None:
@@ -78,9 +78,9 @@ def _run_over(
     P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
     STAGES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Queries q [BLOCK_R, BLOCK_P] over slots start … end-1; none beyond is read.
+    """Attend with queries q [BLOCK_R, BLOCK_P] to slots start … end-1; no other slot is read.
 
-    Returns (largest score, sum, mix [BLOCK_R, BLOCK_P]); a row that sees nothing: -inf, 0, 0.
+    Returns (largest score, sum, mix [BLOCK_R, BLOCK_P]); -inf, 0, 0 for a row that sees nothing.
     """
     column = tl.arange(0, BLOCK_P)
     peak = tl.full((BLOCK_R,), float("-inf"), tl.float32)
@@ -107,7 +107,7 @@ def _run_over(
 
 @triton.jit
 def _finite(peak):
-    """What to take off scores before exp: -inf - -inf would be NaN."""
+    """Return what to subtract from scores before exp: 0 for -inf, since -inf - -inf is NaN."""
     return tl.where(peak == float("-inf"), 0.0, peak)
 
 
@@ -117,9 +117,9 @@ def _run_alone(
     P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, STAGES: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """`_run_over` for the one row q [1, BLOCK_P] of a chain's last token, without `dot`.
+    """Compute `_run_over` without `dot`, for the single row q [1, BLOCK_P] of a chain's last token.
 
-    Every BLOCK_N-th slot is a softmax of its own, so that warps wait for each other only at the
+    Each of BLOCK_N interleaved sets of slots has its own softmax, so warps synchronize only at the
     end, when these are joined.
     """
     column = tl.arange(0, BLOCK_P)
@@ -165,20 +165,20 @@ def attend(
     P: tl.constexpr,
     Q_STRIDE: tl.constexpr,
     SCALE: tl.constexpr,
-    SPLITS: tl.constexpr,  # parts that the slots are split into, each for a program
+    SPLITS: tl.constexpr,  # parts of the slots, one program each
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,  # a power of two, at least P
     STAGES: tl.constexpr,
-    WINDOW: tl.constexpr = 0,  # how many slots a token sees, its own among them; 0: all
-    SOFTCAP: tl.constexpr = 0.0,  # what scores approach; 0: no bound
+    WINDOW: tl.constexpr = 0,  # number of slots a token sees, its own included; 0: all
+    SOFTCAP: tl.constexpr = 0.0,  # soft bound of the scores; 0: none
 ):
     past = tl.load(run + PAST)
     base = _base(past, WINDOW)
     chunk = part_size(past + T - base, SPLITS, BLOCK_N)
     start = base + tl.program_id(2) * chunk
     if start < past + T:
-        # the last tokens see most: they start first
+        # the last tokens see the most slots, so they start first
         tile = tl.num_programs(0) - 1 - tl.program_id(0)
         b, kv = tl.program_id(1) // KV, tl.program_id(1) % KV
         r = tile * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -219,7 +219,7 @@ def attend(
 
 @triton.jit
 def part_size(slots, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Slots of each part: whole tiles, so that a short cache has fewer parts than SPLITS."""
+    """Return the slots per part, in whole tiles, so a short cache has fewer parts than SPLITS."""
     return tl.cdiv(tl.cdiv(slots, BLOCK_N), SPLITS) * BLOCK_N
 
 
@@ -235,9 +235,9 @@ def join(
     SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,  # as in `attend`
     BLOCK_P: tl.constexpr,
-    WINDOW: tl.constexpr = 0,  # likewise
+    WINDOW: tl.constexpr = 0,  # as in `attend`
 ):
-    """The softmax over all parts from those of each (FlashDecoding)."""
+    """Combine the softmaxes of the parts into one over all slots (FlashDecoding)."""
     one = tl.program_id(0) * HEADS + tl.program_id(1)
     past = tl.load(run + PAST)
     slots = past + T - _base(past, WINDOW)

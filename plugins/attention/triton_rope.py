@@ -13,7 +13,7 @@ PAST = tl.constexpr(launch.PAST)
 
 @triton.jit
 def _pair(x, first, second, column, HALF: tl.constexpr):
-    """x[column] where `first`, x[column - HALF] where `second`: two loads, each of neighbours."""
+    """Load x[column] where `first`, x[column - HALF] where `second`, as two contiguous loads."""
     early = tl.load(x + column, mask=first, other=0.0)
     late = tl.load(x + column - HALF, mask=second, other=0.0)
     return tl.where(first, early, late)
@@ -21,11 +21,11 @@ def _pair(x, first, second, column, HALF: tl.constexpr):
 
 @triton.jit
 def _turned(x, place, column, inside, cos, sin, DIM: tl.constexpr):
-    """Heads x[place], rotated by this token's angles: cos, sin f32 [DIM/2]; DIM 0: not at all."""
+    """Load heads x[place]; if DIM > 0, rotate them by the token's angles (cos, sin f32 [DIM/2])."""
     value = tl.load(x + place, mask=inside, other=0.0)
     if DIM > 0:
         half: tl.constexpr = DIM // 2
-        # as wide as the heads, or cos and sin are laid out otherwise and go through shared memory
+        # as wide as the heads: otherwise cos and sin get another layout and go via shared memory
         first = inside & (column < half)
         second = inside & (column >= half) & (column < DIM)
         other = _pair(x + half, first, second, place, DIM)
@@ -46,17 +46,17 @@ def append(
     run,  # i32, RUN_FIELDS
     turned,  # f32 [T·B, HEADS·P]: q rotated, or None
     keys,  # f32 or f16 [B, KV, C, P]: slot PAST+t gets k[t·B+b], rotated
-    values,  # likewise v
+    values,  # the same for v
     B,
     C,
-    HEADS: tl.constexpr,  # of q; 0 without q
+    HEADS: tl.constexpr,  # query heads; 0 without q
     KV: tl.constexpr,
     P: tl.constexpr,
     DIM: tl.constexpr,  # the first DIM values of a head are rotated
     Q_STRIDE: tl.constexpr,
     K_STRIDE: tl.constexpr,
     V_STRIDE: tl.constexpr,
-    BLOCK_H: tl.constexpr,  # heads of a program
+    BLOCK_H: tl.constexpr,  # heads per program
     BLOCK_P: tl.constexpr,  # a power of two, at least P
 ):
     row = tl.program_id(0)
@@ -67,7 +67,7 @@ def append(
     if DIM > 0:
         cos += t * (DIM // 2)
         sin += t * (DIM // 2)
-    # programs of a row: ceil(HEADS / BLOCK_H) for q, then as many for k as for v
+    # programs of a row: ceil(HEADS / BLOCK_H) for q, then ceil(KV / BLOCK_H) each for k and for v
     q_parts: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
     kv_parts: tl.constexpr = (KV + BLOCK_H - 1) // BLOCK_H
     if part < q_parts:

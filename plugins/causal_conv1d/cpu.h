@@ -1,5 +1,5 @@
-// The causal convolution, alone or behind the product that makes its input: the C++ face of
-// triton_conv.py and triton_linear_conv.py.
+// The causal convolution, alone or fused with the product that computes its input: the C++
+// counterpart of triton_conv.py and triton_linear_conv.py.
 
 struct Conv : Kernel {
   Argument x, weight, bias, state, log, y, run_fields, taps, state_taps, kept_slots;
@@ -8,7 +8,7 @@ struct Conv : Kernel {
   int64_t C, K, x_stride, start;
   bool plain;  // without SiLU
 
-  // `fused`: the convolution behind a product, whose columns `start` on it takes
+  // `fused`: the input is the output of a product, from column `start` on
   Conv(const Variant& v, bool fused)
       : x(v, fused ? "y" : "x"), weight(v, fused ? "tap_weight" : "weight"), bias(v, "bias"),
         state(v, "state"), log(v, "log"), y(v, fused ? "output" : "y"), run_fields(v, "run"),
@@ -34,7 +34,7 @@ struct Conv : Kernel {
     all<float>(each, states, pool);
   }
 
-  template <class T> struct Window {  // rows of [state: K-1 | log: slots | x], of a sequence
+  template <class T> struct Window {  // rows [state: K-1 | log: slots | x] of each sequence
     const T *state, *log, *x;
     int64_t batch, slots, C, K, x_stride;
     const T* row(int64_t index, int64_t sequence) const {
@@ -51,7 +51,7 @@ struct Conv : Kernel {
             B, slots.integer(a), C, K, x_stride};
   }
   int64_t rows(const Value* a) const { return tokens.integer(a) * batch.integer(a); }
-  int64_t operations() const { return (2 * K + 40) * C; }  // of a row
+  int64_t operations() const { return (2 * K + 40) * C; }  // per row
 
   template <class T> void work(const Value* a, Pool& pool) const {
     pool.each(rows(a), items_a_piece(operations()), [&](int64_t first, int64_t last) {
@@ -70,7 +70,7 @@ struct Conv : Kernel {
     });
   }
 
-  // Other rows may read slots of the log that a row writes only where they are free.
+  // Rows are independent: they write only free log slots, which no other row reads.
   template <class T> void convolve(const Value* a, int64_t first, int64_t last) const {
     const Window<T> window = this->window<T>(a);
     const int32_t *tap = taps.in<const int32_t>(a), *keep = kept_slots.in<const int32_t>(a);
@@ -99,7 +99,7 @@ struct Conv : Kernel {
 
   template <class T>
   void one_block(const Value* a, const T* const* from, int64_t row, int64_t c, int n) const {
-    vf total{};  // sums of int8 products are exact in fp32, too: fewer than 2^9 of 2^14
+    vf total{};  // sums of int8 products are exact in fp32 too: fewer than 2^9 of at most 2^14
     const T* w = weight.in<const T>(a);
     for (int64_t k = 0; k < K; k++)
       total += load_some(from[k] + c, n) * load_some(w + k * C + c, n);
@@ -114,7 +114,7 @@ struct Conv : Kernel {
   }
 };
 
-// A product, and the convolution of some of its columns.
+// A product and the convolution of some of its columns.
 struct LinearConv : Kernel {
   LinearInt8* int8 = nullptr;
   LinearFloat* floating = nullptr;
@@ -142,7 +142,7 @@ struct LinearConv : Kernel {
   }
 };
 
-// The convolution of a pair alone, whose product was made before.
+// Only the convolution of such a pair, after a separate product.
 struct ConvOfPair : Conv {
   ConvOfPair(const Variant& v) : Conv(v, true) {}
 };

@@ -33,18 +33,18 @@ def behind_product(op: Op) -> dict[str, str]:
 
 
 # products, and the convolutions after them
-_BEHIND = ((LINEAR, CAUSAL_CONV1D), (LINEAR_INT8_QUANTIZE, CAUSAL_CONV1D_INT8))
+_FUSED = ((LINEAR, CAUSAL_CONV1D), (LINEAR_INT8_QUANTIZE, CAUSAL_CONV1D_INT8))
 
 
 def statements() -> Iterator[Op]:
-    for product, op in _BEHIND:
-        conv = _alone(op)
+    for product, op in _FUSED:
+        conv = _standalone(op)
         yield conv
-        yield _after_product(product, conv)
-    yield _alone(CAUSAL_CONV_PLAIN)
+        yield _fused_with_product(product, conv)
+    yield _standalone(CAUSAL_CONV_PLAIN)
 
 
-def _alone(op: Op) -> Op:
+def _standalone(op: Op) -> Op:
     return recurrent(
         op,
         {"conv_in": "x"},
@@ -55,7 +55,7 @@ def _alone(op: Op) -> Op:
     )
 
 
-def _after_product(product: Op, conv: Op) -> Op:
+def _fused_with_product(product: Op, conv: Op) -> Op:
     """Return the fusion of a product and the convolution of some of its columns."""
     # in the fused op, K is the width of the convolution
     symbols = {"K": "I", "N": "O"}
@@ -115,8 +115,8 @@ _CONVOLVED = """
 
 def body(op: str) -> str:
     """Return the body of a convolution, alone or fused to its product."""
-    for product, stated in _BEHIND:
+    for product, conv in _FUSED:
         if op == f"{product.name}Conv":
-            made = call(product.name, stateless(product), {}, {}, DEVICE_DOMAIN)
-            return CONSTANTS + made + _CONVOLVED + _conv(stated, "convolved", prefix="conv_")
+            product_call = call(product.name, stateless(product), {}, {}, DEVICE_DOMAIN)
+            return CONSTANTS + product_call + _CONVOLVED + _conv(conv, "convolved", prefix="conv_")
     return CONSTANTS + views(["x"]) + _conv(OPS[op], "x_own")

@@ -70,8 +70,8 @@ def _over_chain(conv: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tup
         x: Tensor, conv_state: Tensor, kept_taps: Tensor, weight: Tensor, **others: Tensor
     ) -> tuple[Tensor, Tensor]:
         rows = {"x": x.transpose(0, 1), "conv_state": conv_state.transpose(0, 1)}
-        asked = {n: value for n, value in others.items() if n == "bias" or n.endswith("_scale")}
-        y, _ = conv(**rows, weight=weight[:, 0].T, **asked)
+        arguments = {n: value for n, value in others.items() if n == "bias" or n.endswith("_scale")}
+        y, _ = conv(**rows, weight=weight[:, 0].T, **arguments)
         return y.transpose(0, 1), torch.cat([conv_state, x])[kept_taps]
 
     return node

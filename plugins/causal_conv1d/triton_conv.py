@@ -18,7 +18,7 @@ from edge.plugins.kernels.replay import SOURCE, STORE, TARGET, factor
 
 @triton.jit
 def row_of(index, sequence, c, inside, x, log, state, batch, slots, C, K, X_STRIDE):
-    """Rows of [state: K-1 | log: slots | x], of the sequence. index, sequence [rows, 1]."""
+    """Load rows `index` of a sequence's [state: K-1 | log: slots | x]; both are [rows, 1]."""
     at_log = index - (K - 1)
     at_x = at_log - slots
     value = tl.load(state + (index * batch + sequence) * C + c, inside & (at_log < 0), other=0)
@@ -47,9 +47,9 @@ def convolve(
     tokens,
     batch,
     slots,
-    channel,  # [BLOCK_C]; those outside 0 … C-1 are left out
-    first,  # row: y and the log get BLOCK_M from there on
-    every,  # and the state as many, and again so many rows on
+    channel,  # [BLOCK_C]; those outside 0 … C-1 are skipped
+    first,  # first of BLOCK_M rows of y and the log, and of the state's
+    every,  # stride between the program's blocks of BLOCK_M state rows
     C: tl.constexpr,
     K: tl.constexpr,
     X_STRIDE: tl.constexpr,
@@ -61,7 +61,7 @@ def convolve(
     BLOCK_C: tl.constexpr,
     SILU: tl.constexpr = True,
 ):
-    """One program's share."""
+    """Convolve one program's rows and channels."""
     in_c = (channel >= 0) & (channel < C)
     c = channel[None, :]
     slot_size = batch * ((K - 1) * C)
@@ -72,7 +72,7 @@ def convolve(
     sequence = rows % batch
     there = rows < tokens * batch
     inside = in_c[None, :] & there
-    # sums of int8 products are exact; fp32 sums begin with the oldest tap
+    # int8 sums are exact; fp32 sums start with the oldest tap
     FLOATING: tl.constexpr = y_scale is None
     kind = tl.float32 if FLOATING else tl.int32
     total = tl.zeros([BLOCK_M, BLOCK_C], kind)
@@ -122,12 +122,12 @@ def conv(
     x,  # f32 or i8 [T·B, X_STRIDE]
     weight,  # f32 or i8 [K, C], the oldest tap first
     bias,  # f32 or i8 [C]
-    x_scale,  # f32 [X_SCALES]: 1, or one a channel; all scales are None of floats
+    x_scale,  # f32 [X_SCALES]: one, or one per channel; all scales are None for floats
     weight_scale,
     bias_scale,
     y_scale,
-    state,  # as x [2, K-1, B, C]
-    log,  # as x [S·B, C]
+    state,  # type of x [2, K-1, B, C]
+    log,  # type of x [S·B, C]
     y,  # f32 or i8 [T·B, C]
     run,  # i32 [8]
     taps,  # i32 [T, K]
@@ -145,7 +145,7 @@ def conv(
     Y_SCALES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    SILU: tl.constexpr = True,  # of floats; int8 values always have it
+    SILU: tl.constexpr = True,  # applies to floats; int8 always has SiLU
 ):
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     first = tl.program_id(1) * BLOCK_M

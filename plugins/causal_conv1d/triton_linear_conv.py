@@ -18,12 +18,12 @@ from edge.plugins.linear.triton_linear_int8 import few_int8, scaled
 @triton.jit
 def few(
     x,  # i8 or f32 [T·B, K], rows X_STRIDE apart; T·B is at most 16
-    x_scale,  # the product's, as in `linear_int8.few`; None of floats
+    x_scale,  # the product's arguments, as in `linear_int8.few`; None for floats
     weight,  # i8, f32 or f16 [N, K]
     weight_scale,
     y_scale,
     y,  # i8 or f32 [T·B, N]
-    tap_weight,  # from here on the convolution's, as in `conv.conv`
+    tap_weight,  # from here on the convolution's arguments, as in `conv.conv`
     bias,
     input_scale,
     tap_scale,
@@ -68,7 +68,7 @@ def few(
         )
     tl.store(y + m[:, None] * N + n[None, :], made, mask=(m < M)[:, None] & (n < N)[None, :])
     if (begin < START + C) & (begin + BLOCK_N > START):
-        # other threads of the program read what these have stored
+        # make the stored rows visible to the program's other threads
         tl.debug_barrier()
         convolve(
             y + START, tap_weight, bias, input_scale, tap_scale, bias_scale, output_scale, state,

@@ -18,21 +18,23 @@ def main() -> int:
     parser.add_argument("plan", type=Path, help="graphs/cuda.json of a bundle")
     parser.add_argument("--sm", default="87", help="architectures: 87 or 75,87,120")
     parser.add_argument("--table", action="store_true", help="a line for each kernel")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     try:
-        plan = LaunchPlan.model_validate_json(asked.plan.read_bytes(), strict=True)
-        built = compile_variants(plan.variants, [int(sm) for sm in asked.sm.split(",")])
+        plan = LaunchPlan.model_validate_json(options.plan.read_bytes(), strict=True)
+        built = compile_variants(plan.variants, [int(sm) for sm in options.sm.split(",")])
     except (EdgeError, ValueError, OSError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
-    if asked.table:
+    if options.table:
         print(table(plan.variants, built))
     spilled = False
     for sm, kernels in built.items():
-        found = kernels.index.kernels.values()
-        spilling = [kernel.file for kernel in found if kernel.local_bytes]
+        compiled = kernels.index.kernels.values()
+        spilling = [kernel.file for kernel in compiled if kernel.local_bytes]
         size = sum(map(len, kernels.cubins.values()))
-        print(f"sm_{sm}: {len(found)} kernels, {size:,} bytes, {len(spilling)} with local memory")
+        print(
+            f"sm_{sm}: {len(compiled)} kernels, {size:,} bytes, {len(spilling)} with local memory"
+        )
         spilled = spilled or bool(spilling)
     return int(spilled)
 
@@ -43,10 +45,10 @@ def table(variants: tuple[Variant, ...], built: Mapping[int, Kernels]) -> str:
     for variant in sorted(variants, key=lambda v: (v.kernel, v.key)):
         constants = " ".join(f"{name}={value}" for name, value in variant.constants.items())
         for sm, kernels in built.items():
-            made = kernels.index.kernels[variant.key]
+            kernel = kernels.index.kernels[variant.key]
             rows.append(
-                f"{sm:4}  {variant.warps:5}  {made.registers:9}  {made.local_bytes:5}  "
-                f"{made.shared_bytes:6}  {len(kernels.cubins[made.file]):7}  "
+                f"{sm:4}  {variant.warps:5}  {kernel.registers:9}  {kernel.local_bytes:5}  "
+                f"{kernel.shared_bytes:6}  {len(kernels.cubins[kernel.file]):7}  "
                 f"{variant.kernel} {constants}"
             )
     return "\n".join(rows)

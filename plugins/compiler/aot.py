@@ -26,8 +26,8 @@ class Kernels:
 
     def get(self, variant: Variant) -> tuple[CompiledKernel, bytes]:
         """Return a variant's kernel and cubin."""
-        found = self.index.kernels[variant.key]
-        return found, self.cubins[found.file]
+        kernel = self.index.kernels[variant.key]
+        return kernel, self.cubins[kernel.file]
 
 
 def compile_variant(variant: Variant, sm: int) -> tuple[CompiledKernel, bytes]:
@@ -37,8 +37,8 @@ def compile_variant(variant: Variant, sm: int) -> tuple[CompiledKernel, bytes]:
     """
     triton_version()
     with pool.Worker() as worker:
-        made = worker.compile(variant, sm)
-    return made.kernel, made.cubin
+        compiled = worker.compile(variant, sm)
+    return compiled.kernel, compiled.cubin
 
 
 def compile_variants(
@@ -64,43 +64,43 @@ def compile_variants(
     version = triton_version()
     unique = list({variant.key: variant for variant in variants}.values())
     total = len(unique) * len(architectures)
-    made = _kept(unique, architectures, version, precompiled)
+    finished = _cached(unique, architectures, version, precompiled)
     report = progress or (lambda done, of: None)
-    report(len(made), total)
+    report(len(finished), total)
 
-    def keep(variant: Variant, sm: int, compiled: pool.Compiled) -> None:
+    def store(variant: Variant, sm: int, compiled: pool.Compiled) -> None:
         cache.write(cache.entry(variant, sm, version), compiled)
-        made[variant.key, sm] = compiled
-        report(len(made), total)
+        finished[variant.key, sm] = compiled
+        report(len(finished), total)
 
-    jobs = [(v, sm) for sm in architectures for v in unique if (v.key, sm) not in made]
-    pool.compile_each(jobs, keep)
+    jobs = [(v, sm) for sm in architectures for v in unique if (v.key, sm) not in finished]
+    pool.compile_each(jobs, store)
     return {
-        sm: _collected(sm, version, {v.key: made[v.key, sm] for v in unique})
+        sm: _collect(sm, version, {v.key: finished[v.key, sm] for v in unique})
         for sm in architectures
     }
 
 
-def _kept(
+def _cached(
     variants: Sequence[Variant], architectures: Sequence[int], version: str, precompiled: bool
 ) -> dict[tuple[str, int], pool.Compiled]:
     find = cache.find if precompiled else cache.find_own
-    read = {
+    lookups = {
         (variant.key, sm): find(variant, sm, version)
         for sm in architectures
         for variant in variants
     }
-    return {key: found for key, found in read.items() if found is not None}
+    return {key: kernel for key, kernel in lookups.items() if kernel is not None}
 
 
-def _collected(sm: int, version: str, made: dict[str, pool.Compiled]) -> Kernels:
+def _collect(sm: int, version: str, kernels: dict[str, pool.Compiled]) -> Kernels:
     index = KernelIndex(
         sm=sm,
         triton=version,
-        ptxas=", ".join(sorted({compiled.ptxas for compiled in made.values()})),
-        kernels={key: compiled.kernel for key, compiled in made.items()},
+        ptxas=", ".join(sorted({compiled.ptxas for compiled in kernels.values()})),
+        kernels={key: compiled.kernel for key, compiled in kernels.items()},
     )
-    return Kernels(index, {compiled.kernel.file: compiled.cubin for compiled in made.values()})
+    return Kernels(index, {compiled.kernel.file: compiled.cubin for compiled in kernels.values()})
 
 
 def triton_version() -> str:

@@ -97,19 +97,19 @@ def sources(kernel: str) -> str:
     """Return the SHA-256 of a kernel's sources: its file, the files it imports, the worker's."""
     # launch.py has constants that kernels read; worker.py decides how they are compiled
     files = {Path(launch.__file__), Path(__file__).with_name("worker.py")}
-    waiting = [catalogue.kernel_file(kernel.partition(".")[0])]
-    while waiting:
-        file = waiting.pop()
+    pending = [catalogue.kernel_file(kernel.partition(".")[0])]
+    while pending:
+        file = pending.pop()
         if file is None or file in files or not file.exists():
             continue
         files.add(file)
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-                inside = [n.split(".")[2:] for n in names if n.startswith(f"{catalogue.PACKAGE}.")]
-                waiting += [catalogue.FOLDER.joinpath(*n[:-1], f"{n[-1]}.py") for n in inside]
+                modules = [n.split(".")[2:] for n in names if n.startswith(f"{catalogue.PACKAGE}.")]
+                pending += [catalogue.FOLDER.joinpath(*n[:-1], f"{n[-1]}.py") for n in modules]
     digest = hashlib.sha256()
-    for file in sorted(files, key=lambda each: each.name):
+    for file in sorted(files, key=lambda path: path.name):
         digest.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 

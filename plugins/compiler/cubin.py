@@ -48,15 +48,15 @@ def resources(cubin: bytes, symbol: str) -> Resources:
             for kind, data in _attributes(sections[".nv.info"])
             if kind in (_FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT)
         ]
-        own = list(_attributes(sections[f".nv.info.{symbol}"]))
-        found = {kind: value for kind, (owner, value) in common if owner == number}
-        shape = next(data for kind, data in own if kind == _REQNTID)
+        attributes = list(_attributes(sections[f".nv.info.{symbol}"]))
+        values = {kind: value for kind, (owner, value) in common if owner == number}
+        shape = next(data for kind, data in attributes if kind == _REQNTID)
         x, y, z = struct.unpack("<III", shape)
         return Resources(
-            registers=found[_REGCOUNT],
-            local_bytes=max(found.get(_FRAME_SIZE, 0), found.get(_MIN_STACK_SIZE, 0)),
+            registers=values[_REGCOUNT],
+            local_bytes=max(values.get(_FRAME_SIZE, 0), values.get(_MIN_STACK_SIZE, 0)),
             threads=x * y * z,
-            parameters=sum(kind == _KPARAM_INFO for kind, _ in own),
+            parameters=sum(kind == _KPARAM_INFO for kind, _ in attributes),
         )
     except (struct.error, KeyError, IndexError, StopIteration, ValueError) as problem:
         raise ExportError(
@@ -73,12 +73,12 @@ def _sections(elf: bytes) -> dict[str, bytes]:
     size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [_SECTION.unpack_from(elf, table + i * size) for i in range(count)]
     base = headers[names][4]
-    found = {}
+    sections = {}
     for name, kind, _, _, offset, length, *_ in headers:
         end = elf.index(b"\0", base + name)
         nobits = kind == 8
-        found[elf[base + name : end].decode()] = b"" if nobits else elf[offset : offset + length]
-    return found
+        sections[elf[base + name : end].decode()] = b"" if nobits else elf[offset : offset + length]
+    return sections
 
 
 def _symbol_number(sections: dict[str, bytes], symbol: str) -> int:

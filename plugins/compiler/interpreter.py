@@ -144,10 +144,10 @@ class InterpretDevice:
     def copy(
         self, target: GuardedMemory, at: int, source: GuardedMemory, start: int, nbytes: int
     ) -> None:
-        to, part = target.part(at, nbytes), source.part(start, nbytes)
-        if np.shares_memory(to, part):
+        destination, part = target.part(at, nbytes), source.part(start, nbytes)
+        if np.shares_memory(destination, part):
             raise EngineError(f"a copy of {nbytes} bytes onto itself")
-        self._issue(lambda: np.copyto(to, part))
+        self._issue(lambda: np.copyto(destination, part))
 
     def fill(self, target: GuardedMemory, at: int, nbytes: int, byte: int) -> None:
         part = target.part(at, nbytes)
@@ -157,8 +157,8 @@ class InterpretDevice:
         owner: Any = array
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
-        known = self._hosts.get(id(owner))
-        if known is None or known() is not owner or not array.flags.c_contiguous:
+        reference = self._hosts.get(id(owner))
+        if reference is None or reference() is not owner or not array.flags.c_contiguous:
             raise EngineError("needs contiguous memory allocated by host()")
 
     # -- launches --------------------------------------------------------------------------------
@@ -179,12 +179,14 @@ class InterpretDevice:
                 field=VARIABLE,
                 remedy=f"set {VARIABLE}=1 before the process starts",
             )
-        wanted = [*variant.arguments, *variant.constants]
+        provided = [*variant.arguments, *variant.constants]
         parameters = inspect.signature(function.fn).parameters
         # parameters newer than the plan keep their defaults
-        needed = [name for name, one in parameters.items() if one.default is one.empty]
-        if not set(needed) <= set(wanted) <= set(parameters):
-            raise EngineError(f"{variant.kernel} takes {function.arg_names} but got {wanted}")
+        required = [
+            name for name, parameter in parameters.items() if parameter.default is parameter.empty
+        ]
+        if not set(required) <= set(provided) <= set(parameters):
+            raise EngineError(f"{variant.kernel} takes {function.arg_names} but got {provided}")
         return variant, function
 
     def launch(
@@ -208,8 +210,8 @@ class InterpretDevice:
             (m for m in self.memories if m.address <= address <= m.address + m.nbytes), None
         )
         if memory is None or address % int(multiple or _TYPES[kind][0]):
-            what = "points to no buffer" if memory is None else "is not aligned as declared"
-            raise EngineError(f"{variant.kernel}: {name} {what}")
+            fault = "points to no buffer" if memory is None else "is not aligned as declared"
+            raise EngineError(f"{variant.kernel}: {name} {fault}")
         import torch
 
         # Kernels see only an address and a type. The interpreter shares one storage among arguments
@@ -233,14 +235,14 @@ class InterpretDevice:
         """Record issued actions instead of running them. Raises EngineError when nested."""
         if self._recording is not None:
             raise EngineError("a recording is under way")
-        out: list[Recorded] = []
+        recordings: list[Recorded] = []
         actions: list[Callable[[], None]] = []
         self._recording = actions
         try:
-            yield out
+            yield recordings
         finally:
             self._recording = None
-        out.append(Recorded(actions))
+        recordings.append(Recorded(actions))
 
     def _issue(self, action: Callable[[], None]) -> None:
         if self._recording is None:

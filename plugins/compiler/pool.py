@@ -25,7 +25,7 @@ PARALLEL = max(2, min(8, (os.cpu_count() or 1) // 2))
 LIMIT = 300.0
 TOOLS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 # Other variables may change Triton's output (its own, LLVM's, ptxas options).
-_KEPT = (
+_KEPT_VARIABLES = (
     "PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV",
     *TOOLS,
 )  # fmt: skip
@@ -79,19 +79,21 @@ class Worker:
         except BrokenPipeError:
             line = b""
         if not line.endswith(b"\n"):
-            return self._last_words(), b""
+            return self._exit_error(), b""
         answer = json.loads(line)
         cubin = self._process.stdout.read(answer["bytes"])
-        return (answer, cubin) if len(cubin) == answer["bytes"] else (self._last_words(), b"")
+        return (answer, cubin) if len(cubin) == answer["bytes"] else (self._exit_error(), b"")
 
-    def _last_words(self) -> dict[str, Any]:
+    def _exit_error(self) -> dict[str, Any]:
         """Return an error in place of the missing answer of a worker that ended."""
         status = self._process.wait()
-        said = self._log.read_text("utf-8", "replace").strip().splitlines()[-1:]
-        why = f"the compiler exited with {status}: {''.join(said)}"
+        last_line = self._log.read_text("utf-8", "replace").strip().splitlines()[-1:]
+        reason = f"the compiler exited with {status}: {''.join(last_line)}"
         if status == -signal.SIGKILL:
-            why = f"the compiler was killed: it took more than {LIMIT:.0f} s or ran out of memory"
-        return {"error": why}
+            reason = (
+                f"the compiler was killed: it took more than {LIMIT:.0f} s or ran out of memory"
+            )
+        return {"error": reason}
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -113,8 +115,8 @@ def compile_each(
 
     Raises ExportError for the first that fails; the others are abandoned.
     """
-    waiting, lock = list(jobs), threading.Lock()
-    queue: Iterator[tuple[Variant, int]] = iter(waiting)
+    pending, lock = list(jobs), threading.Lock()
+    queue: Iterator[tuple[Variant, int]] = iter(pending)
     failed = threading.Event()
 
     def work() -> None:
@@ -125,14 +127,14 @@ def compile_each(
                 if job is None:
                     return
                 try:
-                    made = worker.compile(*job)
+                    compiled = worker.compile(*job)
                     with lock:
-                        done(*job, made)
+                        done(*job, compiled)
                 except BaseException:
                     failed.set()
                     raise
 
-    count = min(PARALLEL, len(waiting))
+    count = min(PARALLEL, len(pending))
     with ThreadPoolExecutor(max(1, count)) as threads:
         running = [threads.submit(work) for _ in range(count)]
         try:
@@ -143,8 +145,8 @@ def compile_each(
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return kept | {
+    environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    return environment | {
         "TMPDIR": str(folder),
         "TRITON_HOME": str(folder),
         "TRITON_CACHE_DIR": str(folder / "triton"),

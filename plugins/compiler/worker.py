@@ -36,12 +36,12 @@ def main() -> None:
         except EdgeError as problem:
             answer = {"error": problem.message, "remedy": problem.remedy}
         except Exception as problem:  # Triton raises many types, all about this kernel
-            answer = {"error": _told(problem), "remedy": None}
+            answer = {"error": _format_causes(problem), "remedy": None}
         answers.write(json.dumps({**answer, "bytes": len(cubin)}).encode() + b"\n" + cubin)
         answers.flush()
 
 
-def _told(problem: BaseException) -> str:
+def _format_causes(problem: BaseException) -> str:
     """Format an exception and its causes: where Triton stopped and, innermost, why."""
     causes = [problem]
     while (cause := causes[-1].__cause__) is not None:
@@ -59,8 +59,8 @@ def compile_here(variant: Variant, sm: int) -> tuple[CompiledKernel, str, bytes]
     function = _function(variant)
     # parameters newer than the plan keep their defaults
     defaults = {p.name: p.default for p in function.params if p.has_default}
-    given = {name: value for name, value in defaults.items() if name not in variant.arguments}
-    constants = given | variant.constants
+    unset = {name: value for name, value in defaults.items() if name not in variant.arguments}
+    constants = unset | variant.constants
     signature, attributes = _signature(variant, function.arg_names, constants)
     built = triton.compile(
         ASTSource(function, signature, constants, attributes),
@@ -112,23 +112,23 @@ def _signature(
 
 
 def described(variant: Variant, sm: int, metadata: Any, cubin: bytes) -> CompiledKernel:
-    for what in ("global_scratch_size", "profile_scratch_size"):
-        if getattr(metadata, what):
-            raise ExportError(f"needs {getattr(metadata, what)} bytes of {what}; none is given")
+    for kind in ("global_scratch_size", "profile_scratch_size"):
+        if getattr(metadata, kind):
+            raise ExportError(f"needs {getattr(metadata, kind)} bytes of {kind}; none is given")
     if sm in _SHARED_KB and metadata.shared > _SHARED_KB[sm] << 10:
         raise ExportError(
             f"needs {metadata.shared} bytes of shared memory, but a block has {_SHARED_KB[sm]} KB"
         )
-    found = resources(cubin, metadata.name)
-    if found.threads != 32 * variant.warps:
-        raise ExportError(f"needs blocks of {found.threads} threads, not {32 * variant.warps}")
+    usage = resources(cubin, metadata.name)
+    if usage.threads != 32 * variant.warps:
+        raise ExportError(f"needs blocks of {usage.threads} threads, not {32 * variant.warps}")
     return CompiledKernel(
         file=f"{variant.key}.cubin",
         symbol=metadata.name,
         shared_bytes=metadata.shared,
-        scratch=found.parameters - len(variant.arguments),
-        registers=found.registers,
-        local_bytes=found.local_bytes,
+        scratch=usage.parameters - len(variant.arguments),
+        registers=usage.registers,
+        local_bytes=usage.local_bytes,
     )
 
 

@@ -62,11 +62,11 @@ def path() -> Path | None:
     """Return the library's path: EDGE_CPU_LIBRARY if set (`make sanitize`), else the installed one,
     or None if the install could not compile it.
     """
-    if named := os.environ.get(LIBRARY_VARIABLE):
-        return Path(named)
-    here = Path(__file__).parent
+    if override := os.environ.get(LIBRARY_VARIABLE):
+        return Path(override)
+    folder = Path(__file__).parent
     names = ["_native" + suffix for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    return next((here / name for name in names if (here / name).exists()), None)
+    return next((folder / name for name in names if (folder / name).exists()), None)
 
 
 @functools.cache
@@ -112,15 +112,15 @@ def instruction_sets() -> tuple[str, ...]:
 
 def instruction_set() -> str:
     """Return EDGE_CPU_SET, or the best set. Raises EngineError when the machine lacks it."""
-    here = instruction_sets()
-    wanted = os.environ.get(SET_VARIABLE, "")
-    if wanted and wanted not in here:
+    available = instruction_sets()
+    requested = os.environ.get(SET_VARIABLE, "")
+    if requested and requested not in available:
         raise EngineError(
-            f"this machine has no {wanted!r}",
+            f"this machine has no {requested!r}",
             field=SET_VARIABLE,
-            remedy=f"choose {', '.join(here)}",
+            remedy=f"choose {', '.join(available)}",
         )
-    return wanted or here[-1]
+    return requested or available[-1]
 
 
 class CpuKernel:
@@ -144,13 +144,13 @@ class CpuKernel:
 
 def text_of(variant: Variant) -> str:
     """Format a variant for the library. Raises EngineError when a name contains whitespace."""
-    said = [variant.kernel, *variant.arguments, *variant.types, *variant.constants]
-    said += [value for value in variant.constants.values() if isinstance(value, str)]
-    if wrong := [word for word in said if len(word.split()) != 1 or word != word.strip()]:
-        raise EngineError(f"{variant.kernel!r:.60}: {wrong[0]!r:.60} is not one word")
+    words = [variant.kernel, *variant.arguments, *variant.types, *variant.constants]
+    words += [value for value in variant.constants.values() if isinstance(value, str)]
+    if invalid := [word for word in words if len(word.split()) != 1 or word != word.strip()]:
+        raise EngineError(f"{variant.kernel!r:.60}: {invalid[0]!r:.60} is not one word")
     lines = [f"kernel {variant.kernel}"]
     lines += [f"argument {n} {t}" for n, t in zip(variant.arguments, variant.types, strict=True)]
     for name, value in variant.constants.items():
-        shown = "" if value is None else str(int(value) if isinstance(value, bool) else value)
-        lines.append(f"constant {name} {shown}".rstrip())
+        printed = "" if value is None else str(int(value) if isinstance(value, bool) else value)
+        lines.append(f"constant {name} {printed}".rstrip())
     return "\n".join(lines)

@@ -27,18 +27,18 @@ def _body(name: str) -> str:
     """Return the body in the folder's `device.py`, else the functional op on columns of inputs."""
     folder, op, form = form_of(name)
     module = parts("device").get(folder)
-    own = body_in(module, "", name, op.name, form) if module else None
-    return on_views(name, OPS[op.name], viewable(op)) if own is None else own
+    body = body_in(module, "", name, op.name, form) if module else None
+    return on_views(name, OPS[op.name], viewable(op)) if body is None else body
 
 
 def device_functions(names: Iterable[str]) -> list[FunctionProto]:
     """Return the functions of these device ops and of all ops they call, for a model."""
-    found: dict[tuple[str, str], FunctionProto] = {}
-    waiting = [(DEVICE_DOMAIN, name) for name in names]
-    while waiting:
-        domain, name = one = waiting.pop()
-        if one not in found:
-            found[one] = device_function(name) if domain == DEVICE_DOMAIN else function(name)
-            calls = ((node.domain, node.op_type) for node in found[one].node)
-            waiting += [call for call in calls if call[0] in (DOMAIN, DEVICE_DOMAIN)]
-    return [found[one] for one in sorted(found)]
+    functions: dict[tuple[str, str], FunctionProto] = {}
+    pending = [(DEVICE_DOMAIN, name) for name in names]
+    while pending:
+        domain, name = key = pending.pop()
+        if key not in functions:
+            functions[key] = device_function(name) if domain == DEVICE_DOMAIN else function(name)
+            calls = ((node.domain, node.op_type) for node in functions[key].node)
+            pending += [call for call in calls if call[0] in (DOMAIN, DEVICE_DOMAIN)]
+    return [functions[key] for key in sorted(functions)]

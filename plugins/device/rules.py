@@ -46,7 +46,9 @@ def narrow(v: Value) -> Value:
 
 def renamed(v: Value, names: Mapping[str, str], symbols: Mapping[str, str]) -> Value:
     """Return a value with its name, and the symbols of its shape, replaced (`1|N` has symbol N)."""
-    shape = tuple("|".join(symbols.get(one, one) for one in dim.split("|")) for dim in v.shape)
+    shape = tuple(
+        "|".join(symbols.get(symbol, symbol) for symbol in dim.split("|")) for dim in v.shape
+    )
     return replace(narrow(v), name=names.get(v.name, v.name), shape=shape)
 
 
@@ -56,7 +58,7 @@ def device(
     """Return `op` with new inputs and outputs. `views`: values may be columns of wider tensors."""
     inputs, outputs = tuple(map(narrow, inputs)), tuple(map(narrow, outputs))
     names = (v.name for v in inputs if views and v.role == "value" and v.shape[-1] != "1")
-    attributes = (*op.attributes, *(one for name in names for one in columns(name)))
+    attributes = (*op.attributes, *(attribute for name in names for attribute in columns(name)))
     return replace(op, inputs=inputs, outputs=outputs, attributes=attributes, maths=maths)
 
 
@@ -68,14 +70,14 @@ def of_rows(op: Op) -> Op:
     """Return a norm of the wanted rows only, without the sum as an output."""
     whole = ("T", "B", "D")
     inputs = tuple(replace(v, shape=whole) if v.role == "value" else v for v in op.inputs)
-    found = device(
+    result = device(
         op,
         (*inputs, index("rows", "i32[L]", "the wanted tokens")),
         (replace(op.outputs[0], shape=("L", "B", "D")),),
         f"{op.maths}\nand of it y[rows] alone",
         views=False,
     )
-    return replace(found, name=f"{op.name}Rows")
+    return replace(result, name=f"{op.name}Rows")
 
 
 def after(v: Value) -> Value:
@@ -94,20 +96,20 @@ def recurrent(op: Op, logs: Mapping[str, str], steering: tuple[Value, ...], math
         steering: index inputs that replace those of `op`.
         maths: definition of the device op.
     """
-    own = tuple(
+    values = tuple(
         replace(v, shape=("2", *v.shape), doc="two slots of the state, updated in place")
         if v.role == "state"
         else v
         for v in op.inputs
         if v.role != "index" and not (v.role == "value" and v.name.endswith("_log"))
     )
-    named = {v.name: v for v in own}
-    kept = tuple(_log(log, named[name]) for log, name in logs.items())
-    states = tuple(v for v in own if v.role == "state") + kept
+    by_name = {v.name: v for v in values}
+    log_states = tuple(_log(log, by_name[name]) for log, name in logs.items())
+    states = tuple(v for v in values if v.role == "state") + log_states
     outputs = (op.outputs[0], *map(after, states))
-    return device(op, (*own, *kept, *steering), outputs, maths)
+    return device(op, (*values, *log_states, *steering), outputs, maths)
 
 
-def _log(name: str, of: Value) -> Value:
-    typed = f"{'|'.join(narrow(of).dtypes)}[S,B,{of.shape[-1]}]"
-    return state(name, typed, f"log: {of.name} of the tokens since the state")
+def _log(name: str, source: Value) -> Value:
+    typed = f"{'|'.join(narrow(source).dtypes)}[S,B,{source.shape[-1]}]"
+    return state(name, typed, f"log: {source.name} of the tokens since the state")

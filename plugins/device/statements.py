@@ -14,21 +14,23 @@ def _statements() -> Iterator[tuple[str, Op]]:
     """Yield every device op with its folder."""
     devices = parts("device")
     for folder in sorted({*parts("statement"), *devices}):
-        stated = getattr(devices.get(folder), "statements", None)
-        found = stated() if stated else map(stateless, ops_in(folder))
-        yield from ((folder, op) for op in found)
+        own_statements = getattr(devices.get(folder), "statements", None)
+        ops = own_statements() if own_statements else map(stateless, ops_in(folder))
+        yield from ((folder, op) for op in ops)
 
 
-_STATED = {op.name: (folder, op) for folder, op in _statements()}
+_STATEMENTS = {op.name: (folder, op) for folder, op in _statements()}
 _FORMS = {
-    name: (folder, op, form) for folder, op in _STATED.values() for name, form in op.forms().items()
+    name: (folder, op, form)
+    for folder, op in _STATEMENTS.values()
+    for name, form in op.forms().items()
 }
 DEVICE_OPS: dict[str, Op] = {name: replace(op, name=name) for name, (_, op, _) in _FORMS.items()}
 
 
 def device_name(op: str, attributes: Mapping[str, float]) -> str:
     """Return the device op of a planned node. A norm with the attribute `rows` set picks rows."""
-    return f"{op}Rows" if attributes.get("rows") else _STATED[op][1].function(attributes)
+    return f"{op}Rows" if attributes.get("rows") else _STATEMENTS[op][1].function(attributes)
 
 
 def form_of(name: str) -> tuple[str, Op, Form]:

@@ -104,21 +104,25 @@ def call(
     `inputs` and `outputs` map names in the statement to names here, where these differ. Attributes
     have the caller's values, except those in `attributes`.
     """
-    given = [f"{a.name}: {a.kind} = {attributes.get(a.name, f'@{a.name}')}" for a in op.attributes]
-    bracketed = f"<{', '.join(given)}>" if given else ""
-    read = ", ".join(inputs.get(v.name, v.name) for v in op.inputs)
-    made = ", ".join(outputs.get(v.name, v.name) for v in op.outputs)
-    return f"    {made} = {domain}.{function}{bracketed}({read})\n"
+    assigned = [
+        f"{a.name}: {a.kind} = {attributes.get(a.name, f'@{a.name}')}" for a in op.attributes
+    ]
+    bracketed = f"<{', '.join(assigned)}>" if assigned else ""
+    arguments = ", ".join(inputs.get(v.name, v.name) for v in op.inputs)
+    results = ", ".join(outputs.get(v.name, v.name) for v in op.outputs)
+    return f"    {results} = {domain}.{function}{bracketed}({arguments})\n"
 
 
 def on_views(name: str, op: Op, seen: Iterable[str]) -> str:
     """Return a body that calls the function `name` on the columns that the attributes select."""
-    own = {each: f"{each}_own" for each in seen}
-    return CONSTANTS + views(own) + call(name, op, own, {})
+    columns = {input_name: f"{input_name}_own" for input_name in seen}
+    return CONSTANTS + views(columns) + call(name, op, columns, {})
 
 
 def on_rows(op: Op) -> str:
     """Return the body of a norm of the wanted rows; nothing reads its sum."""
     rows = {"x": "x_rows", "added": "added_rows"}
-    text = "".join(f"    {to} = Gather<axis=0>({name}, rows)\n" for name, to in rows.items())
+    text = "".join(
+        f"    {gathered} = Gather<axis=0>({name}, rows)\n" for name, gathered in rows.items()
+    )
     return text + call(op.name, op, rows, {})

@@ -1,4 +1,4 @@
-// Rows of a table as floats: the C++ face of triton_embed.py.
+// Embedding lookups as fp32: the C++ counterpart of triton_embed.py.
 
 struct Embed : Kernel {
   Argument tokens, table, y;
@@ -34,7 +34,7 @@ struct Embed : Kernel {
   }
 };
 
-// A row of weights as floats less their zero point, times the scale of their block.
+// Unpacks a row of weights: subtracts the zero point and multiplies by the block's scale.
 inline void unpack(const uint8_t* packed, const float* units, int64_t K, int64_t bits,
                    int64_t shared, float* out) {
   for (int64_t b = 0; b < K / shared; b++) {

@@ -11,7 +11,7 @@ import triton.language as tl
 def embed(
     tokens,  # i32 [T·B]
     table,  # f32, f16 or i8 [V, D]
-    scale,  # f32 [1] or [V] of an int8 table, SCALE_STEP is 0 or 1; or None
+    scale,  # f32 [1] or [V] for an int8 table (SCALE_STEP 0 or 1), else None
     y,  # f32 [T·B, D]
     D: tl.constexpr,
     SCALE_STEP: tl.constexpr,
@@ -29,7 +29,7 @@ def embed(
 @triton.jit
 def embed_bits(
     tokens,  # i32 [T·B]
-    packed,  # u8 [V, D·BITS/8], zero point 2^(BITS-1); of 4 bits the low nibble is the even column
+    packed,  # u8 [V, D·BITS/8], zero point 2^(BITS-1); 4 bits: low nibble is the even column
     scales,  # f32 [V, D/SHARED]
     y,  # f32 [T·B, D]
     D: tl.constexpr,

@@ -1,7 +1,7 @@
-// A mixture of experts: the C++ face of triton_route.py and triton_experts.py. A product goes from one
-// chosen expert to the next, each with all the rows that it has, by the products of ../linear.
+// A mixture of experts: the C++ counterpart of triton_route.py and triton_experts.py. Each chosen
+// expert is multiplied with all its rows at once, by the products of ../linear.
 
-// Choices are made by a thread alone: E numbers a row.
+// A row's choice among E scores is made by a single thread.
 struct Route : Kernel {
   Argument logits, bias, chosen, gates;
   int64_t E, k, stride, groups, top_groups;
@@ -39,7 +39,7 @@ struct Route : Kernel {
     if (!sigmoid)
       for (int64_t e = 0; e < E; e++) out[e] /= total;
   }
-  // Groups that are not among the best get -inf.
+  // Sets experts outside the best groups to -inf.
   void close(float* ranked, float* worth) const {
     const float low = -std::numeric_limits<float>::infinity();
     int64_t members = E / groups;
@@ -58,7 +58,7 @@ struct Route : Kernel {
       if (ahead >= top_groups) std::fill_n(ranked + g * members, members, low);
     }
   }
-  // The first of equal ones; each expert once, whatever is NaN.
+  // Of equal experts the first is chosen. No expert is chosen twice, even with NaN.
   void choose_best(const float* score, float* ranked, int32_t* out, float* worth) const {
     float total = 0;
     for (int64_t slot = 0; slot < k; slot++) {
@@ -75,7 +75,7 @@ struct Route : Kernel {
   }
 };
 
-// Pairs of a row and a slot, those of the first expert first.
+// Sorts the pairs (row, slot) by their expert.
 struct ExpertOrder : Kernel {
   Argument chosen, order, pairs;
   int64_t E;
@@ -92,7 +92,7 @@ struct ExpertOrder : Kernel {
   }
 };
 
-// What products with chosen experts have in common.
+// Base of the products with chosen experts.
 struct OfExperts : Kernel {
   Argument x, chosen, order, y, pairs;
   int64_t N, K, slots, x_stride, part;
@@ -104,7 +104,7 @@ struct OfExperts : Kernel {
         own(v.integer("OWN") != 0) {
     if (N % part) refuse("PARTS must divide N");
   }
-  // product(expert, in, rows, store) for each that was chosen, with its rows [rows, K] of x;
+  // Calls product(expert, in, rows, store) for each chosen expert with its rows of x, [rows, K].
   // `store` takes (m, n, sums, count).
   template <class F> void each(const Value* a, Pool& pool, F product) const {
     int64_t count = pairs.integer(a);
@@ -126,7 +126,7 @@ struct OfExperts : Kernel {
   }
 
  private:
-  // columns n ... of a pair, which may lie in two parts
+  // Stores columns of a pair from n on, which may span two parts.
   void store(float* to, int64_t pair, int64_t n, vf sums, int count) const {
     to += pair / slots * slots * N + pair % slots * part;
     int64_t of_part = n / part, column = n % part;
@@ -167,7 +167,7 @@ struct ExpertsInt8 : OfExperts {
   }
 };
 
-// Rows are rounded to int8, block by block or as a whole.
+// Rows are rounded to int8, by block or as a whole.
 struct ExpertsBits : OfExperts {
   Argument packed, scales, minimums;
   Blocked blocked;
@@ -176,7 +176,7 @@ struct ExpertsBits : OfExperts {
       : OfExperts(v), packed(v, "packed"), scales(v, "scales"),
         minimums(Argument::optional(v, "minimums")), blocked(v, bits_of(v), bool(minimums)),
         whole(v.integer("WHOLE") != 0) {
-    if (minimums && minimums.type != scales.type) refuse("minimums must be of the type of scales");
+    if (minimums && minimums.type != scales.type) refuse("minimums must have the type of scales");
   }
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     scales.type == Type::f16 ? multiply<Half>(a, pool) : multiply<float>(a, pool);

@@ -81,11 +81,11 @@ def _product(
     shape: tuple[int, ...],
     constants: dict[str, int],
     columns: int,
-    later: tuple[str, ...] = (),
+    trailing: tuple[str, ...] = (),
 ) -> None:
     """Launch a product by weights of `shape` [E, N, K], in steps of `columns` columns of a row.
 
-    `later` are inputs that the kernel takes after all others.
+    `trailing` are inputs that the kernel takes after all others.
     """
     x, chosen = at.view(node.inputs["x"]), at.view(node.inputs["chosen"])
     experts, outputs, width = shape
@@ -103,7 +103,7 @@ def _product(
             **at.given(node, "chosen", "order", *weights),
             "y": at.pointer(y),
             "P": at.size(chosen.rows, chosen.width),
-            **at.given(node, *later),
+            **at.given(node, *trailing),
         },
         {
             "N": outputs,
@@ -140,8 +140,8 @@ def lower_expert_linear_bits(at: Lowering, node: Node) -> None:
     whole = int(node.op.startswith("ExpertLinearInt4"))
     constants = {"BITS": bits, "SHARED": shared, "WHOLE": whole}
     block = max(16 * 8 // bits, next_power_of_2(shared))
-    later = ("minimums",) if "minimums" in node.inputs else ()
-    _product(at, node, "bits", ("packed", "scales"), shape, constants, block, later)
+    trailing = ("minimums",) if "minimums" in node.inputs else ()
+    _product(at, node, "bits", ("packed", "scales"), shape, constants, block, trailing)
 
 
 lower_expert_linear_int4 = lower_expert_linear_bits

@@ -32,12 +32,12 @@ def route(
     score = logits.sigmoid() if sigmoid else logits.softmax(-1)
     ranked = score + bias
     if groups > 1:
-        apart = ranked.unflatten(-1, (groups, -1))
-        worth = apart.topk(min(2, apart.shape[-1]), -1).values.sum(-1)
-        best = _largest(worth, top_groups)
-        out = torch.ones_like(worth, dtype=torch.bool).scatter(-1, best, False)
-        ranked = apart.masked_fill(out[..., None], -torch.inf).flatten(-2)
-    chosen = _largest(ranked, k)
+        grouped = ranked.unflatten(-1, (groups, -1))
+        group_scores = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
+        best_groups = _top_indices(group_scores, top_groups)
+        excluded = torch.ones_like(group_scores, dtype=torch.bool).scatter(-1, best_groups, False)
+        ranked = grouped.masked_fill(excluded[..., None], -torch.inf).flatten(-2)
+    chosen = _top_indices(ranked, k)
     gates = score.gather(-1, chosen)
     if normalise:
         gates = gates / gates.sum(-1, keepdim=True)
@@ -50,20 +50,20 @@ def expert_order(chosen: Tensor) -> Tensor:
     return order.int().reshape(chosen.shape)
 
 
-def _largest(x: Tensor, count: int) -> Tensor:
+def _top_indices(x: Tensor, count: int) -> Tensor:
     """Return the indices of the largest values, in descending order, equal ones by index."""
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def expert_linear(x: Tensor, chosen: Tensor, weight: Tensor, parts: int) -> Tensor:
     """Multiply x [..., K] or [..., k·K] by weight[chosen], weight [E, N, K] → [..., k·N]."""
-    return _each(x, chosen, weight.shape[2], parts, lambda x, e: linear(x, weight[e]))
+    return _by_expert(x, chosen, weight.shape[2], parts, lambda x, e: linear(x, weight[e]))
 
 
 def expert_linear_bits(
     x: Tensor, chosen: Tensor, packed: Tensor, scales: Tensor, parts: int, K: int, bits: int
 ) -> Tensor:
-    return _each(x, chosen, K, parts, lambda x, e: linear_bits(x, packed[e], scales[e], bits))
+    return _by_expert(x, chosen, K, parts, lambda x, e: linear_bits(x, packed[e], scales[e], bits))
 
 
 def expert_linear_bits_minimum(
@@ -72,13 +72,13 @@ def expert_linear_bits_minimum(
     def product(x: Tensor, e: int) -> Tensor:
         return linear_bits_minimum(x, packed[e], scales[e], minimums[e])
 
-    return _each(x, chosen, K, parts, product)
+    return _by_expert(x, chosen, K, parts, product)
 
 
 def expert_linear_int8(
     x: Tensor, chosen: Tensor, weight: Tensor, weight_scale: Tensor, parts: int
 ) -> Tensor:
-    return _each(
+    return _by_expert(
         x,
         chosen,
         weight.shape[2],
@@ -90,7 +90,7 @@ def expert_linear_int8(
 def expert_linear_int4(
     x: Tensor, chosen: Tensor, packed: Tensor, scales: Tensor, parts: int, K: int
 ) -> Tensor:
-    return _each(
+    return _by_expert(
         x, chosen, K, parts, lambda x, e: linear_int4(*quantize_rows(x), packed[e], scales[e])
     )
 
@@ -101,25 +101,25 @@ def expert_linear_int4_minimum(
     def product(x: Tensor, e: int) -> Tensor:
         return linear_int4_minimum(*quantize_rows(x), packed[e], scales[e], minimums[e])
 
-    return _each(x, chosen, K, parts, product)
+    return _by_expert(x, chosen, K, parts, product)
 
 
-def _each(
+def _by_expert(
     x: Tensor, chosen: Tensor, K: int, parts: int, product: Callable[[Tensor, int], Tensor]
 ) -> Tensor:
     """Apply `product` to the rows of every chosen expert, in the order of the statement."""
     slots = chosen.shape[-1]
     rows = x.reshape(*chosen.shape[:-1], -1, K).expand(*chosen.shape, K)
-    found: Tensor | None = None
+    outputs: Tensor | None = None
     for expert in chosen.unique().tolist():
-        here = chosen == expert
-        y = product(rows[here], expert)
-        if found is None:
-            found = y.new_empty(*chosen.shape, y.shape[-1])
-        found[here] = y
-    assert found is not None
-    apart = found.unflatten(-1, (parts, -1)).transpose(-3, -2)
-    return apart.reshape(*chosen.shape[:-1], slots * found.shape[-1])
+        selected = chosen == expert
+        y = product(rows[selected], expert)
+        if outputs is None:
+            outputs = y.new_empty(*chosen.shape, y.shape[-1])
+        outputs[selected] = y
+    assert outputs is not None
+    by_part = outputs.unflatten(-1, (parts, -1)).transpose(-3, -2)
+    return by_part.reshape(*chosen.shape[:-1], slots * outputs.shape[-1])
 
 
 def expert_sum(x: Tensor, gates: Tensor) -> Tensor:

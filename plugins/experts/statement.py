@@ -56,7 +56,7 @@ EXPERT_ORDER = Op(
 )
 
 
-def _of_experts(values: tuple[Value, ...]) -> tuple[Value, ...]:
+def _per_expert(values: tuple[Value, ...]) -> tuple[Value, ...]:
     return tuple(replace(v, shape=("X", *v.shape)) for v in values)
 
 
@@ -77,7 +77,7 @@ EXPERT_LINEAR = _product(
 
 EXPERT_LINEAR_BITS = _product(
     "ExpertLinearBits",
-    _of_experts((PACKED, SCALES)),
+    _per_expert((PACKED, SCALES)),
     f"{_SLOT}, w as in LinearBits; an implementation may round x as one of LinearBits",
     "com.microsoft.MatMulNBits, an expert's",
     *BITS,
@@ -87,7 +87,7 @@ _FOUR = tuple(replace(attribute, forms=()) for attribute in BITS)
 
 EXPERT_LINEAR_BITS_MINIMUM = _product(
     "ExpertLinearBitsMinimum",
-    _of_experts(FROM_MINIMUM),
+    _per_expert(FROM_MINIMUM),
     f"{_SLOT}, w as in LinearBitsMinimum; an implementation may round x as that; bits is 4",
     "Q4_1 of llama.cpp, an expert's",
     *_FOUR,
@@ -110,7 +110,7 @@ EXPERT_LINEAR_INT8 = _product(
 
 EXPERT_LINEAR_INT4 = _product(
     "ExpertLinearInt4",
-    _of_experts((PACKED, SCALES)),
+    _per_expert((PACKED, SCALES)),
     f"{_ROWS}\n{_SLOT}, with q · step for x and w as in LinearInt4; sums of a block are exact; "
     "bits is 4",
     "Quamba2, arXiv 2503.22879 (W4A8), with a scale a token",

@@ -23,7 +23,7 @@ def places(
     N: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, OWN: tl.constexpr, PARTS: tl.constexpr,
     X_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """Where rows m of an expert start in x, [M]; and where columns n of them are in y, [M, N]."""
+    """Return the offsets of an expert's rows m in x, [M], and of their columns n in y, [M, N]."""
     pair = tl.load(order + first + m, mask=m < count, other=0).to(tl.int64)
     row, slot = pair // SLOTS, pair % SLOTS
     begins = row * X_STRIDE
@@ -36,7 +36,7 @@ def places(
 
 @triton.jit
 def row_steps(x, begins, inside, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """absmax / 127 of each row, 1 where that is 0."""
+    """Return the step size of each row: absmax / 127, or 1 if that is 0."""
     k = tl.arange(0, BLOCK_K)
     largest = tl.zeros([BLOCK_M], tl.float32)
     for start in range(0, K, BLOCK_K):
@@ -49,7 +49,7 @@ def row_steps(x, begins, inside, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K
 
 @triton.jit
 def floats(
-    x,  # f32 [rows, K], or [rows, SLOTS·K] where OWN, X_STRIDE apart
+    x,  # f32 [rows, K], or [rows, SLOTS·K] if OWN; row stride X_STRIDE
     chosen,  # i32 [rows, SLOTS]
     order,  # i32 [rows, SLOTS]
     weight,  # f32 or f16 [E, N, K]
@@ -61,7 +61,7 @@ def floats(
     OWN: tl.constexpr,
     PARTS: tl.constexpr,
     X_STRIDE: tl.constexpr,
-    PAIRS: tl.constexpr,  # of `chosen`, that are looked at together
+    PAIRS: tl.constexpr,  # entries of `chosen` read at a time
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -89,7 +89,7 @@ def floats(
 
 @triton.jit
 def int8(
-    x,  # as for `floats`; rows are rounded by their largest
+    x,  # as for `floats`; each row is quantized by its absmax
     chosen,
     order,
     weight,  # i8 [E, N, K]
@@ -147,12 +147,12 @@ def bits(
     X_STRIDE: tl.constexpr,
     BITS: tl.constexpr,
     SHARED: tl.constexpr,  # columns that share a scale
-    WHOLE: tl.constexpr,  # rows are rounded to int8 by their largest
+    WHOLE: tl.constexpr,  # quantize each row to int8 by its absmax
     PAIRS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # a power of two, at least SHARED
-    minimums=None,  # as scales: what quant 0 stands for; else it is the one in the middle, for 0
+    minimums=None,  # like scales: the value of quant 0; None: the middle quant is 0
 ):
     first, count = span(chosen, tl.program_id(0), P, PAIRS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -198,7 +198,7 @@ def bits(
 
 @triton.jit
 def grid(x, step, WHOLE: tl.constexpr):
-    """f16: rounded to whole steps, which are exact and so are their sums; or x itself."""
+    """Return x as f16: in whole steps if WHOLE, which keeps sums exact, else x itself."""
     if WHOLE:
         return round8(tl.div_rn(x, step[:, None])).to(tl.float16)
     else:

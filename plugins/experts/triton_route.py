@@ -11,7 +11,7 @@ from edge.plugins.kernels.common import sigmoid
 
 @triton.jit
 def route(
-    logits,  # f32 [rows, E], STRIDE apart
+    logits,  # f32 [rows, E], row stride STRIDE
     bias,  # f32 [E]
     chosen,  # i32 [rows, SLOTS]
     gates,  # f32 [rows, SLOTS]
@@ -35,7 +35,7 @@ def route(
         score = score / tl.sum(score, 0)
     low = float("-inf")
     ranked = tl.where(e < E, score + tl.load(bias + e, mask=e < E, other=0.0), low)
-    # NaN is chosen last, and an expert once
+    # NaN ranks last, yet above -inf, which marks an expert already chosen
     ranked = tl.where(ranked == ranked, ranked, -3.0e38)
     if GROUPS > 1:
         ranked = best_groups(ranked, e, E // GROUPS, GROUPS, TOP_GROUPS)
@@ -55,15 +55,15 @@ def route(
 
 @triton.jit
 def first_largest(x, e, BLOCK: tl.constexpr):
-    """The index of the largest; of equal ones the first."""
+    """Return the index of the largest value, the first if several are equal."""
     return tl.min(tl.where(x == tl.max(x, 0), e, BLOCK - 1), 0)
 
 
 @triton.jit
 def best_groups(ranked, e, MEMBERS: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr):
-    """-inf outside of the groups whose two largest sum to most."""
+    """Keep the TOP groups by the sum of their two largest values; set the others to -inf."""
     low = float("-inf")
-    worth = tl.full(ranked.shape, low, tl.float32)  # of group g, at g
+    worth = tl.full(ranked.shape, low, tl.float32)  # element g: score of group g
     for group in tl.static_range(GROUPS):
         inside = tl.where(e // MEMBERS == group, ranked, low)
         best = tl.max(inside, 0)
@@ -88,7 +88,7 @@ def order(
     E: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program puts down the pairs of its expert."""
+    """List the pairs of this program's expert."""
     expert = tl.program_id(0)
     place, _ = span(chosen, expert, P, BLOCK)
     for start in range(0, P, BLOCK):
@@ -100,7 +100,7 @@ def order(
 
 @triton.jit
 def span(chosen, expert, P, BLOCK: tl.constexpr):
-    """Where the pairs of an expert start in `order`, and how many there are."""
+    """Return where an expert's pairs start in `order`, and their number."""
     before = 0
     count = 0
     for start in range(0, P, BLOCK):
@@ -113,7 +113,7 @@ def span(chosen, expert, P, BLOCK: tl.constexpr):
 
 @triton.jit
 def weigh(
-    x,  # f32 [rows, SLOTS·N], X_STRIDE apart
+    x,  # f32 [rows, SLOTS·N], row stride X_STRIDE
     gates,  # f32 [rows, SLOTS]
     y,  # f32 [rows, N]
     N: tl.constexpr,

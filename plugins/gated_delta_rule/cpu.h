@@ -1,4 +1,4 @@
-// The gated delta rule (arXiv 2412.06464, equation 10), token by token: the C++ face of
+// The gated delta rule (arXiv 2412.06464, equation 10), token by token: the C++ counterpart of
 // triton_delta_rule.py.
 
 struct DeltaRule : Kernel {
@@ -7,8 +7,8 @@ struct DeltaRule : Kernel {
   int64_t heads, P, N, groups, x_stride, dt_stride, B_stride, C_stride;
   float beta_max;
   bool tree;
-  static constexpr int64_t LIMIT = 256;  // of N
-  static constexpr int PAIR = 2;         // channels that share a token's key and query
+  static constexpr int64_t LIMIT = 256;  // maximum of N
+  static constexpr int PAIR = 2;         // channels at a time, which share a token's key and query
 
   DeltaRule(const Variant& v)
       : x(v, "x"), dt(v, "dt"), B(v, "B"), C(v, "C"), A(v, "A"), dt_bias(v, "dt_bias"),
@@ -61,11 +61,11 @@ struct DeltaRule : Kernel {
       });
     }
 
-    int64_t row_of(int64_t j) const {  // of a log where it came before the run
+    int64_t row_of(int64_t j) const {  // a log row for a pending token, otherwise a row of the run
       int64_t t = j - course.pending;
       return (t < 0 ? course.replay[j] : t) * course.batch + sequence;
     }
-    // What a token says of the head; what is to be logged, logged.
+    // Reads the head's inputs of a token, and logs those of the run's tokens.
     void read(int64_t j) {
       int64_t t = j - course.pending, row = row_of(j), group = head / (s.heads / s.groups);
       bool logged = t < 0;
@@ -152,7 +152,7 @@ struct DeltaRule : Kernel {
           store_some(state_of(course.target, p + i) + v * W, h[i][v], some_of(v));
     }
 
-    // run token t from h on, with its output
+    // Runs token t from h and writes its output.
     template <int V>
     void token(vf (*h)[V ? V : LIMIT / W], int64_t t, int64_t p, int some) const {
       const int64_t vectors = V ? V : padded / W;

@@ -35,9 +35,9 @@ def gated_delta_rule(
     h = ssm_state.float()
     ys = []
     for t in range(x.shape[1]):
-        faded, key = decay[:, t, :, None, None] * h, B[:, t, :, None, :]
-        unknown = x[:, t].float() - (faded * key).sum(-1)
-        h = faded + (beta[:, t, :, None] * unknown)[..., None] * key
+        decayed, key = decay[:, t, :, None, None] * h, B[:, t, :, None, :]
+        error = x[:, t].float() - (decayed * key).sum(-1)
+        h = decayed + (beta[:, t, :, None] * error)[..., None] * key
         ys.append((h * C[:, t, :, None, :]).sum(-1))
     return torch.stack(ys, 1).to(x.dtype), h
 

@@ -17,7 +17,7 @@ from edge.plugins.kernels.replay import ADVANCE, PENDING, SOURCE, STORE, TARGET,
 
 @triton.jit
 def read_row(x, dt, B, row, at, ends, some, HEADS: tl.constexpr, STRIDES: tl.constexpr):
-    """Values, a, b and key of one token: columns `at` below `ends`, none if some is 0."""
+    """Load one token's values, a, b and key: columns `at` below `ends`, none if some is 0."""
     x_row = tl.load(x + row * STRIDES[0] + at[0], mask=at[0] < ends[0] * some, other=0)
     gate = dt + row * STRIDES[1] + at[1]
     a = tl.load(gate, mask=at[1] < ends[1] * some, other=0)
@@ -28,7 +28,7 @@ def read_row(x, dt, B, row, at, ends, some, HEADS: tl.constexpr, STRIDES: tl.con
 
 @triton.jit
 def advanced(h, token, layer, BETA_MAX: tl.constexpr):
-    """h after a token. layer: A and dt_bias of the head."""
+    """Return h after a token. `layer`: A and dt_bias of the head."""
     x, a, b, key = token
     faded = h * tl.exp(softplus(a + layer[1]) * layer[0])
     unknown = x - tl.sum(faded * key[None, :], 1)
@@ -37,7 +37,7 @@ def advanced(h, token, layer, BETA_MAX: tl.constexpr):
 
 @triton.jit
 def scan(
-    x,  # f32 [T·B, X_STRIDE]; likewise dt, B and C
+    x,  # f32 [T·B, X_STRIDE]; dt, B and C alike
     dt,
     B,
     C,
@@ -51,7 +51,7 @@ def scan(
     run,  # i32 [8]
     replay,  # i32 [S]
     slots,  # i32 [T]
-    ancestors,  # i32 [T, T], looked at by trees
+    ancestors,  # i32 [T, T], read only if TREE
     tokens,  # T
     batch,  # B
     HEADS: tl.constexpr,
@@ -89,7 +89,7 @@ def scan(
         if j + 1 == advance:
             tl.store(target, h, mask=inside)
 
-    # A token is read while the one before it is run.
+    # Each token is read while the one before it is computed.
     some = tl.minimum(tokens, 1)
     ahead = read_row(x, dt, B, sequence, at, ends, some, HEADS, strides)
     c_ahead = tl.load(C + sequence * C_STRIDE + at[2], mask=at[2] < ends[2] * some, other=0)

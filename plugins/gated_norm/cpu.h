@@ -1,6 +1,7 @@
-// x·silu(z), its RMSNorm in groups, and that rotated: the C++ face of triton_gated_norm.py.
+// x·silu(z), its RMSNorm in groups, and the rotated norm: the C++ counterpart of
+// triton_gated_norm.py.
 
-// x·silu(z) of some channels of a row; z is float, or int8 with scales
+// x·silu(z) for some channels of a row; z is float, or int8 with scales
 struct Gate {
   Argument x, z;
   Scale z_scale;
@@ -20,7 +21,7 @@ struct Gate {
 using SiluGate = Product<silu, 40>;
 using SigmoidGate = Product<sigmoid, 40>;
 
-// Each head's values times the sigmoid of its gate
+// Each head's values times the sigmoid of the head's gate
 struct HeadGate : Kernel {
   Argument x, z, y;
   int64_t heads, width, x_stride, z_stride;

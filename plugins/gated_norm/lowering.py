@@ -69,8 +69,8 @@ def lower_head_gate(at: Lowering, node: Node) -> None:
     if z.width != heads or x.width % heads:
         raise ExportError(f"{z.width} gates for {x.width} values of {heads} heads", field=node.name)
     width = x.width // heads
-    wide = next_power_of_2(width)
-    block = min(max(1, _VALUES // wide), next_power_of_2(heads))
+    block_w = next_power_of_2(width)
+    block = min(max(1, _VALUES // block_w), next_power_of_2(heads))
     y = at.new(node.outputs["y"], "f32", x.rows, x.width)
     at.launch(
         "gated_norm.head_gate",
@@ -81,10 +81,10 @@ def lower_head_gate(at: Lowering, node: Node) -> None:
             "X_STRIDE": x.stride,
             "Z_STRIDE": z.stride,
             "BLOCK_H": block,
-            "BLOCK_W": wide,
+            "BLOCK_W": block_w,
         },
         (Size(of=x.rows), Size(times=cdiv(heads, block))),
-        warps=warps_for(block * wide),
+        warps=warps_for(block * block_w),
         stages=1,
     )
 

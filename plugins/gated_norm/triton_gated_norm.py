@@ -13,7 +13,7 @@ from edge.plugins.kernels.common import pair_of, round8, sigmoid, silu
 
 @triton.jit
 def gated(x, z, z_scale, channel, inside, Z_SCALES: tl.constexpr):
-    """x · silu(z) of some channels of one row, 0 outside; z is f32, or i8 of Z_SCALES scales."""
+    """Return x · silu(z) for some channels of a row, 0 outside; z is f32, or i8 with Z_SCALES."""
     gate = tl.load(z + channel, mask=inside, other=0).to(tl.float32)
     if Z_SCALES == 1:
         gate *= tl.load(z_scale)
@@ -26,22 +26,22 @@ def gated(x, z, z_scale, channel, inside, Z_SCALES: tl.constexpr):
 def gated_norm(
     x,  # f32 [rows, X_STRIDE]
     z,  # f32 or i8 [rows, Z_STRIDE]
-    z_scale,  # f32 [Z_SCALES], 1 or GROUPS·WIDTH, None where z is f32
+    z_scale,  # f32 [Z_SCALES], 1 or GROUPS·WIDTH; None if z is f32
     weight,  # f32 [GROUPS·WIDTH]
     y,  # f32 [rows, GROUPS·WIDTH]
     GROUPS: tl.constexpr,
-    WIDTH: tl.constexpr,  # channels of a group: those of one mean square
+    WIDTH: tl.constexpr,  # channels of a group, which share a mean square
     BLOCK: tl.constexpr,  # a power of two, at least WIDTH
     X_STRIDE: tl.constexpr,
     Z_STRIDE: tl.constexpr,
-    Z_SCALES: tl.constexpr,  # 0 where z is f32
+    Z_SCALES: tl.constexpr,  # 0 if z is f32
     EPS: tl.constexpr,
 ):
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
     channel = tl.program_id(1) * WIDTH + at
-    # Read before the sum, which waits for all of x and z: one wait for memory, not two.
+    # Loaded before the sum, which needs all of x and z, so that memory is waited for only once.
     gain = tl.load(weight + channel, mask=inside, other=0.0)
     g = gated(x + row * X_STRIDE, z + row * Z_STRIDE, z_scale, channel, inside, Z_SCALES)
     spread = tl.sqrt_rn(tl.sum(g * g, 0) / WIDTH + EPS)
@@ -86,7 +86,7 @@ def head_gate(
     WIDTH: tl.constexpr,  # values of a head
     X_STRIDE: tl.constexpr,
     Z_STRIDE: tl.constexpr,
-    BLOCK_H: tl.constexpr,  # heads of a program
+    BLOCK_H: tl.constexpr,  # heads per program
     BLOCK_W: tl.constexpr,  # a power of two, at least WIDTH
 ):
     row = tl.program_id(0)
@@ -116,14 +116,14 @@ def gated_norm_hadamard(
     Z_SCALES: tl.constexpr,
     SCALES: tl.constexpr,
     EPS: tl.constexpr,
-    BLOCK_P: tl.constexpr,  # rows of slow·X·fast that a program makes
+    BLOCK_P: tl.constexpr,  # rows of slow·X·fast per program
     BLOCK_K: tl.constexpr,  # rows of X at a time
     BLOCK_Q: tl.constexpr,  # a power of two, at least Q
 ):
-    """Rows `out` of slow · N · fast, rounded, N the gated norm of a row in one group.
+    """Compute rows `out` of slow · N · fast, quantized; N is a row's gated norm in one group.
 
-    The rotation is linear, so the mean square, a number for the whole row, divides at the end: x
-    and z are read once. The product is that of `hadamard`.
+    The rotation is linear, so the division by the row's root mean square can come last, and x and
+    z are read only once. The product is computed as in `hadamard`.
     """
     row = tl.program_id(0)
     out = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]

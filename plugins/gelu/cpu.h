@@ -1,4 +1,4 @@
-// GELU, exact or by tanh: the C++ face of triton_gelu.py.
+// GELU, exact or with the tanh approximation: the C++ counterpart of triton_gelu.py.
 
 struct Gelu : Kernel {
   Argument x, y;

@@ -15,7 +15,7 @@ def gelu(
     y,  # f32 [rows, WIDTH]
     WIDTH: tl.constexpr,
     X_STRIDE: tl.constexpr,
-    TANH: tl.constexpr,  # the approximation
+    TANH: tl.constexpr,  # use the tanh approximation
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -23,7 +23,7 @@ def gelu(
     inside = channel < WIDTH
     value = tl.load(x + row * X_STRIDE + channel, mask=inside, other=0.0)
     if TANH:
-        # (1 + tanh(u)) / 2 is sigmoid(2u); the first number is 2·√(2/π)
+        # (1 + tanh(u)) / 2 = sigmoid(2u); the first constant is 2·√(2/π)
         out = value * sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
     else:
         out = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))

@@ -1,6 +1,6 @@
-// RMSNorm of neighbouring values: the C++ face of triton_group_norm.py.
+// RMSNorm of adjacent values: the C++ counterpart of triton_group_norm.py.
 
-// out = gain · in / sqrt(mean(in²) + eps), of `width` values
+// out = gain · in / sqrt(mean(in²) + eps), for `width` values
 inline void rms_of(const float* in, const float* gain, float* out, int64_t width, float eps) {
   vf squares{};
   blocks(width, [&](int64_t i, int n) {
@@ -31,7 +31,7 @@ struct GroupNorm : Kernel {
   }
 };
 
-// dt of low rank, B and C
+// Norms of the three parts of a row: low-rank dt, B and C
 struct PartsNorm : Kernel {
   Argument x, weight, y;
   int64_t widths[3], x_stride;

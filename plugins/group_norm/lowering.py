@@ -15,8 +15,8 @@ def lower(at: Lowering, node: Node) -> None:
     if x.width % groups:
         raise ExportError(f"{x.width} channels do not divide into {groups} groups", field=node.name)
     width = x.width // groups
-    wide = next_power_of_2(width)
-    block = min(max(1, _VALUES // wide), next_power_of_2(groups))
+    block_w = next_power_of_2(width)
+    block = min(max(1, _VALUES // block_w), next_power_of_2(groups))
     y = at.new(node.outputs["y"], "f32", x.rows, x.width)
     at.launch(
         "group_norm.group_norm",
@@ -27,10 +27,10 @@ def lower(at: Lowering, node: Node) -> None:
             "X_STRIDE": x.stride,
             "EPS": float(node.attributes["eps"]),
             "BLOCK_G": block,
-            "BLOCK_W": wide,
+            "BLOCK_W": block_w,
         },
         (Size(of=x.rows), Size(times=cdiv(groups, block))),
-        warps=warps_for(block * wide),
+        warps=warps_for(block * block_w),
         stages=1,
     )
 
@@ -38,8 +38,8 @@ def lower(at: Lowering, node: Node) -> None:
 def lower_parts_rms_norm(at: Lowering, node: Node) -> None:
     """Launch one program per row and part."""
     x, first = at.view(node.inputs["x"]), int(node.attributes["first"])
-    half, over = divmod(x.width - first, 2)
-    if over or half < 1:
+    half, remainder = divmod(x.width - first, 2)
+    if remainder or half < 1:
         raise ExportError(f"{x.width} values are not {first} and two halves", field=node.name)
     block = next_power_of_2(max(first, half))
     y = at.new(node.outputs["y"], "f32", x.rows, x.width)

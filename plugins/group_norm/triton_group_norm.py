@@ -13,10 +13,10 @@ def group_norm(
     weight,  # f32 [GROUPS·WIDTH]
     y,  # f32 [rows, GROUPS·WIDTH]
     GROUPS: tl.constexpr,
-    WIDTH: tl.constexpr,  # values of a group: those of one mean square
+    WIDTH: tl.constexpr,  # values of a group, which share a mean square
     X_STRIDE: tl.constexpr,
     EPS: tl.constexpr,
-    BLOCK_G: tl.constexpr,  # groups of a program
+    BLOCK_G: tl.constexpr,  # groups per program
     BLOCK_W: tl.constexpr,  # a power of two, at least WIDTH
 ):
     row = tl.program_id(0)
@@ -37,7 +37,7 @@ def parts_norm(
     weight,  # f32 [FIRST + 2·HALF]
     y,  # f32 [rows, FIRST + 2·HALF]
     FIRST: tl.constexpr,  # values of the first part
-    HALF: tl.constexpr,  # of the second, and of the third
+    HALF: tl.constexpr,  # values of the second and of the third part
     X_STRIDE: tl.constexpr,
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least FIRST and HALF

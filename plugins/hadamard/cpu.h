@@ -1,4 +1,4 @@
-// Rotation of rows by slow ⊗ fastᵀ: the C++ face of triton_hadamard.py.
+// Rotation of rows by slow ⊗ fastᵀ: the C++ counterpart of triton_hadamard.py.
 
 // out[r] = Σ_k left[r, k] · right[k, :]
 inline void multiply(const float* left, int64_t rows, int64_t K, const float* right, int64_t width,
@@ -23,7 +23,7 @@ inline void multiply(const float* left, int64_t rows, int64_t K, const float* ri
     });
 }
 
-// Whether a matrix is one number, doubled to its order: [[A, A], [A, -A]] again and again (Sylvester).
+// Returns whether a matrix is one number doubled to its order by [[A, A], [A, -A]] (Sylvester).
 inline bool is_doubled(const float* matrix, int64_t order) {
   int64_t n = order;
   for (; n % 2 == 0; n /= 2) {
@@ -40,8 +40,8 @@ inline bool is_doubled(const float* matrix, int64_t order) {
   }
   return n == 1;
 }
-// The largest d up to `most` for which a matrix is A ⊗ H, with H = [[1, 1], [1, -1]] doubled to order d.
-// A is then every d-th number of every d-th row.
+// Returns the largest d up to `most` for which a matrix is A ⊗ H, with H = [[1, 1], [1, -1]]
+// doubled to order d. A consists of every d-th number of every d-th row.
 inline int64_t doubled_inside(const float* matrix, int64_t order, int64_t most) {
   int64_t d = 1;
   for (; 2 * d <= most && order % (2 * d) == 0; d *= 2)
@@ -53,7 +53,7 @@ inline int64_t doubled_inside(const float* matrix, int64_t order, int64_t most) 
   return d;
 }
 
-// Lane i gets what lane i ^ STEP has.
+// Swaps lanes i and i ^ STEP.
 template <int STEP> EDGE_INLINE vf swapped(vf v) {
 #if EDGE_ISA_AVX512
   if (STEP == 8) return vf(_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0x4e));
@@ -71,13 +71,13 @@ template <int STEP> EDGE_INLINE vf swapped(vf v) {
   return out;
 #endif
 }
-// Sums of the lanes that STEP tells apart, then their differences.
+// Each pair of lanes that differ by STEP becomes its sum and its difference.
 template <int STEP> EDGE_INLINE vf paired(vf v) {
   vf sign;
   for (int i = 0; i < W; i++) sign[i] = i & STEP ? -1.f : 1.f;
   return swapped<STEP>(v) + v * sign;
 }
-// A row of COUNT vectors times unit · [[1, 1], [1, -1]], doubled to its length.
+// Multiplies a row of COUNT vectors by unit · [[1, 1], [1, -1]] doubled to its length.
 template <int COUNT> inline void double_row(const float* row, float unit, float* out) {
   vf v[COUNT];
   for (int i = 0; i < COUNT; i++) v[i] = load(row + i * W);
@@ -103,13 +103,14 @@ struct Rotation {
       : slow(v, "slow"), fast(v, "fast"), y(v, "y"), scale(v, "scale", "SCALES"),
         P(v.integer("P")), Q(v.integer("Q")) {}
 
-  // slow ⊗ fastᵀ as a matrix of fewer rows, [P / wide, P / wide], beside one that is doubled, which
-  // takes additions in place of products: of order wide · Q. Where it is not, `wide` is 0.
+  // slow ⊗ fastᵀ as the product of a smaller matrix `left`, [P / wide, P / wide], and a doubled
+  // matrix of order wide · Q, which takes additions instead of products. `wide` is 0, and `left` is
+  // slow, if fast is not such a matrix.
   struct Parts {
     const float* left;
     int64_t wide;
   };
-  static constexpr int64_t MOST = 32;  // vectors of a row that is doubled
+  static constexpr int64_t MOST = 32;  // maximum number of vectors of a doubled row
   Parts parts(const Value* a, Pool& pool) const {
     const float* whole = slow.in<const float>(a);
     int64_t vectors = Q / W;
@@ -121,7 +122,7 @@ struct Rotation {
       for (int64_t k = 0; k < rows; k++) left[i * rows + k] = whole[(i * P + k) * wide];
     return {left, wide};
   }
-  // of a row
+  // per row
   int64_t operations(const Parts& of) const {
     return 2 * P * Q * (of.wide ? P / of.wide + 10 : P + Q);
   }

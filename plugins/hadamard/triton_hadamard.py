@@ -14,17 +14,17 @@ def hadamard(
     x,  # f32 [rows, X_STRIDE], a row is X [P, Q]
     slow,  # f32 [P, P]
     fast,  # f32 [Q, Q]
-    scale,  # f32 [SCALES], 1 or P·Q, or None: y is not rounded
+    scale,  # f32 [SCALES], 1 or P·Q; None: y is not quantized
     y,  # f32 or i8 [rows, P·Q]
     P: tl.constexpr,
     Q: tl.constexpr,
     X_STRIDE: tl.constexpr,
     SCALES: tl.constexpr,
-    BLOCK_P: tl.constexpr,  # rows of slow·X·fast that a program makes
+    BLOCK_P: tl.constexpr,  # rows of slow·X·fast per program
     BLOCK_K: tl.constexpr,  # rows of X at a time
     BLOCK_Q: tl.constexpr,  # a power of two, at least Q
 ):
-    """Rows `out` of (slow · X) · fast: nothing is computed twice, whatever the blocks."""
+    """Compute rows `out` of (slow · X) · fast; no work is repeated for any block size."""
     row = tl.program_id(0)
     out = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]
     column = tl.arange(0, BLOCK_Q)

@@ -24,8 +24,8 @@ tensor_cores.__triton_builtin__ = True  # type: ignore[attr-defined]
 
 @triton.jit
 def round_even(x):
-    """Round to the nearest integer, ties to even; x fp32, |x| < 2²². Without libdevice, which
-    Triton does not interpret.
+    """Round fp32 x, |x| < 2²², to the nearest integer, ties to even. libdevice cannot be used:
+    Triton does not interpret it.
 
     Above 2²³ the spacing of fp32 is 1, so adding 1.5·2²³ leaves no room for a fraction.
     """
@@ -34,20 +34,20 @@ def round_even(x):
 
 @triton.jit
 def round8(x):
-    """clip(round_half_even(x), -128, 127) as int8; clipped first, so that any finite x is right."""
+    """Return clip(round_half_even(x), -128, 127) as int8; clipping first keeps |x| in range."""
     return round_even(tl.minimum(tl.maximum(x, -128.0), 127.0)).to(tl.int8)
 
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + exp(-x)), never inf/inf."""
+    """Return 1 / (1 + exp(-x)) without inf/inf."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, small) / (1.0 + small)
 
 
 @triton.jit
 def tanh(x):
-    """tanh by exp(-2|x|), or near 0, where 1 - exp(-2|x|) would lose digits, by its series."""
+    """Return tanh via exp(-2|x|), or its series near 0, where 1 - exp(-2|x|) loses digits."""
     small = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - small) / (1.0 + small)
     s = x * x
@@ -60,8 +60,8 @@ def tanh(x):
 def pair_of(
     x, z, WIDTH: tl.constexpr, BLOCK: tl.constexpr, X_STRIDE: tl.constexpr, Z_STRIDE: tl.constexpr
 ):  # fmt: skip
-    """The program's block of one row of x and of z; where what is made of them goes in rows of
-    WIDTH, and which channels there are.
+    """Load the program's block of a row of x and of z. Returns both, the offset of the result in
+    rows of WIDTH, and the mask of valid channels.
     """
     row = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -78,7 +78,7 @@ def silu(x):
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)), accurate where exp(x) is far below 1 and where it overflows.
+    """Return log(1 + exp(x)), accurate where exp(x) is far below 1 and where it overflows.
 
     log1p(u) = log(1+u) · u / ((1+u) - 1) undoes the rounding of 1+u (Higham, Accuracy and Stability
     of Numerical Algorithms, section 1.14.1).

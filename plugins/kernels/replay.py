@@ -1,5 +1,5 @@
-"""Shared by kernels with a recurrent state: the fields of `run`, loading and storing of states, and
-the block of a state by heads that a program holds.
+"""Helpers for kernels with a recurrent state: the fields of `run`, loading and storing states, and
+a program's block of a per-head state.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
@@ -22,7 +22,7 @@ PROGRAMS = tl.constexpr(launch.PROGRAMS)
 
 @triton.jit
 def factor(scale, channel, inside, SCALES: tl.constexpr):
-    """What one step of these channels is worth: one for all, or one each; 1 where SCALES is 0."""
+    """Load the scale of these channels: a shared one, one per channel, or 1 if SCALES is 0."""
     if SCALES == 0:
         value = 1.0
     elif SCALES == 1:
@@ -34,9 +34,9 @@ def factor(scale, channel, inside, SCALES: tl.constexpr):
 
 @triton.jit
 def kept(h, scale, kind: tl.constexpr):
-    """h as the next token finds it, fp32: rounded to kind and read back."""
+    """Return h as the next token sees it: rounded to `kind` and converted back to fp32."""
     if kind == tl.int8:
-        # times 1/scale, not over scale: 10⁻⁷ of the quotient apart, at a tenth of the work
+        # times 1/scale instead of a division: a relative difference of 10⁻⁷ for a tenth of the work
         quotient = h * (1.0 / scale)
         h = common.round_even(tl.minimum(tl.maximum(quotient, -128.0), 127.0)) * scale
     elif kind == tl.float16:
@@ -46,7 +46,7 @@ def kept(h, scale, kind: tl.constexpr):
 
 @triton.jit
 def load_state(pointers, inside, scale, kind: tl.constexpr):
-    """The state as `kept` leaves it."""
+    """Load a state in fp32, as `kept` returns it."""
     h = tl.load(pointers, mask=inside, other=0).to(tl.float32)
     if kind == tl.int8:
         h = h * scale
@@ -55,7 +55,7 @@ def load_state(pointers, inside, scale, kind: tl.constexpr):
 
 @triton.jit
 def store_state(pointers, h, inside, scale, kind: tl.constexpr):
-    """h is what `kept` returned: q·scale times 1/scale is q, but for roundings that fall away."""
+    """Store an h that `kept` returned: q·scale times 1/scale rounds to q exactly."""
     if kind == tl.int8:
         h = common.round_even(h * (1.0 / scale))
     tl.store(pointers, h.to(kind), mask=inside)
@@ -66,11 +66,11 @@ def heads_block(
     state, batch, HEADS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
     GROUPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The program's block [BLOCK_P, BLOCK_N] of a state [2, batch, HEADS, P, N].
+    """Locate the program's block [BLOCK_P, BLOCK_N] of a state [2, batch, HEADS, P, N].
 
-    Returns pointers to it in the first slot, and a slot's size; which rows and which columns there
-    are; the columns of x, dt and B that are the block's; where these end. Programs are heads by
-    parts of P by sequences.
+    Returns pointers to the block in the first slot; the slot size; masks of its rows and columns;
+    its columns of x, dt and B; and the ends of these columns. The grid is heads × parts of P ×
+    sequences.
     """
     head = tl.program_id(0)
     part = tl.program_id(1)

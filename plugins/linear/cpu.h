@@ -1,15 +1,15 @@
-// Rows times weights, one weight row an output: y[m, n] = Σ_k x[m, k] · w[n, k].
+// Rows times weights, one weight row per output: y[m, n] = Σ_k x[m, k] · w[n, k].
 //
-// Both lie along k, so a tile of NR weight rows by MR rows of x is summed lane by lane and the lanes
-// are added at its end. Few rows are bound by reading the weights: that is done from the first byte to
-// the last, one weight row after the other, as memory is read twice as fast as four rows side by side
-// (19 and 10 GB/s). Many rows take panels.
+// Both are contiguous along k, so a tile of NR weight rows by MR rows of x is summed lane by lane
+// and the lanes are added at the end. For few rows, reading the weights dominates. They are read in
+// memory order, one weight row after the other: twice as fast as four rows side by side (19 and
+// 10 GB/s). Many rows use panels.
 //
-// The C++ face of triton_linear.py and triton_linear_int8.py.
+// The C++ counterpart of triton_linear.py and triton_linear_int8.py.
 
-constexpr int NR = 4, MR = 4;  // of a tile: 16 sums, 8 loads a step
+constexpr int NR = 4, MR = 4;  // a tile has 16 sums and 8 loads a step
 
-// Sums of the lanes of four vectors.
+// Sums the lanes of each of four vectors.
 template <class V, class S> inline void sums4(const V* v, S* out) {
 #if EDGE_ISA_AVX512
   if constexpr (std::is_same_v<V, vi>) {
@@ -41,7 +41,7 @@ template <class V, class S> inline void sums4(const V* v, S* out) {
 
 // -- int8 -------------------------------------------------------------------------------------------
 
-// sums[m][n] of M rows of x and NR weight rows; exact but for the bias.
+// sums[m][n] for M rows of x and NR weight rows: exact, plus the bias if BIASED.
 template <int M> inline void tile_int8(const int8_t* x, int64_t x_stride, const int8_t* const* w,
                                        int64_t K, int32_t (*sums)[NR]) {
   vi acc[M][NR];
@@ -62,7 +62,7 @@ template <int M> inline void tile_int8(const int8_t* x, int64_t x_stride, const 
   for (int m = 0; m < M; m++) sums4(acc[m], sums[m]);
 }
 
-// 128·Σx of each row: what a biased product counts too much.
+// 128·Σx of each row: the excess of a biased product.
 inline void biases(const int8_t* x, int64_t x_stride, int64_t rows, int64_t K, Pool& pool,
                    int32_t* out) {
   if (!BIASED) return;
@@ -76,8 +76,8 @@ inline void biases(const int8_t* x, int64_t x_stride, int64_t rows, int64_t K, P
   });
 }
 
-// Sums of weight rows first ... last go through a strip of columns, [M, STRIP], so that what becomes
-// of them is done a vector of columns at a time: f(m, n, sums, count).
+// Calls f(m, n, sums, count) with the products of weight rows first ... last. They are collected in
+// strips of columns, [M, STRIP], so that f takes a vector of columns at a time.
 constexpr int64_t STRIP = 64;
 
 template <class F> inline void product_int8(const int8_t* x, int64_t x_stride, int64_t M,
@@ -113,7 +113,7 @@ template <class F> inline void product_int8(const int8_t* x, int64_t x_stride, i
   }
 }
 
-// The same of many rows, K a multiple of 4.
+// The same for many rows; K is a multiple of 4.
 template <class F> inline void panels_int8(const int8_t* x, int64_t x_stride, int64_t M,
                                            const int8_t* weight, int64_t N, int64_t K,
                                            const int32_t* bias, Pool& pool, bool interleaved, F f) {
@@ -144,7 +144,7 @@ template <class F> inline void panels_int8(const int8_t* x, int64_t x_stride, in
   });
 }
 
-// The same of few rows, but more than a pair, and K a multiple of 16.
+// The same for 3 to FEW rows; K is a multiple of 16. `first` and `last` count groups of W outputs.
 template <class F> inline void words_int8(const int8_t* x, int64_t x_stride, int64_t M,
                                           const int8_t* weight, int64_t N, int64_t K,
                                           const int32_t* bias, int64_t first, int64_t last, F f) {
@@ -167,7 +167,7 @@ template <class F> inline void words_int8(const int8_t* x, int64_t x_stride, int
   }
 }
 
-// The same of few rows and interleaved weights, K a multiple of 4; `first` and `last` count groups.
+// The same for few rows and interleaved weights; K is a multiple of 4.
 template <class F> inline void groups_int8(const int8_t* x, int64_t x_stride, int64_t M,
                                            const int8_t* weight, int64_t N, int64_t K,
                                            const int32_t* bias, int64_t first, int64_t last, F f) {
@@ -188,16 +188,16 @@ template <class F> inline void groups_int8(const int8_t* x, int64_t x_stride, in
     });
   }
 }
-// Whether they are read so where they may be.
+// Whether int8 weights with rows of K columns are worth interleaving.
 inline bool int8_interleaves(int64_t K) { return TURNS && AddBytes::here && K % 4 == 0; }
 
-// Weight rows that are worth a piece of their own.
+// Smallest piece of work, in weight rows.
 inline int64_t columns_a_piece(int64_t bytes_a_row, int64_t M) {
   int64_t columns = 32768 / std::max<int64_t>(1, bytes_a_row * std::max<int64_t>(1, M / 4));
   return std::max<int64_t>(NR, columns / NR * NR);
 }
 
-// f(m, n, sums, count) for all of x [rows, K] · weight [N, K]
+// Calls f(m, n, sums, count) for all of x [rows, K] · weight [N, K].
 template <class F> inline void multiply_int8(const int8_t* x, int64_t x_stride, int64_t rows,
                                              const int8_t* weight, int64_t N, int64_t K, Pool& pool,
                                              bool interleaved, F f) {
@@ -220,7 +220,7 @@ template <class F> inline void multiply_int8(const int8_t* x, int64_t x_stride, 
   });
 }
 
-// What int8 sums stand for: `scaled` of triton_linear_int8.py.
+// The scales of int8 sums: `scaled` of triton_linear_int8.py.
 struct Scaled {
   Argument x_scale, weight_scale, y_scale, y;
   int64_t x_step, weight_step, y_step, N;
@@ -228,7 +228,7 @@ struct Scaled {
       : x_scale(v, "x_scale"), weight_scale(Argument::optional(v, "weight_scale")),
         y_scale(Argument::optional(v, "y_scale")), y(v, "y"), x_step(x_step_),
         weight_step(weight_step_), y_step(v.integer("Y_SCALE_STEP")), N(v.integer("N")) {}
-  // `count` columns of row m from n on
+  // Stores `count` columns of row m from n on.
   void store(const Value* a, int64_t m, int64_t n, vf total, int count) const {
     vf unit = splat(x_scale.in<const float>(a)[m * x_step]);
     if (weight_scale) unit *= stepped(weight_scale.in<const float>(a), n, weight_step, count);

@@ -1,9 +1,9 @@
-// Rows times weights of 8 or 4 bits in blocks of columns that share a scale: the C++ face of
+// Rows times weights of 8 or 4 bits in blocks of columns that share a scale: the C++ counterpart of
 // triton_linear_bits.py and triton_linear_int4.py.
 //
-// Rows are int8, or are rounded to it in the same blocks, each by its largest value; sums of a block
-// are exact. The columns 0, 2, 4 ... of packed rows of 4 bits are in low nibbles, the others in high
-// ones: what they are multiplied by is taken apart likewise.
+// Rows are int8, or are rounded to int8 in the same blocks, scaled by their largest absolute value.
+// The sum of a block is exact. In packed rows of 4 bits, low nibbles hold the columns 0, 2, 4 ...
+// and high nibbles the others. Rows of x are split likewise.
 
 inline int64_t bits_of(const Variant& v) {
   int64_t bits = v.integer("BITS");
@@ -11,7 +11,7 @@ inline int64_t bits_of(const Variant& v) {
   return bits;
 }
 
-// Columns 0, 2, 4 ..., then 1, 3, 5 ... of each run of columns.
+// Reorders each run of columns: first its columns 0, 2, 4 ..., then 1, 3, 5 ...
 inline void apart(const int8_t* x, int64_t K, int64_t run, int8_t* out) {
   for (int64_t start = 0; start < K; start += run)
     for (int64_t k = 0; k < run / 2; k++) {
@@ -20,8 +20,8 @@ inline void apart(const int8_t* x, int64_t K, int64_t run, int8_t* out) {
     }
 }
 
-// A block of floats rounded to int8. Returns what one step is worth: NaN where a value is none or
-// infinite, so that it is seen in what comes of it.
+// Rounds a block of floats to int8. Returns its scale: NaN if a value is NaN or infinite, so that
+// the outputs are NaN too.
 inline float round_block(const float* x, int64_t count, int8_t* out) {
   vf top{}, spoiled{};
   blocks(count, [&](int64_t i, int n) {
@@ -37,23 +37,23 @@ inline float round_block(const float* x, int64_t count, int8_t* out) {
   return step + sum(spoiled);
 }
 
-// What quants are worth, [N, blocks]: their scales and, where they count from it, the minimum.
+// The scales of blocks, [N, blocks], and their minimums or null.
 template <class S> struct Units {
   const S *scales, *minimums;
 };
 
-// How the rows of one product are summed. A vector of packed weights may hold several blocks, which
-// its lanes then keep apart.
+// The layout and the products of block-quantized rows. A vector of packed weights may hold several
+// blocks, whose sums then stay in separate lanes.
 struct Blocked {
   int64_t N, K, bits, shared;
-  bool minimum;  // quants count from one
-  int64_t vector, block, step, count, groups;  // bytes of each; blocks of a step; steps of a row
+  bool minimum;  // quants are offsets from a minimum
+  int64_t vector, block, step, count, groups;  // first three in bytes; blocks a step; steps a row
 
   Blocked(const Variant& v, int64_t bits_, bool minimum_ = false)
       : N(v.integer("N")), K(v.integer("K")), bits(bits_), shared(v.within("SHARED", 8 / bits_)),
         minimum(minimum_) {
-    if (K % shared || shared * bits % 8) refuse("SHARED must divide K, into whole bytes");
-    if (minimum && bits != 4) refuse("BITS must be 4 beside minimums");
+    if (K % shared || shared * bits % 8) refuse("SHARED must divide K into blocks of whole bytes");
+    if (minimum && bits != 4) refuse("BITS must be 4 with minimums");
     vector = bits == 8 ? BYTES : SMALL;
     block = step = shared * bits / 8;
     count = 1;
@@ -66,25 +66,25 @@ struct Blocked {
   int64_t bytes() const { return K * bits / 8; }
   int64_t blocks_a_row() const { return K / shared; }
   int64_t padded() const { return (blocks_a_row() + W - 1) / W * W; }
-  // nibbles count from 0, weights from -8; bytes likewise, if the product takes them as they are
+  // The zero point to subtract from sums: of nibbles, or of bytes that are multiplied unsigned.
   int32_t zero() const { return minimum ? 0 : bits == 4 ? 8 : BIASED ? 128 : 0; }
   bool turned(int64_t rows) const {
     return rows > FEW ? AddBytes::here && shared % (32 / bits) == 0 : words() > 0;
   }
-  // How many words of a block few rows take at once; 0 where they are summed lane by lane.
+  // Words of a block that few rows take at once; 0 if they are summed lane by lane.
   int64_t words() const {
     if (!TURNS || block % 16) return 0;
     int64_t of_block = block / 4;
-    if (bits == 4) return 4;  // low and high nibbles of more would not stay in registers
+    if (bits == 4) return 4;  // low and high nibbles of more words would not fit in registers
     return of_block % W == 0 ? W : W % of_block == 0 ? of_block : 0;
   }
 
-  // As int8, and what its steps are worth, for blocks of a panel or for lanes: see `spread`.
+  // Rows of x as int8, and their scales for blocks of a panel or for lanes: see `lanes`.
   struct Prepared {
-    int8_t* q;       // [rows, K], and room for a vector behind
+    int8_t* q;       // [rows, K], padded by a vector
     float* worth;    // [rows, blocks], or [rows, groups, W]
-    int32_t* start;  // what a sum starts from so that weights count from their zero point
-    float* sums;     // [rows, padded]: of x in each block, for minimums
+    int32_t* start;  // initial sums, which subtract the weights' zero point
+    float* sums;     // [rows, padded]: sum of x in each block, for minimums
   };
   template <class Round> Prepared prepare(int64_t rows, Pool& pool, Round round) const {
     bool panels = turned(rows);
@@ -120,7 +120,7 @@ struct Blocked {
     });
     return out;
   }
-  // What each block is worth in its lanes; the first of them starts from what all must.
+  // Copies a block's scale to its lanes. Only the first of them gets the block's initial sum.
   void lanes(const float* worth, const int32_t* start, float* to, int32_t* begin) const {
     for (int64_t i = 0; i < groups * W; i++) {
       int64_t of = W / count, b = i / of;
@@ -130,7 +130,7 @@ struct Blocked {
     }
   }
 
-  // What may be interleaved: the weights, scales of `unit` bytes and minimums, if there are some.
+  // Lists what to interleave: the weights, the scales of `unit` bytes, and the minimums if any.
   int interleavable(Interleaved* out, int packed, int scales, int minimums, int unit) const {
     if (!words() || !turned(FEW + 1)) return 0;
     out[0] = {packed, W, N, bytes() / 4, 4};
@@ -139,7 +139,7 @@ struct Blocked {
     return minimums < 0 ? 2 : 3;
   }
 
-  // f(m, n, sums, count) for all rows and columns
+  // Calls f(m, n, sums, count) for all rows and columns.
   template <class S, class F>
   void multiply(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
                 bool interleaved, F f) const {
@@ -235,8 +235,8 @@ struct Blocked {
     }
     for (int m = 0; m < ROWS; m++) sums4(acc[m], sums[m]);
   }
-  // Steps of one vector each: the addresses of all rows stay in registers, and sums start from 0
-  // beside minimums. Returns how many steps.
+  // Sums steps of one vector each: the addresses of all rows stay in registers, and sums start from
+  // 0 with minimums. Returns the number of steps.
   template <int BITS, bool MINIMUM, int ROWS, class S>
   EDGE_INLINE int64_t by_vectors(const Prepared& x, const uint8_t* w, const S* scales,
                                  int64_t steps, const SpreadLanes& spread,
@@ -287,7 +287,7 @@ struct Blocked {
       of_row[m] += __builtin_convertvector(total[m], vf) *
                    (worth * load(x.worth + (m * groups + g) * W));
   }
-  // Whole vectors of bytes k ... end of a weight row; returns where they end.
+  // Adds the whole vectors of bytes k ... end of a weight row. Returns where they end.
   template <int BITS, int ROWS>
   EDGE_INLINE int64_t sum_up(const Prepared& x, const uint8_t* w, int64_t k, int64_t end,
                              vi (&total)[ROWS]) const {
@@ -300,7 +300,7 @@ struct Blocked {
     }
     return k;
   }
-  // A vector of weights, from byte k of its row on, times all rows.
+  // Adds the products of all rows and a vector of weights, from byte k of its row on.
   template <int ROWS>
   EDGE_INLINE void add(const Prepared& x, int64_t k, Packed w, vi (&total)[ROWS]) const {
     for (int m = 0; m < ROWS; m++) total[m] = dot(total[m], w, load_row(x.q + m * K + k));
@@ -317,7 +317,7 @@ struct Blocked {
   template <class S, class F> void by_panels(const Prepared& x, const uint8_t* packed,
                                              Units<S> units, int64_t rows, Pool& pool,
                                              bool interleaved, F f) const {
-    int64_t of_row = blocks_a_row(), words = shared / 4;  // of a block
+    int64_t of_row = blocks_a_row(), words = shared / 4;  // words per block
     pool.each((N + WIDE - 1) / WIDE, 1, [&](int64_t first, int64_t last) {
       int64_t of_panel = K * WIDE, of_scales = of_row * WIDE * int64_t(sizeof(float));
       char* room = static_cast<char*>(thread_bytes(1, of_panel + (1 + minimum) * of_scales));
@@ -330,7 +330,7 @@ struct Blocked {
         turn_units(units.scales, n, end, WIDE, scales, interleaved);
         if (minimum) turn_units(units.minimums, n, end, WIDE, minimums, interleaved);
 #if EDGE_TILES
-        // blocks of 4 bits are shorter than a tile, and gain nothing
+        // 4-bit blocks are shorter than a tile and gain nothing
         if (pool.tiles && bits == 8 && tiles_take(words)) {
           by_tiles(x, panel, scales, n, end, rows, f);
           continue;
@@ -352,7 +352,7 @@ struct Blocked {
               acc[r][1] += __builtin_convertvector(total[r][1], vf) * (right * worth);
             }
           }
-          if (minimum) {  // a sum of their own, as few rows have
+          if (minimum) {  // a separate sum, as for few rows
             vf least[R][2] = {};
             tall<R>(x.sums + m * padded(), padded(), minimums, WIDE, of_row, least, AddFloats());
             for (int r = 0; r < R; r++) acc[r][0] += least[r][0], acc[r][1] += least[r][1];
@@ -366,7 +366,7 @@ struct Blocked {
     });
   }
 #if EDGE_TILES
-  // Multiply one panel by AMX. The sums of a block are scaled as in `by_panels`, so the bits are equal.
+  // Multiplies one panel by AMX. Block sums are scaled as in `by_panels`, so the bits are equal.
   template <class F>
   void by_tiles(const Prepared& x, const int32_t* panel, const float* scales, int64_t n, int64_t end,
                 int64_t rows, F f) const {
@@ -393,7 +393,7 @@ struct Blocked {
     });
   }
 #endif
-  // Those of `wide` outputs side by side, block after block.
+  // Transposes the scales or minimums of `wide` outputs: side by side, block after block.
   template <class S>
   void turn_units(const S* units, int64_t n, int64_t end, int64_t wide, float* out,
                   bool interleaved = false) const {
@@ -418,9 +418,9 @@ struct Blocked {
     BITS == 4 && rows == 1 ? by_words<BITS, STEP, true>(x, packed, units, rows, pool, f)
               : by_words<BITS, STEP, false>(x, packed, units, rows, pool, f);
   }
-  // Few rows: W outputs at a time. Outputs lie side by side, and a block is scaled once, not in every
-  // vector. Weights are turned in registers; of 4 bits, one row has its sums turned instead: these are
-  // exact, so that both give the same bits.
+  // Few rows: W outputs at a time. Outputs lie side by side, so a block is scaled once, not in
+  // every vector. Weights are transposed in registers. With one row and 4 bits, the sums are
+  // transposed instead: they are exact, so the bits are the same.
   template <int BITS, int STEP, bool ONE, class S, class F>
   void by_words(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
                 F f) const {
@@ -440,7 +440,7 @@ struct Blocked {
         vf acc[FEW];
         vi totals[FEW];
         for (int64_t m = 0; m < rows; m++) acc[m] = vf{};
-        // f(m, begun) continues the sum of row m by words `word` to `word` + STEP
+        // f(m, begun) adds words `word` to `word` + STEP to the sum of row m
         auto add = [&](int64_t word, auto f) {
           int64_t b = word / of_block, within = word % of_block;
           vf worth = load(scales + b * W);
@@ -484,7 +484,7 @@ struct Blocked {
       }
     });
   }
-  // The same of interleaved weights, which are read as they lie.
+  // The same for interleaved weights, which are read in memory order.
   template <int BITS, bool MINIMUM, class S, class F>
   void by_groups(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
                  F f) const {
@@ -530,13 +530,13 @@ struct Blocked {
       }
     });
   }
-  // Products of a vector of one output's words and a row.
+  // Products of a vector of words of one output and a row of x.
   EDGE_INLINE vi nibbles_times(vi words, const int8_t* q) const {
     AddBytes add;
     vi low = add(vi{}, words & 0x0f0f0f0f, load_as<vi>(q));
     return add(low, words >> 4 & 0x0f0f0f0f, load_as<vi>(q + K / 2));
   }
-  // Words of a panel: of 4 bits, a block's even columns and then its odd ones.
+  // Fills a panel with words: for 4 bits, a block's even columns and then its odd ones.
   void fill(const uint8_t* packed, int64_t n, int64_t end, int32_t* panel, bool interleaved) const {
     int64_t of_block = block / 4;
     auto put = [&](int64_t word, int half, vi lanes) {
@@ -552,7 +552,7 @@ struct Blocked {
   }
 };
 
-// Float rows; a row and block is rounded to int8, as the statement of the op allows.
+// Float rows, whose blocks are rounded to int8, as the op's definition allows.
 struct LinearBits : Kernel {
   Argument x, packed, scales, minimums, y, M;
   int64_t x_stride;
@@ -561,7 +561,7 @@ struct LinearBits : Kernel {
       : x(v, "x"), packed(v, "packed"), scales(v, "scales"),
         minimums(Argument::optional(v, "minimums")), y(v, "y"), M(v, "M"),
         x_stride(v.integer("X_STRIDE")), blocked(v, bits_of(v), bool(minimums)) {
-    if (minimums && minimums.type != scales.type) refuse("minimums must be of the type of scales");
+    if (minimums && minimums.type != scales.type) refuse("minimums must have the type of scales");
   }
   int interleavable(Interleaved* out) const override {
     int unit = scales.type == Type::f16 ? 2 : 4;
@@ -586,7 +586,7 @@ struct LinearBits : Kernel {
   }
 };
 
-// int8 rows of one scale.
+// int8 rows that share one scale.
 struct LinearInt4 : Kernel {
   Argument x, packed, scales, minimums, M;
   int64_t x_stride;
@@ -596,7 +596,7 @@ struct LinearInt4 : Kernel {
       : x(v, "x"), packed(v, "packed"), scales(v, "scales"),
         minimums(Argument::optional(v, "minimums")), M(v, "M"), x_stride(v.integer("X_STRIDE")),
         blocked(v, 4, bool(minimums)), scaled(v, 0, 0) {
-    if (minimums && minimums.type != scales.type) refuse("minimums must be of the type of scales");
+    if (minimums && minimums.type != scales.type) refuse("minimums must have the type of scales");
   }
   int interleavable(Interleaved* out) const override {
     int unit = scales.type == Type::f16 ? 2 : 4;

@@ -1,10 +1,10 @@
-// Rows times weights of floats, fp32 or fp16: the C++ face of triton_linear.py.
+// Rows times float weights, fp32 or fp16: the C++ counterpart of triton_linear.py.
 
 template <int M, class T> inline void tile_float(const float* x, int64_t x_stride,
                                                  const T* const* w, int64_t K, float (*sums)[NR]) {
   vf acc[M][NR];
   for (int n = 0; n < NR; n++) {
-    vf of_row[M] = {}, other[M] = {};  // two, so that a sum need not wait for the one before
+    vf of_row[M] = {}, other[M] = {};  // two, to hide the latency of additions
     int64_t k = 0;
     for (; k + 2 * W <= K; k += 2 * W) {
       vf left = load(w[n] + k), right = load(w[n] + k + W);
@@ -23,7 +23,7 @@ template <int M, class T> inline void tile_float(const float* x, int64_t x_strid
   for (int m = 0; m < M; m++) sums4(acc[m], sums[m]);
 }
 
-// f(m, n, sums, rows, columns) for tiles of the product with weight rows first ... last
+// Calls f(m, n, sums, rows, columns) for tiles of the product with weight rows first ... last.
 template <class T, class F> inline void product_float(const float* x, int64_t x_stride, int64_t M,
                                                       const T* weight, int64_t K, int64_t first,
                                                       int64_t last, F f) {
@@ -46,7 +46,7 @@ template <class T, class F> inline void product_float(const float* x, int64_t x_
   }
 }
 
-// Those of a panel and all rows: f(m, n, sums, count)
+// Calls f(m, n, sums, count) for the products of all rows and a panel.
 template <class F> EDGE_INLINE void times_panel(const float* x, int64_t x_stride, int64_t M,
                                                 const int32_t* panel, int64_t K, int64_t n,
                                                 int64_t end, F f) {
@@ -61,9 +61,9 @@ template <class F> EDGE_INLINE void times_panel(const float* x, int64_t x_stride
   });
 }
 
-// Of interleaved weights, whose outputs lie side by side, so that no lanes are summed. Products are
-// added in the order of a panel's: a row's bits do not depend on how many there are, and what is
-// rounded to fp16 afterwards is the same in a prompt and in its steps.
+// Sums R rows of x times a group of interleaved weights. Outputs lie side by side, so no lanes are
+// summed. Products are added in the order of a panel: a row's bits do not depend on the number of
+// rows, and values rounded to fp16 afterwards are the same in prefill and decode.
 template <int R, class T>
 EDGE_INLINE void add_floats(const T* group, int64_t K, int count, const float* x, int64_t stride,
                             vf* sums) {
@@ -81,7 +81,7 @@ EDGE_INLINE void add_floats(const T* group, int64_t K, int count, const float* x
     all([&](int64_t k) { return beside(group, k, count); });
   for (int r = 0; r < R; r++) sums[r] = acc[r];
 }
-// Few rows: f(m, n, sums, count); `first` and `last` count groups of W outputs.
+// Calls f(m, n, sums, count) for few rows; `first` and `last` count groups of W outputs.
 template <class T, class F>
 inline void groups_float(const float* x, int64_t x_stride, int64_t M, const T* weight, int64_t N,
                          int64_t K, int64_t first, int64_t last, F f) {
@@ -118,7 +118,7 @@ inline void interleaved_float(const float* x, int64_t x_stride, int64_t M, const
   });
 }
 
-// Rows of x rounded to fp16, as engines do beside fp16 weights; what would overflow is 65504.
+// Rounds rows of x to fp16, as engines do with fp16 weights, and clips them to ±65504.
 inline const float* as_half(const float* x, int64_t stride, int64_t rows, int64_t K, Pool& pool) {
   float* out = pool.scratch<float>(1, rows * K + W);
   pool.each(rows, items_a_piece(4 * K), [&](int64_t first, int64_t last) {
@@ -131,7 +131,7 @@ inline const float* as_half(const float* x, int64_t stride, int64_t rows, int64_
   return out;
 }
 
-// f(m, n, sums, count) for all of x [rows, K] · weight [N, K], of f32 or f16
+// Calls f(m, n, sums, count) for all of x [rows, K] · weight [N, K], f32 or f16.
 template <class F> inline void multiply_float(const float* x, int64_t x_stride, int64_t rows,
                                               Type type, const void* weight, int64_t N, int64_t K,
                                               Pool& pool, bool interleaved, F f) {
@@ -157,7 +157,7 @@ template <class F> inline void multiply_float(const float* x, int64_t x_stride, 
     });
   });
 }
-// How rows of float weights are interleaved, in every instruction set.
+// The interleaving of float weights, which every instruction set uses.
 inline Interleaved floats_beside(const Argument& weight, int64_t rows, int64_t K) {
   return {weight.place(), W, rows, K, weight.type == Type::f16 ? 2 : 4};
 }

@@ -1,17 +1,17 @@
-// Many rows times weights: a panel of weight rows is turned so that outputs lie side by side, and then
-// used by all rows of x. No lanes are summed, and a tile's sums stay in registers.
+// Many rows times weights: a panel of weight rows is transposed so that outputs lie side by side,
+// then used by all rows of x. No lanes are summed, and a tile's sums stay in registers.
 //
-// A column of the panel is one 32-bit word of a weight row: a float, or four bytes.
+// A column of the panel is one 32-bit word of a weight row: a float or four bytes.
 
 #if EDGE_ISA_AVX512 || EDGE_ISA_NEON
-constexpr int TALL = 12;  // rows of a tile: 24 sums of 32 registers
+constexpr int TALL = 12;  // rows of a tile, whose sums take 24 of 32 registers
 #else
 constexpr int TALL = 6;
 #endif
 constexpr int64_t WIDE = 2 * W;  // outputs of a panel
 
 #if EDGE_ISA_AVX512
-// 16 vectors, their words transposed.
+// Transposes the words of 16 vectors.
 template <class V> inline void transpose(V* of) {
   __m512i* v = reinterpret_cast<__m512i*>(of);
   __m512i t[16];
@@ -34,7 +34,7 @@ template <class V> inline void transpose(V* of) {
     v[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
   }
 }
-constexpr bool TURNS = true;  // cheaply enough for few rows
+constexpr bool TURNS = true;  // transposing is cheap enough for few rows
 #else
 template <class V> inline void transpose(V* v) {
   for (int i = 0; i < W; i++)
@@ -47,8 +47,8 @@ template <class V> inline void transpose(V* v) {
 constexpr bool TURNS = false;
 #endif
 
-// put(word, half, lanes) for every word of rows first ... first + WIDE of some that lie `stride` bytes
-// apart; the last row stands for those behind it. A vector has one word of W rows.
+// Calls put(word, half, lanes) for every word of rows first ... first + WIDE, `stride` bytes apart.
+// Rows from `last` on repeat row last - 1. `lanes` has one word of each of W rows.
 template <class F> inline void turn_rows(const void* base, int64_t stride, int64_t first, int64_t last,
                                          int64_t words, F put) {
   for (int half = 0; half < 2; half++) {
@@ -77,8 +77,8 @@ template <class F> inline void turn_rows(const void* base, int64_t stride, int64
   }
 }
 
-// sums[r] += Σ of `words` words of row r by those of the panel, whose vectors lie `pitch` words apart;
-// `add` is what becomes of two words.
+// sums[r] += Σ of the products of `words` words of row r and the panel, whose vectors lie `pitch`
+// words apart. `add` adds the product of two words.
 template <int R, class V, class T, class Add>
 inline void tall(const T* x, int64_t stride, const void* panel, int64_t pitch, int64_t words,
                  V (*sums)[2], Add add) {
@@ -96,7 +96,7 @@ inline void tall(const T* x, int64_t stride, const void* panel, int64_t pitch, i
   for (int r = 0; r < R; r++) sums[r][0] = acc[r][0], sums[r][1] = acc[r][1];
 }
 
-// f(RowCount<R>(), m) for tiles of R rows
+// Calls f(RowCount<R>(), m) for tiles of R rows.
 template <int R> struct RowCount {
   static constexpr int rows = R;
 };
@@ -107,9 +107,9 @@ template <class F> inline void tiles(int64_t rows, F f) {
   for (; m < rows; m++) f(RowCount<1>(), m);
 }
 
-// -- weights that are interleaved: see Interleaved of kernel.h ---------------------------------------
+// -- interleaved weights: see Interleaved in kernel.h -----------------------------------------------
 
-// The words at `word` of `count` rows of a group that begins at `group`.
+// Word `word` of each of the `count` rows of a group that begins at `group`.
 template <class T> EDGE_INLINE vf beside(const T* group, int64_t word, int count) {
   return load_some(group + word * count, count);
 }
@@ -117,7 +117,7 @@ EDGE_INLINE vi words_beside(const void* group, int64_t word, int count) {
   return vi(beside(static_cast<const float*>(group), word, count));
 }
 
-// put(word, half, lanes) as `turn_rows` does; zeros behind the last row.
+// Calls put(word, half, lanes) as `turn_rows` does, but with zeros after the last row.
 template <class F> inline void each_beside(const void* base, int64_t stride, int64_t first,
                                            int64_t last, int64_t words, F put) {
   for (int half = 0; half < 2; half++) {
@@ -129,7 +129,7 @@ template <class F> inline void each_beside(const void* base, int64_t stride, int
   }
 }
 
-// Row n of an interleaved table of N rows, as it was.
+// Copies row n of an interleaved table of N rows to `out`.
 inline void row_beside(const void* base, int64_t N, int64_t n, int64_t words, int word, void* out) {
   int64_t start = n / W * W, count = std::min<int64_t>(W, N - start);
   const char* from = static_cast<const char*>(base) + (start * words + n - start) * word;
@@ -142,7 +142,7 @@ struct AddFloats {
   EDGE_INLINE vf operator()(vf sum, vf w, vf x) const { return sum + w * x; }
 };
 
-// Products of four bytes, where a set has them.
+// Products of four bytes, if the instruction set has them.
 struct AddBytes {
   EDGE_INLINE vi spread(const int8_t* x) const {
     int32_t word;
@@ -163,29 +163,29 @@ struct AddBytes {
   EDGE_INLINE vi operator()(vi sum, vi, vi) const { return sum; }
 #endif
 };
-// Up to so many rows are multiplied as a single one is: what is drafted is verified bit for bit.
+// Up to this many rows are multiplied as a single row is, so drafts are verified bit for bit.
 constexpr int64_t FEW = 16;
 
-// What turns bytes that count from 0 into those that `dot` takes, and s8 likewise.
+// Masks that flip u8 weights with zero point 128, and s8 weights, to the bytes that `dot` takes.
 constexpr int32_t FLIP_UNSIGNED = BIASED ? 0 : int32_t(0x80808080);
 constexpr int32_t FLIP_SIGNED = BIASED ? int32_t(0x80808080) : 0;
 
-// f(half, n, count) for the vectors of a panel of outputs n ... end
+// Calls f(half, n, count) for the vectors of a panel of outputs n ... end.
 template <class F> inline void each_half(int64_t n, int64_t end, F f) {
   for (int half = 0; half < 2; half++)
     if (int64_t at = n + half * W; at < end) f(half, at, (int)std::min<int64_t>(W, end - at));
 }
 
-// Into the second cache: the first keeps track of half as many lines on their way.
+// Prefetches into L2: L1 tracks half as many outstanding lines.
 inline void fetch(const void* from, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i, 0, 2);
 }
 
 constexpr int64_t AHEAD = 24 << 10;
 
-// f(word, some, vectors) for every W words of rows first ... last, at most W of them, `stride` bytes
-// apart: a vector has words of one row or, TURNED, one word of all. What lies ahead is asked for in the
-// order of memory, in which rows side by side are not read. Behind the last word are zeros.
+// Calls f(word, some, vectors) for every W words of rows first ... last, at most W, `stride` bytes
+// apart. A vector has words of one row or, if TURNED, one word of all rows, with zeros after the
+// last word. Prefetches in memory order, because rows side by side are not read in that order.
 template <bool TURNED, class F>
 inline void each_words(const void* base, int64_t stride, int64_t first, int64_t last, F f) {
   const int64_t words = stride / 4;
@@ -203,7 +203,7 @@ inline void each_words(const void* base, int64_t stride, int64_t first, int64_t 
   }
 }
 
-// Of W vectors, the sums of each 4 lanes: v[i] gets those from 4·i on, one of each vector.
+// Sums every 4 lanes of W vectors: lane j of v[i] becomes the sum of lanes 4·i ... 4·i + 3 of v[j].
 EDGE_INLINE void sums_of_fours(vi* v) {
 #if EDGE_ISA_AVX512
   __m512i t[4], u[4];
@@ -225,10 +225,10 @@ EDGE_INLINE void sums_of_fours(vi* v) {
 #endif
 }
 
-// sum += products of COUNT words of each output and those of a row of x
+// Returns `sum` plus the products of COUNT words of each output and of a row of x.
 template <int COUNT> EDGE_INLINE vi dot_words(vi sum, const vi* w, const int8_t* x) {
   AddBytes add;
-  vi odd{};  // so that a sum need not wait for the one before
+  vi odd{};  // a second chain, to hide the latency of additions
   for (int i = 0; i < COUNT; i += 2) {
     sum = add(sum, w[i], add.spread(x + 4 * i));
     odd = add(odd, w[i + 1], add.spread(x + 4 * i + 4));
@@ -236,7 +236,7 @@ template <int COUNT> EDGE_INLINE vi dot_words(vi sum, const vi* w, const int8_t*
   return sum + odd;
 }
 
-// f(RowCount<R>(), m) for few rows, R of them at a time: a group of weights stays in the first cache.
+// Calls f(RowCount<R>(), m) for few rows, R at a time. A group of weights stays in L1.
 template <class F> inline void few_rows(int64_t rows, F f) {
   int64_t m = 0;
   for (; m + 8 <= rows; m += 8) f(RowCount<8>(), m);
@@ -245,13 +245,13 @@ template <class F> inline void few_rows(int64_t rows, F f) {
   if (rows > m) f(RowCount<1>(), m);
 }
 
-// sums[r] += products of `words` words of a group and those of row r; `take` makes what is multiplied
-// of a word, and adds the products: take(words, x, stride, sums). FETCH asks for what lies ahead: up
-// to 4 rows of 8 bits, which compute little, are read slower so.
+// sums[r] += Σ of the products of `words` words of a group and row r. take(words, x, stride, sums)
+// unpacks words and adds their products. FETCH prefetches, which slows down up to 4 rows of 8 bits:
+// they compute little.
 template <int R, bool FETCH, class Take>
 EDGE_INLINE void add_group(const char* group, int64_t words, int count, const int8_t* x,
                            int64_t stride, vi* sums, Take take) {
-  constexpr int CHAINS = R < 4 ? 4 / R : 1;  // so that a sum need not wait for the one before
+  constexpr int CHAINS = R < 4 ? 4 / R : 1;  // several, to hide the latency of additions
   vi acc[CHAINS][R] = {};
   for (int r = 0; r < R; r++) acc[0][r] = sums[r];
   auto all = [&](auto load) {
@@ -273,7 +273,7 @@ EDGE_INLINE void add_group(const char* group, int64_t words, int count, const in
   }
 }
 
-// f(panel, n, end) for panels of outputs n ... end, as fill(panel, n, end) makes them.
+// Calls f(panel, n, end) for panels of outputs n ... end, filled by fill(panel, n, end).
 template <class Fill, class F>
 inline void filled_panels(int64_t N, int64_t words, Pool& pool, Fill fill, F f) {
   pool.each((N + WIDE - 1) / WIDE, 1, [&](int64_t first, int64_t last) {
@@ -285,7 +285,7 @@ inline void filled_panels(int64_t N, int64_t words, Pool& pool, Fill fill, F f) 
     }
   });
 }
-// The same of words of rows that lie `stride` bytes apart, with some bits flipped.
+// The same for words of rows `stride` bytes apart, XOR `flip`.
 template <class F> inline void panels(const void* weight, int64_t N, int64_t stride, int64_t words,
                                       int32_t flip, Pool& pool, bool interleaved, F f) {
   auto fill = [&](int32_t* panel, int64_t n, int64_t end) {

@@ -10,7 +10,7 @@
 
 constexpr int64_t TILE_ROWS = 16, TILE_WORDS = 16;
 
-// Whether `words` words of a row are whole tiles.
+// Returns whether `words` words of a row fill whole tiles.
 inline bool tiles_take(int64_t words) { return words % TILE_WORDS == 0; }
 
 // The tile configuration for up to 32 rows of x. Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7
@@ -37,8 +37,8 @@ struct TileShapes {
   }
 };
 
-// Write out[row, output] = Σ x[row, k] · panel[k, output] over `words` words, [x_rows, WIDE]. The
-// loaded shapes are those of `x_rows` rows.
+// Writes out[row, output] = Σ x[row, k] · panel[k, output] over `words` words, [x_rows, WIDE]. The
+// shapes for `x_rows` rows must be loaded.
 inline void tile_sums(const int8_t* x, int64_t stride, int64_t x_rows, const int32_t* panel,
                       int64_t words, int32_t* out) {
   const int64_t panel_stride = WIDE * 4;
@@ -74,7 +74,7 @@ inline void tile_sums(const int8_t* x, int64_t stride, int64_t x_rows, const int
                : "memory");
 }
 
-// Call f(m, count) for groups of up to 32 rows, m to m + count, with their shapes loaded.
+// Calls f(m, count) for groups of up to 32 rows, m to m + count, with their shapes loaded.
 template <class F> inline void each_tile(int64_t rows, F f) {
   for (int64_t m = 0; m < rows; m += 2 * TILE_ROWS) {
     int64_t some = std::min(rows - m, 2 * TILE_ROWS);

@@ -80,11 +80,11 @@ _FLOATING = "    floating = DequantizeLinear<axis=-1>(x_own, x_scale)\n"
 _ROUNDED = "    y = QuantizeLinear<axis=-1, output_dtype: int=3>(product, y_scale)\n"
 
 
-def _of_int8(y: str, scaled: str = _SCALED) -> str:
+def _int8_product(y: str, scaled: str = _SCALED) -> str:
     return CONSTANTS + views(["x"]) + _FLOATING + _product(4, "floating", y, scaled)
 
 
-LINEAR_INT4 = _of_int8("y")
-LINEAR_INT4_QUANTIZE = _of_int8("product") + _ROUNDED
-LINEAR_INT4_MINIMUM = _of_int8("y", _FROM_MINIMUM)
-LINEAR_INT4_MINIMUM_QUANTIZE = _of_int8("product", _FROM_MINIMUM) + _ROUNDED
+LINEAR_INT4 = _int8_product("y")
+LINEAR_INT4_QUANTIZE = _int8_product("product") + _ROUNDED
+LINEAR_INT4_MINIMUM = _int8_product("y", _FROM_MINIMUM)
+LINEAR_INT4_MINIMUM_QUANTIZE = _int8_product("product", _FROM_MINIMUM) + _ROUNDED

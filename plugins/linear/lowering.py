@@ -91,16 +91,16 @@ def _product(
     shape: tuple[int, int],
     tile: Tile,
     constants: Mapping[str, int],
-    later: tuple[str, ...] = (),
+    trailing: tuple[str, ...] = (),
 ) -> None:
     """Launch x [rows, K] · weightᵀ, for a weight of `shape` [N, K].
 
-    `names` are inputs in the kernel's order, `later` inputs that it takes after all others.
+    `names` are inputs in the kernel's order, `trailing` inputs that it takes after all others.
     """
     x = at.view(node.inputs["x"])
     y = at.new(node.outputs["y"], "i8" if "y_scale" in node.inputs else "f32", x.rows, shape[0])
     pointers = {**at.given(node, *names), "y": at.pointer(y), "M": at.size(x.rows)}
-    pointers |= at.given(node, *later)
+    pointers |= at.given(node, *trailing)
     sizes = {"N": shape[0], "K": shape[1], "X_STRIDE": x.stride}
     launch_product(at, kernel, pointers, {**sizes, **constants}, tile, x.rows)
 
@@ -188,7 +188,7 @@ lower_linear_int8_quantize = lower_linear_int8_rows = lower_linear_int8
 # -- weights in blocks of 4 or 8 bits --------------------------------------------------------------
 
 # An fp32 tile of this width and 64 rows is 16 KB; shared memory holds three of them, and weights.
-_WIDEST = 64
+_MAX_PIECE = 64
 
 
 def _blocks_tile(
@@ -213,8 +213,8 @@ def _blocks_tile(
     if outputs < 8192:
         tile = Tile(rows, 16, k, 1, 6 if rows == 8 else 4)
     blocks = columns // shared
-    most = max(1, min(8, step // k))
-    unroll = max(count for count in range(1, most + 1) if blocks % count == 0)
+    limit = max(1, min(8, step // k))
+    unroll = max(count for count in range(1, limit + 1) if blocks % count == 0)
     return tile, {"UNROLL": unroll, "STAGES": tile.stages}
 
 
@@ -223,7 +223,7 @@ def _paired(x: View) -> bool:
     return x.offset % 2 == 0 and x.stride % 2 == 0
 
 
-def _later(node: Node) -> tuple[str, ...]:
+def _trailing_inputs(node: Node) -> tuple[str, ...]:
     return ("minimums",) if "minimums" in node.inputs else ()
 
 
@@ -237,7 +237,9 @@ def lower_linear_int4(at: Lowering, node: Node) -> None:
         **steps,
     }
     names = ("x", "x_scale", "packed", "scales", "y_scale")
-    _product(at, node, "linear_int4", names, (outputs, columns), tile, constants, _later(node))
+    _product(
+        at, node, "linear_int4", names, (outputs, columns), tile, constants, _trailing_inputs(node)
+    )
 
 
 lower_linear_int4_quantize = lower_linear_int4
@@ -252,7 +254,7 @@ def lower_linear_bits(at: Lowering, node: Node) -> None:
     tile, steps = _blocks_tile(at, outputs, columns, shared, least=least, step=256)
     if tile.many:
         piece = shared
-        while piece > _WIDEST and piece % 4 == 0:
+        while piece > _MAX_PIECE and piece % 4 == 0:
             piece //= 2
         steps |= {"PIECE": piece}
         tile = Tile(tile.m, tile.n, max(least, next_power_of_2(piece)), tile.warps, tile.stages)
@@ -263,7 +265,9 @@ def lower_linear_bits(at: Lowering, node: Node) -> None:
         **steps,
     }
     names = ("x", "packed", "scales")
-    _product(at, node, "linear_bits", names, (outputs, columns), tile, constants, _later(node))
+    _product(
+        at, node, "linear_bits", names, (outputs, columns), tile, constants, _trailing_inputs(node)
+    )
 
 
 lower_linear_bits_minimum = lower_linear_bits

@@ -58,7 +58,7 @@ def linear_int8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor
     x i8 [..., K]; x_scale [1], or [..., 1] for one per row; weight i8 [N, K]; weight_scale [1|N].
     Returns f32 [..., N].
     """
-    return _sums(x, weight).float() * (x_scale * weight_scale)
+    return _exact_product(x, weight).float() * (x_scale * weight_scale)
 
 
 linear_int8_rows = linear_int8
@@ -80,7 +80,7 @@ def linear_int4(x: Tensor, x_scale: Tensor, packed: Tensor, scales: Tensor) -> T
     weight = unpack_bits(packed, 4)
     blocks = x.unflatten(-1, weight.shape[1:])
     total = sum(
-        _sums(blocks[..., b, :], weight[:, b]) * scales[:, b].double()
+        _exact_product(blocks[..., b, :], weight[:, b]) * scales[:, b].double()
         for b in range(weight.shape[1])
     )
     assert isinstance(total, Tensor)
@@ -102,9 +102,9 @@ def linear_int4_minimum(
     The inner sums are over block b. As linear_int4, but quant 0 represents the block's minimum.
     """
     scales, minimums = scales.float(), minimums.float()
-    of_x = x.unflatten(-1, (scales.shape[1], -1)).double().sum(-1)
-    rest = of_x @ (minimums.double() + 8 * scales.double()).T
-    return linear_int4(x, x_scale, packed, scales) + rest.float() * x_scale
+    block_sums = x.unflatten(-1, (scales.shape[1], -1)).double().sum(-1)
+    offset = block_sums @ (minimums.double() + 8 * scales.double()).T
+    return linear_int4(x, x_scale, packed, scales) + offset.float() * x_scale
 
 
 def linear_int4_minimum_quantize(
@@ -114,7 +114,7 @@ def linear_int4_minimum_quantize(
     return quantize(linear_int4_minimum(x, x_scale, packed, scales, minimums), y_scale)
 
 
-def _sums(x: Tensor, weight: Tensor) -> Tensor:
+def _exact_product(x: Tensor, weight: Tensor) -> Tensor:
     """Return Σ_k x[..., k] · weight[n, k], exact, as f64 [..., N]."""
     parts = zip(x.split(_EXACT_COLUMNS, -1), weight.split(_EXACT_COLUMNS, -1), strict=True)
     total = sum((a.float() @ b.float().T).double() for a, b in parts)

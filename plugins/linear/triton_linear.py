@@ -18,14 +18,14 @@ from edge.plugins.kernels.common import tensor_cores
 
 @triton.jit
 def to_half(x):
-    """x f32 as f16, at most 65504 in size."""
+    """Round x from f32 to f16, clipped to ±65504."""
     low = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(low, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
 
 
 @triton.jit
 def dot_float(a, b, total):
-    """total + a · b, of two f16 or two f32; sums are f32."""
+    """Return total + a · b for f16 or f32 operands, summed in f32."""
     if tensor_cores():
         return tl.dot(a, b, total, input_precision="tf32x3")
     else:
@@ -34,7 +34,7 @@ def dot_float(a, b, total):
 
 @triton.jit
 def few(
-    x,  # f32 [M, K], rows X_STRIDE apart; M is at most 16
+    x,  # f32 [M, K], row stride X_STRIDE; M is at most 16
     weight,  # f32 or f16 [N, K]
     y,  # f32 [M, N]
     M,
@@ -42,7 +42,7 @@ def few(
     K: tl.constexpr,
     X_STRIDE: tl.constexpr,
     ROWS: tl.constexpr,  # 8 or 16, at least M
-    BLOCK_N: tl.constexpr,  # 16 a warp
+    BLOCK_N: tl.constexpr,  # 16 per warp
     BLOCK_K: tl.constexpr,
 ):
     m = tl.arange(0, ROWS)
@@ -65,7 +65,7 @@ def few_float(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Σ_k x[m, k] · weight[n, k], f32 [ROWS, BLOCK_N]; zeros outside."""
+    """Return Σ_k x[m, k] · weight[n, k], f32 [ROWS, BLOCK_N], zero out of bounds."""
     STEP: tl.constexpr = BLOCK_K if tensor_cores() else 32
     k = tl.arange(0, STEP)
     x += m[None, :] * X_STRIDE + k[:, None]
@@ -97,7 +97,7 @@ def many(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    # Neighbouring programs share their weights: a chunk of rows is in L2, and weights come once.
+    # Adjacent programs share weights: a chunk of rows fits in L2, so weights are read once.
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     STEP: tl.constexpr = BLOCK_K if tensor_cores() else 8

@@ -16,13 +16,13 @@ from edge.plugins.linear.triton_linear import dot_float, to_half
 
 @triton.jit
 def centred(quant, zero: tl.constexpr):
-    """u8 quants less their zero point, f16: as the last bits of 1024 + q, whose spacing is 1."""
+    """Return u8 quants minus their zero point as f16: q becomes the low bits of 1024 + q."""
     return (quant.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - (1024.0 + zero)
 
 
 @triton.jit
 def both_half(x, j, mask, PAIRED: tl.constexpr):
-    """Columns 2j and 2j+1 of f32 rows, f16: loaded as pairs where rows start on 8 bytes."""
+    """Load columns 2j and 2j+1 of f32 rows as f16; as pairs if rows are aligned to 8 bytes."""
     if PAIRED:
         pair = tl.load(x.to(tl.pointer_type(tl.int64), bitcast=True) + j, mask=mask, other=0)
         even = pair.to(tl.int32).to(tl.float32, bitcast=True)
@@ -35,7 +35,7 @@ def both_half(x, j, mask, PAIRED: tl.constexpr):
 
 @triton.jit
 def few(
-    x,  # f32 [M, K], rows X_STRIDE apart; M is at most 16
+    x,  # f32 [M, K], row stride X_STRIDE; M is at most 16
     packed,  # u8 [N, K·BITS/8]
     scales,  # f32 or f16 [N, K/SHARED]
     y,  # f32 [M, N]
@@ -49,9 +49,9 @@ def few(
     ROWS: tl.constexpr,  # 8 or 16, at least M
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # columns of a block, rounded up to a power of 2
-    UNROLL: tl.constexpr,  # blocks of a step, divides K/SHARED
-    STAGES: tl.constexpr,  # said here, so that scales too are fetched ahead
-    minimums=None,  # as scales: what quant 0 stands for; else it is the one in the middle, for 0
+    UNROLL: tl.constexpr,  # blocks per step, divides K/SHARED
+    STAGES: tl.constexpr,  # set on the loop so that scales are prefetched too
+    minimums=None,  # like scales: the value of quant 0; None: the middle quant is 0
 ):
     m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -101,7 +101,7 @@ def many(
     X_STRIDE: tl.constexpr,
     BITS: tl.constexpr,
     SHARED: tl.constexpr,
-    PIECE: tl.constexpr,  # columns of a block that are multiplied at once
+    PIECE: tl.constexpr,  # columns of a block multiplied at once
     PAIRED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -109,7 +109,7 @@ def many(
     STAGES: tl.constexpr,
     minimums=None,
 ):
-    # Neighbouring programs share their weights: a chunk of rows is in L2, and weights come once.
+    # Adjacent programs share weights: a chunk of rows fits in L2, so weights are read once.
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     BYTES: tl.constexpr = PIECE * BITS // 8

@@ -16,7 +16,7 @@ from edge.plugins.linear.triton_linear_int8 import dot_int8, scaled
 
 @triton.jit
 def both_int8(x, j, mask, PAIRED: tl.constexpr):
-    """Columns 2j and 2j+1 of i8 rows: loaded as pairs where rows start on even bytes."""
+    """Load columns 2j and 2j+1 of i8 rows; as pairs if rows are aligned to 2 bytes."""
     if PAIRED:
         pair = tl.load(x.to(tl.pointer_type(tl.int16), bitcast=True) + j, mask=mask, other=0)
         return pair.to(tl.int8), (pair >> 8).to(tl.int8)
@@ -27,9 +27,9 @@ def both_int8(x, j, mask, PAIRED: tl.constexpr):
 
 @triton.jit
 def nibbles(packed):
-    """Sixteen times the centred quants of the low and of the high nibbles, i8.
+    """Return the centred quants of the low and high nibbles, times 16, i8.
 
-    n ^ 8 is n - 8 in two's complement of 4 bits; at the top of a byte it keeps its sign.
+    n ^ 8 is n - 8 in 4-bit two's complement; in the high bits of a byte it keeps its sign.
     """
     signed = packed ^ 0x88
     low = (signed << 4).to(tl.int8, bitcast=True)
@@ -38,17 +38,17 @@ def nibbles(packed):
 
 @triton.jit
 def middle(least, unit):
-    """What the quant in the middle, for 0 in `nibbles`, stands for above a minimum."""
+    """Return the value of the middle quant, which `nibbles` maps to 0, given the minimum."""
     return tl.fma(unit, 8.0, least)
 
 
 @triton.jit
 def few(
-    x,  # i8 [M, K], rows X_STRIDE apart; M is at most 16
+    x,  # i8 [M, K], row stride X_STRIDE; M is at most 16
     x_scale,  # f32 [1]
     packed,  # u8 [N, K/2]
     scales,  # f32 or f16 [N, K/SHARED]
-    y_scale,  # f32 [1] or [N], Y_SCALE_STEP is 0 or 1; or None: y is f32 then
+    y_scale,  # f32 [1] or [N] (Y_SCALE_STEP 0 or 1); None: y is f32
     y,  # i8 or f32 [M, N]
     M,
     N: tl.constexpr,
@@ -60,9 +60,9 @@ def few(
     ROWS: tl.constexpr,  # 8 or 16, at least M
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # columns of a block, rounded up to a power of 2
-    UNROLL: tl.constexpr,  # blocks of a step, divides K/SHARED
-    STAGES: tl.constexpr,  # said here, so that scales too are fetched ahead
-    minimums=None,  # as scales: what quant 0 stands for; else it is the one in the middle, for 0
+    UNROLL: tl.constexpr,  # blocks per step, divides K/SHARED
+    STAGES: tl.constexpr,  # set on the loop so that scales are prefetched too
+    minimums=None,  # like scales: the value of quant 0; None: the middle quant is 0
 ):
     m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -115,7 +115,7 @@ def many(
     STAGES: tl.constexpr,
     minimums=None,
 ):
-    # Neighbouring programs share their weights: a chunk of rows is in L2, and weights come once.
+    # Adjacent programs share weights: a chunk of rows fits in L2, so weights are read once.
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     HALF: tl.constexpr = SHARED // 2

@@ -16,10 +16,10 @@ from edge.plugins.kernels.common import round8, tensor_cores
 
 @triton.jit
 def dot_int8(x, w, total):
-    """total + x · w, exact. x i8 [M, K], w i8 [K, N], total i32 [M, N].
+    """Return total + x · w, exact. x i8 [M, K], w i8 [K, N], total i32 [M, N].
 
-    Without tensor cores (sm_75, for which Triton 3.9 has none) the products are fp32, exact up to a
-    K of 1024: as many products of two int8 values are at most 2²⁴.
+    Without tensor cores (sm_75, where Triton 3.9 does not use them) products are fp32. They are
+    exact up to K = 1024: that many products of int8 values sum to at most 2²⁴.
     """
     if tensor_cores():
         return tl.dot(x, w, total, out_dtype=tl.int32)
@@ -30,9 +30,9 @@ def dot_int8(x, w, total):
 
 @triton.jit
 def scaled(
-    total,  # i32 or f32 [BLOCK_M, BLOCK_N], sums
-    m,  # their rows and
-    n,  # columns
+    total,  # sums, i32 or f32 [BLOCK_M, BLOCK_N]
+    m,  # row indices
+    n,  # column indices
     x_scale,
     weight_scale,  # or None
     y_scale,
@@ -42,7 +42,7 @@ def scaled(
     WEIGHT_SCALE_STEP: tl.constexpr,
     Y_SCALE_STEP: tl.constexpr,
 ):
-    """What the sums stand for, f32; divided by y_scale and rounded to int8 when there is one."""
+    """Scale the sums to f32; with a y_scale, divide by it and round to int8."""
     of_x = tl.load(x_scale + m * X_SCALE_STEP, mask=m < M, other=1.0)
     unit = of_x[:, None]
     if weight_scale is not None:
@@ -57,11 +57,11 @@ def scaled(
 
 @triton.jit
 def few(
-    x,  # i8 [M, K], rows X_STRIDE apart; M is at most 16
-    x_scale,  # f32 [1] or [M], X_SCALE_STEP is 0 or 1
+    x,  # i8 [M, K], row stride X_STRIDE; M is at most 16
+    x_scale,  # f32 [1] or [M] (X_SCALE_STEP 0 or 1)
     weight,  # i8 [N, K]
-    weight_scale,  # f32 [1] or [N], WEIGHT_SCALE_STEP is 0 or 1
-    y_scale,  # f32 [1] or [N], or None: y is f32 then
+    weight_scale,  # f32 [1] or [N] (WEIGHT_SCALE_STEP 0 or 1)
+    y_scale,  # f32 [1] or [N]; None: y is f32
     y,  # i8 or f32 [M, N]
     M,
     N: tl.constexpr,
@@ -71,9 +71,9 @@ def few(
     WEIGHT_SCALE_STEP: tl.constexpr,
     Y_SCALE_STEP: tl.constexpr,
     ROWS: tl.constexpr,  # 8 or 16, at least M
-    BLOCK_N: tl.constexpr,  # 16, or 16 a warp
-    BLOCK_K: tl.constexpr,  # columns of a step
-    SPLIT: tl.constexpr = 1,  # parts of K that are summed side by side, for the warps to share
+    BLOCK_N: tl.constexpr,  # 16, or 16 per warp
+    BLOCK_K: tl.constexpr,  # columns per step
+    SPLIT: tl.constexpr = 1,  # parts of K summed in parallel by the warps
 ):
     m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -100,7 +100,7 @@ def few_int8(
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr = 1,
 ):
-    """Σ_k x[m, k] · weight[n, k], i32 [ROWS, BLOCK_N]; zeros outside."""
+    """Return Σ_k x[m, k] · weight[n, k], i32 [ROWS, BLOCK_N], zero out of bounds."""
     if SPLIT > 1 and tensor_cores():
         total = few_int8_split(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K, SPLIT)
     else:
@@ -114,8 +114,8 @@ def few_int8_whole(
     N: tl.constexpr, K: tl.constexpr, X_STRIDE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """i32 [BLOCK_N, ROWS], summed from the first column to the last."""
-    # Two products a step: of a single one sm_8x fetches the first part a step ahead, byte by byte.
+    """Return the sums, i32 [BLOCK_N, ROWS], accumulated in column order."""
+    # Two products per step: with one, sm_8x prefetches the first operand byte by byte.
     STEP: tl.constexpr = BLOCK_K // 2 if tensor_cores() else 32
     k = tl.arange(0, STEP)
     x += m[None, :] * X_STRIDE + k[:, None]
@@ -142,10 +142,10 @@ def few_int8_split(
     N: tl.constexpr, K: tl.constexpr, X_STRIDE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """i32 [BLOCK_N, ROWS], SPLIT parts of the columns side by side: a warp has a part of them.
+    """Return the sums, i32 [BLOCK_N, ROWS], of SPLIT parts of the columns, computed in parallel.
 
-    One after the other the products of 5120 columns are 160 on tensor cores, and a warp waits for
-    each. Sums of integers are exact, in any order.
+    In sequence, 5120 columns are 160 dependent tensor-core products, and a warp waits for each.
+    Integer sums are exact in any order.
     """
     PART: tl.constexpr = K // SPLIT
     STEP: tl.constexpr = BLOCK_K // SPLIT
@@ -185,10 +185,10 @@ def many(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    # Neighbouring programs share their weights: a chunk of rows is in L2, and weights come once.
+    # Adjacent programs share weights: a chunk of rows fits in L2, so weights are read once.
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Two products a step, as in few_int8; without tensor cores their operands are in registers.
+    # Two products per step, as in few_int8; without tensor cores the operands are in registers.
     STEP: tl.constexpr = BLOCK_K // 2 if tensor_cores() else 8
     k = tl.arange(0, STEP)
     x += m.to(tl.int64)[:, None] * X_STRIDE + k[None, :]

@@ -30,7 +30,7 @@ Array = NDArray[Any]
 Rows = Literal["TB", "LB"]
 Warps = Literal[1, 2, 4, 8, 16]
 _TRITON = {"f32": "fp32", "f16": "fp16", "i8": "i8", "u8": "u8", "i32": "i32", "i64": "i64"}
-_LONGEST = 128
+_MAX_NAME = 128
 _PIECE = 512
 _WARPS: tuple[Warps, ...] = (16, 8, 4, 2, 1)
 ONE = Size()
@@ -167,8 +167,8 @@ class Lowering:
 
     def count(self, node: Node, name: str) -> int:
         """Return the size of a constant input, for a scale 1 or one per channel; 0 if absent."""
-        known = self.known(node, name)
-        return 0 if known is None else known.size
+        constant = self.known(node, name)
+        return 0 if constant is None else constant.size
 
     def new(self, name: str, dtype: DType, rows: Rows, width: int) -> View:
         """Allocate a buffer in the arena for the value `name`, with contiguous rows."""
@@ -219,8 +219,8 @@ class Lowering:
             data = np.ascontiguousarray(constant.array()).tobytes().hex()
             # names of channel lists contain every channel, so they can be of any length
             name = constant.name
-            if len(name) > _LONGEST:
-                name = f"{name[:_LONGEST]}…{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+            if len(name) > _MAX_NAME:
+                name = f"{name[:_MAX_NAME]}…{hashlib.sha256(name.encode()).hexdigest()[:16]}"
             self._tables.inline[name] = Inline(dtype=constant.dtype, data=data)
             return name
         if constant.name not in self._tables.weights:
@@ -298,12 +298,12 @@ class Lowering:
         `arguments` are in the kernel's order. Where one is None, the kernel is compiled with None
         as a constant.
         """
-        given = {name: one for name, one in arguments.items() if one is not None}
-        absent = dict.fromkeys(name for name, one in arguments.items() if one is None)
+        present = {name: value for name, value in arguments.items() if value is not None}
+        absent = dict.fromkeys(name for name, value in arguments.items() if value is None)
         variant = Variant(
             kernel=kernel,
-            arguments=tuple(given),
-            types=tuple(kind for _, kind in given.values()),
+            arguments=tuple(present),
+            types=tuple(kind for _, kind in present.values()),
             constants={**absent, **constants},
             warps=warps,
             stages=stages,
@@ -311,11 +311,11 @@ class Lowering:
         number = self._tables.variants.setdefault(
             variant.key, (len(self._tables.variants), variant)
         )[0]
-        full = (*grid, ONE, ONE)[:3]
+        padded = (*grid, ONE, ONE)[:3]
         launch = Launch(
             variant=number,
-            grid=(full[0], full[1], full[2]),
-            arguments=tuple(argument for argument, _ in given.values()),
+            grid=(padded[0], padded[1], padded[2]),
+            arguments=tuple(argument for argument, _ in present.values()),
             settles=settles,
         )
         key = launch.model_dump_json()

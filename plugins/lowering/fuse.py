@@ -24,19 +24,19 @@ class Links:
         constants: Mapping[str, Constant],
     ) -> None:
         self.constants = constants
-        self._made: dict[str, Node] = {}
+        self._producers: dict[str, Node] = {}
         # an output of the graph never counts as having a single reader
         self._readers: dict[str, int] = dict.fromkeys(outputs, 2)
         for node in nodes:
-            self._made |= dict.fromkeys(node.outputs.values(), node)
+            self._producers |= dict.fromkeys(node.outputs.values(), node)
             for name in node.inputs.values():
                 self._readers[name] = self._readers.get(name, 0) + 1
 
     def maker(self, value: str, op: str) -> Node | None:
         """Return the node that produces `value`, if its op is `op` and `value` has one reader."""
-        node = self._made.get(value)
-        alone = self._readers.get(value) == 1
-        return node if node is not None and node.op == op and alone else None
+        node = self._producers.get(value)
+        single_reader = self._readers.get(value) == 1
+        return node if node is not None and node.op == op and single_reader else None
 
 
 @dataclass(frozen=True)
@@ -68,36 +68,39 @@ class Pair:
         """Return the `first` nodes and the pair, or None if `node` does not complete one."""
         if node.op != self.second:
             return None
-        found = [self._first(links, node.inputs[name]) for name in self.through]
-        firsts = [first for first, _ in found if first is not None]
-        read = [self._read(first, name) for first, name in zip(firsts, self.through, strict=False)]
+        sources = [self._find_first(links, node.inputs[name]) for name in self.through]
+        firsts = [first for first, _ in sources if first is not None]
+        renamed = [
+            self._renamed_inputs(first, name)
+            for first, name in zip(firsts, self.through, strict=False)
+        ]
         inputs: dict[str, str] = {}
-        for each in read:
-            if any(inputs.get(name, value) != value for name, value in each.items()):
+        for mapping in renamed:
+            if any(inputs.get(name, value) != value for name, value in mapping.items()):
                 return None
-            inputs |= each
-        kinds = [{n: v for n, v in first.attributes.items() if n not in node.attributes}
-                 for first in firsts]  # fmt: skip
-        if len(firsts) < len(self.through) or any(kind != kinds[0] for kind in kinds):
+            inputs |= mapping
+        extras = [{n: v for n, v in first.attributes.items() if n not in node.attributes}
+                  for first in firsts]  # fmt: skip
+        if len(firsts) < len(self.through) or any(extra != extras[0] for extra in extras):
             return None
-        own = {self.second_names.get(n, n): v for n, v in node.inputs.items()
-               if n not in self.through}  # fmt: skip
+        second_inputs = {self.second_names.get(n, n): v for n, v in node.inputs.items()
+                         if n not in self.through}  # fmt: skip
         outputs = {self.second_names.get(n, n): v for n, v in node.outputs.items()}
         attributes = {**firsts[0].attributes, **node.attributes}
         if self.split:
             outputs = {**firsts[0].outputs, **outputs}
-            attributes["start"] = found[0][1]
+            attributes["start"] = sources[0][1]
         joined = replace(
             node,
             op=self.op,
-            inputs={**inputs, **own},
+            inputs={**inputs, **second_inputs},
             outputs=outputs,
             attributes=attributes,
             pair=(*(first.name for first in firsts), node.name) if self.few else (),
         )
         return firsts, joined
 
-    def _first(self, links: Links, value: str) -> tuple[Node | None, int]:
+    def _find_first(self, links: Links, value: str) -> tuple[Node | None, int]:
         """Return the node that produces `value`, and the column of its output `value` starts at."""
         if not self.split:
             return links.maker(value, self.first), 0
@@ -109,7 +112,7 @@ class Pair:
         start = sum(widths[: list(split.outputs.values()).index(value)])
         return links.maker(split.inputs["input"], self.first), start
 
-    def _read(self, first: Node, through: str) -> dict[str, str]:
+    def _renamed_inputs(self, first: Node, through: str) -> dict[str, str]:
         names = dict(self.first_names)
         if len(self.through) > 1:
             names[next(iter(first.inputs))] = through
@@ -118,8 +121,8 @@ class Pair:
 
 def pairs() -> list[Pair]:
     """Return all pairs, those for any number of rows first."""
-    found = [pair for module in parts("lowering").values() for pair in getattr(module, "PAIRS", ())]
-    return sorted(found, key=lambda pair: pair.few)
+    rules = [pair for module in parts("lowering").values() for pair in getattr(module, "PAIRS", ())]
+    return sorted(rules, key=lambda pair: pair.few)
 
 
 def fuse(
@@ -134,31 +137,33 @@ def fuse(
 
     `known` are the ops that have kernels. `few` also applies the pairs for few rows.
     """
-    found = list(nodes)
+    remaining = list(nodes)
     for pair in pairs():
         if pair.op not in known or (pair.few and not few):
             continue
-        links = Links(found, outputs, constants)
-        instead: dict[str, Node] = {}
-        gone: set[str] = set()
-        for second in found:
-            made = pair.join(links, second)
-            if made is None:
+        links = Links(remaining, outputs, constants)
+        replacements: dict[str, Node] = {}
+        removed: set[str] = set()
+        for second in remaining:
+            match = pair.join(links, second)
+            if match is None:
                 continue
-            firsts, joined = made
+            firsts, joined = match
             # the output of a split first node has other readers: the pair runs in its place
-            stays = firsts[0] if pair.split else second
-            instead[stays.name] = joined
-            gone |= {each.name for each in (*firsts, second)} - {stays.name}
-        found = [instead.get(node.name, node) for node in found if node.name not in gone]
-    return found
+            anchor = firsts[0] if pair.split else second
+            replacements[anchor.name] = joined
+            removed |= {part.name for part in (*firsts, second)} - {anchor.name}
+        remaining = [
+            replacements.get(node.name, node) for node in remaining if node.name not in removed
+        ]
+    return remaining
 
 
 def wanted_rows(nodes: Sequence[Node], outputs: Collection[str]) -> list[Node]:
     """Let the norm before the head pick the wanted rows: it gets the attribute `rows`."""
     links = Links(nodes, outputs, {})
-    gone: set[str] = set()
-    found: list[Node] = []
+    removed: set[str] = set()
+    kept: list[Node] = []
     for node in nodes:
         gathers = {
             name: gather
@@ -167,12 +172,12 @@ def wanted_rows(nodes: Sequence[Node], outputs: Collection[str]) -> list[Node]:
             and gather.inputs["indices"] == "rows"
         }
         if node.op.startswith("Add") and "Norm" in node.op and len(gathers) == 2:
-            gone |= {gather.name for gather in gathers.values()}
+            removed |= {gather.name for gather in gathers.values()}
             picked = {name: gather.inputs["data"] for name, gather in gathers.items()}
             node = replace(
                 node,
                 inputs={**node.inputs, **picked},
                 attributes={**node.attributes, "rows": True},
             )
-        found.append(node)
-    return [node for node in found if node.name not in gone]
+        kept.append(node)
+    return [node for node in kept if node.name not in removed]

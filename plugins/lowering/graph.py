@@ -68,7 +68,7 @@ def read_graph(model: bytes | ModelProto, folder: str | Path) -> Graph:
     # kernels keep the logs themselves, so the graph's outputs for them are not needed
     logged = {v.name.removesuffix("_log") for v in graph.input if v.name.endswith("_log")}
     outputs = frozenset(value.name for value in graph.output) - logged
-    nodes = _flowing(_node(proto) for proto in graph.node)
+    nodes = _activation_nodes(_node(proto) for proto in graph.node)
     rotations, inverses = _rotations(constants)
     return Graph(
         nodes=live(nodes, outputs),
@@ -83,12 +83,12 @@ def read_graph(model: bytes | ModelProto, folder: str | Path) -> Graph:
 
 def live(nodes: Iterable[Node], outputs: frozenset[str]) -> tuple[Node, ...]:
     """Return the nodes that `outputs` depend on, with their unread outputs named ""."""
-    read, kept = set(outputs), []
+    needed, kept = set(outputs), []
     for node in reversed(list(nodes)):
-        made = {name: v if v in read else "" for name, v in node.outputs.items()}
-        if any(made.values()):
-            read |= set(node.inputs.values())
-            kept.append(replace(node, outputs=made))
+        produced = {name: v if v in needed else "" for name, v in node.outputs.items()}
+        if any(produced.values()):
+            needed |= set(node.inputs.values())
+            kept.append(replace(node, outputs=produced))
     return tuple(reversed(kept))
 
 
@@ -117,22 +117,22 @@ def bound(
     Trailing values that this form of the op does not use may be absent.
     """
     if op in OPS:
-        stated = [[v.name for v in values] for values in (OPS[op].inputs, OPS[op].outputs)]
+        signature = [[v.name for v in values] for values in (OPS[op].inputs, OPS[op].outputs)]
         absent = {a.name: a.absent for a in OPS[op].attributes if a.absent is not None}
         attributes = {**absent, **attributes}
     else:
         schema = defs.get_schema(op, OPSETS[""])
-        stated = [_names(schema.inputs, len(inputs)), _names(schema.outputs, len(outputs))]
-    into, out = (
+        signature = [_names(schema.inputs, len(inputs)), _names(schema.outputs, len(outputs))]
+    bound_inputs, bound_outputs = (
         dict(zip(names, values, strict=False))
-        for names, values in zip(stated, (inputs, outputs), strict=True)
+        for names, values in zip(signature, (inputs, outputs), strict=True)
     )
-    return Node(op, name, into, out, attributes)
+    return Node(op, name, bound_inputs, bound_outputs, attributes)
 
 
 def _names(formal: Sequence[defs.OpSchema.FormalParameter], count: int) -> list[str]:
     """Return the names of `count` parameters; variadic ones are `inputs0`, `inputs1`, …"""
-    names = [each.name for each in formal]
+    names = [parameter.name for parameter in formal]
     if formal[-1].option == defs.OpSchema.FormalParameterOption.Variadic:
         last = names.pop()
         names += [f"{last}{number}" for number in range(count - len(names))]
@@ -140,24 +140,24 @@ def _names(formal: Sequence[defs.OpSchema.FormalParameter], count: int) -> list[
 
 
 def _inputs(values: Iterable[ValueInfoProto]) -> dict[str, tuple[DType, tuple[int | str, ...]]]:
-    found: dict[str, tuple[DType, tuple[int | str, ...]]] = {}
+    inputs: dict[str, tuple[DType, tuple[int | str, ...]]] = {}
     for value in values:
         tensor = value.type.tensor_type
         shape = (d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
         if tensor.elem_type in _DTYPES:
-            found[value.name] = _DTYPES[tensor.elem_type], tuple(shape)
-    return found
+            inputs[value.name] = _DTYPES[tensor.elem_type], tuple(shape)
+    return inputs
 
 
-def _flowing(nodes: Iterable[Node]) -> list[Node]:
+def _activation_nodes(nodes: Iterable[Node]) -> list[Node]:
     """Return the `edge` ops and the nodes that depend on one; the others only compute indices."""
-    made: set[str] = set()
-    flowing = []
+    activations: set[str] = set()
+    kept = []
     for node in nodes:
-        if node.op in OPS or made & set(node.inputs.values()):
-            made |= set(node.outputs.values())
-            flowing.append(node)
-    return flowing
+        if node.op in OPS or activations & set(node.inputs.values()):
+            activations |= set(node.outputs.values())
+            kept.append(node)
+    return kept
 
 
 class _Weights:
@@ -207,15 +207,15 @@ def _rotations(
     constants: Mapping[str, Constant],
 ) -> tuple[tuple[tuple[float, int], ...], dict[str, tuple[float, ...]]]:
     """Return `Graph.rotations` and `Graph.inverses`."""
-    found: list[tuple[float, int]] = []
+    rotations: list[tuple[float, int]] = []
     inverses: dict[str, tuple[float, ...]] = {}
-    while f"rope{len(found)}.inverse" in constants:
-        inverse = constants[f"rope{len(found)}.inverse"].array()
+    while f"rope{len(rotations)}.inverse" in constants:
+        inverse = constants[f"rope{len(rotations)}.inverse"].array()
         theta = _theta(inverse)
         if theta is None:
-            inverses[f"rope{len(found)}"] = tuple(float(each) for each in inverse)
-        found.append((theta or 0.0, 2 * inverse.size))
-    return tuple(found), inverses
+            inverses[f"rope{len(rotations)}"] = tuple(float(frequency) for frequency in inverse)
+        rotations.append((theta or 0.0, 2 * inverse.size))
+    return tuple(rotations), inverses
 
 
 def _theta(inverse: Array) -> float | None:
@@ -227,9 +227,9 @@ def _theta(inverse: Array) -> float | None:
         return None
     if dim == 2:
         return 1.0  # theta^0 is 1 for every theta
-    near = float(inverse[-1]) ** (-dim / (dim - 2)) if inverse[-1] > 0 else 0.0
+    estimate = float(inverse[-1]) ** (-dim / (dim - 2)) if inverse[-1] > 0 else 0.0
     for digits in range(1, 10):
-        theta = float(f"{near:.{digits}g}")
+        theta = float(f"{estimate:.{digits}g}")
         # machines differ in the last bit of a power
         if theta > 0 and np.allclose(powers(theta, dim), inverse, rtol=5e-7, atol=0):
             return theta

@@ -8,27 +8,27 @@ from types import ModuleType
 from edge.plugins.catalogue import ops_in, parts, snake
 from edge.plugins.lowering.context import Lower
 
-_OWN = "lower_"
+_PREFIX = "lower_"
 
 
-def _found(folder: str, module: ModuleType) -> Iterator[tuple[str, Lower]]:
+def _lowerings(folder: str, module: ModuleType) -> Iterator[tuple[str, Lower]]:
     """Yield the folder's ops, its pairs, and the ops that only a `lower_…` function names."""
-    own = {
-        name: each
-        for name, each in vars(module).items()
-        if name.startswith(_OWN) and each.__module__ == module.__name__
+    explicit = {
+        name: function
+        for name, function in vars(module).items()
+        if name.startswith(_PREFIX) and function.__module__ == module.__name__
     }
     names = [op.name for op in ops_in(folder)] + [pair.op for pair in getattr(module, "PAIRS", ())]
     for op in names:
-        lower = own.pop(f"{_OWN}{snake(op)}", None) or getattr(module, "lower", None)
+        lower = explicit.pop(f"{_PREFIX}{snake(op)}", None) or getattr(module, "lower", None)
         if lower is not None:
             yield op, lower
-    for name, lower in own.items():
-        yield name.removeprefix(_OWN).title().replace("_", ""), lower
+    for name, lower in explicit.items():
+        yield name.removeprefix(_PREFIX).title().replace("_", ""), lower
 
 
 LOWER: Mapping[str, Lower] = {
     op: lower
     for folder, module in parts("lowering").items()
-    for op, lower in _found(folder, module)
+    for op, lower in _lowerings(folder, module)
 }

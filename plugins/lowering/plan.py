@@ -99,7 +99,7 @@ def plan_of(lowered: Lowered) -> LaunchPlan:
         programs=tuple(programs),
         values=tables.values,
         inputs=tables.inputs,
-        weights=_pointed_at(tables.weights, launches),
+        weights=_used_weights(tables.weights, launches),
         inline=tables.inline,
         logs=tables.logs,
         taps=taps(graph),
@@ -109,11 +109,11 @@ def plan_of(lowered: Lowered) -> LaunchPlan:
 
 
 def _program(walk: Walk) -> Program:
-    *made, (_, picks) = walk.nodes
+    *computed, (_, picks) = walk.nodes
     return Program(
         kind=walk.regime.kind,
         max_rows=walk.regime.max_rows,
-        launches=tuple(index for _, launches in made for index in launches),
+        launches=tuple(index for _, launches in computed for index in launches),
         picks=picks,
     )
 
@@ -127,7 +127,7 @@ def _walk(graph: Graph, ops: Mapping[str, Lower], regime: Regime, tables: Tables
         few=not regime.many,
     )
     at = Lowering(regime, tables, graph.constants)
-    done: list[tuple[Node, tuple[int, ...]]] = []
+    launched: list[tuple[Node, tuple[int, ...]]] = []
     for node in live(nodes, graph.outputs):
         before = len(at.order)
         if node.op not in ops:
@@ -135,20 +135,20 @@ def _walk(graph: Graph, ops: Mapping[str, Lower], regime: Regime, tables: Tables
         try:
             ops[node.op](at, node)
         except ExportError as problem:
-            where = "" if problem.field == node.name else f"{problem.field}: "
-            raise LoweringError(f"{where}{problem.message}", field=node.name) from problem
-        done.append((node, tuple(at.order[before:])))
+            location = "" if problem.field == node.name else f"{problem.field}: "
+            raise LoweringError(f"{location}{problem.message}", field=node.name) from problem
+        launched.append((node, tuple(at.order[before:])))
     logits = at.view(LOGITS)
     if (logits.buffer, logits.dtype, logits.rows, logits.offset) != (LOGITS, "f32", "LB", 0):
         raise LoweringError("must be fp32, one row for each wanted token", field=LOGITS)
     before = len(at.order)
     pick = Node("Greedy", PICKED, {"logits": LOGITS}, {"picked": PICKED}, {})
     LOWER[pick.op](at, pick)
-    done.append((pick, tuple(at.order[before:])))
-    return Walk(regime, at, tuple(done))
+    launched.append((pick, tuple(at.order[before:])))
+    return Walk(regime, at, tuple(launched))
 
 
-def _pointed_at(weights: Mapping[str, Weight], launches: tuple[Launch, ...]) -> dict[str, Weight]:
+def _used_weights(weights: Mapping[str, Weight], launches: tuple[Launch, ...]) -> dict[str, Weight]:
     used = {
         argument.name
         for launch in launches

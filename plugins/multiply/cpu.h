@@ -1,4 +1,4 @@
-// The product of two values, number by number: the C++ face of triton_multiply.py.
+// Elementwise product of two values: the C++ counterpart of triton_multiply.py.
 
 inline vf itself(vf z) { return z; }
 using Multiply = Product<itself, 4>;

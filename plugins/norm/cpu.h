@@ -1,6 +1,6 @@
-// RMSNorm and LayerNorm of a sum: the C++ face of triton_norm.py.
+// RMSNorm and LayerNorm of a value or a sum: the C++ counterpart of triton_norm.py.
 
-// norm.norm: RMSNorm or LayerNorm of x (+ added), of all rows or of those that `rows` names
+// norm.norm: RMSNorm or LayerNorm of x (+ added), for all rows or those listed in `rows`
 struct Norm : Kernel {
   Argument x, added, weight, bias, rows, y, total, B;
   Scale scale;

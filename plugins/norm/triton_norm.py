@@ -15,8 +15,8 @@ def norm(
     added,  # f32 [rows, ADDED_STRIDE] or None
     weight,  # f32 [WIDTH]
     bias,  # f32 [WIDTH] or None
-    scale,  # f32 [SCALES], SCALES is 1 or WIDTH, or None: y is not rounded
-    rows,  # i32 [L] or None: row l·B+b of y is made of row rows[l]·B+b of x and added
+    scale,  # f32 [SCALES], 1 or WIDTH; None: y is not quantized
+    rows,  # i32 [L] or None: row l·B+b of y comes from row rows[l]·B+b of x and added
     y,  # f32 or i8 [rows or L·B, WIDTH]
     total,  # f32 [rows or L·B, WIDTH] or None: x + added
     B,  # sequences, or None without `rows`
@@ -25,7 +25,7 @@ def norm(
     X_STRIDE: tl.constexpr,
     ADDED_STRIDE: tl.constexpr,
     SCALES: tl.constexpr,
-    CENTERED: tl.constexpr,  # LayerNorm; RMSNorm where it is false
+    CENTERED: tl.constexpr,  # LayerNorm if true, RMSNorm otherwise
     EPS: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -39,7 +39,7 @@ def norm(
         h += tl.load(added + source * ADDED_STRIDE + channel, mask=inside, other=0.0)
         if total is not None:
             tl.store(total + row * WIDTH + channel, h, mask=inside)
-    # Read before the sums, which wait for all of x: the three loads are then one wait, not three.
+    # Loaded before the sums, which need all of x: the three loads then cost one wait, not three.
     gain = tl.load(weight + channel, mask=inside, other=0.0)
     if bias is not None:
         shift = tl.load(bias + channel, mask=inside, other=0.0)

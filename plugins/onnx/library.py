@@ -39,8 +39,8 @@ def op_of(name: str) -> Op:
 
 def inputs_of(node: NodeProto) -> dict[str, str]:
     """Return the values that an `edge` node reads, by their names in the statement."""
-    found = zip(op_of(node.op_type).inputs, node.input, strict=False)
-    return {v.name: read for v, read in found}
+    pairs = zip(op_of(node.op_type).inputs, node.input, strict=False)
+    return {v.name: read for v, read in pairs}
 
 
 @cache
@@ -62,9 +62,9 @@ def _body(op: Op, name: str, form: Form, flavour: Flavour) -> str | None:
     """Return the text of a body for this form and flavour, or None."""
     module = parts("body")[home(op.name)]
     for prefix in ("ort_", "") if flavour == "ort" else ("",):
-        found = body_in(module, prefix, name, op.name, {**form, "ort": flavour == "ort"})
-        if found is not None:
-            return found
+        text = body_in(module, prefix, name, op.name, {**form, "ort": flavour == "ort"})
+        if text is not None:
+            return text
     return None
 
 
@@ -76,46 +76,48 @@ def body_in(
     This is a constant named like the function or the op, else the result of calling a function
     named like the op, or `body`, with the parameters it takes from `given`.
     """
-    for called in (name, op):
-        text = getattr(module, f"{prefix}{snake(called)}".upper(), None)
+    for candidate in (name, op):
+        text = getattr(module, f"{prefix}{snake(candidate)}".upper(), None)
         if isinstance(text, str):
             return text
-    made = getattr(module, f"{prefix}{snake(op)}", None) or getattr(module, f"{prefix}body", None)
-    if made is None:
+    builder = getattr(module, f"{prefix}{snake(op)}", None) or getattr(
+        module, f"{prefix}body", None
+    )
+    if builder is None:
         return None
     given = {**given, "op": op}
-    asked = inspect.signature(made).parameters
-    return str(made(**{each: value for each, value in given.items() if each in asked}))
+    parameters = inspect.signature(builder).parameters
+    return str(builder(**{key: value for key, value in given.items() if key in parameters}))
 
 
 def parsed(op: Op, name: str, body: str, domain: str, domains: Mapping[str, int]) -> FunctionProto:
     """Parse the function `domain::name` with the signature of `op`, which uses ops of `domains`."""
-    imports = ", ".join(f'"{each}" : {version}' for each, version in domains.items())
+    imports = ", ".join(f'"{imported}" : {version}' for imported, version in domains.items())
     attributes = ", ".join(f"{a.name}: {a.kind}" for a in op.attributes)
     signature = (
         f"{name} {f'<{attributes}>' if attributes else ''} "
         f"({', '.join(v.name for v in op.inputs)}) => ({', '.join(v.name for v in op.outputs)})"
     )
     header = f'<domain: "{domain}", opset_import: [{imports}]>'
-    made = parse_function(f"{header}\n{signature} {{{body}}}")
+    proto = parse_function(f"{header}\n{signature} {{{body}}}")
     # The parser files attributes without a default under attribute_proto; IR wants names.
-    del made.attribute_proto[:]
-    made.attribute.extend(a.name for a in op.attributes)
-    made.doc_string = f"{op.maths}\n\nSource: {op.source}"
-    return made
+    del proto.attribute_proto[:]
+    proto.attribute.extend(a.name for a in op.attributes)
+    proto.doc_string = f"{op.maths}\n\nSource: {op.source}"
+    return proto
 
 
 def model_of(
     graph: GraphProto, functions: Iterable[FunctionProto], own: Mapping[str, int]
 ) -> ModelProto:
     """Make a model that uses standard ONNX, the domains in `own` (→ version), and `functions`."""
-    found = list(functions)
+    protos = list(functions)
     imports = {"": OPSETS[""], **own}
-    for each in found:
-        imports |= {entry.domain: entry.version for entry in each.opset_import}
+    for proto in protos:
+        imports |= {entry.domain: entry.version for entry in proto.opset_import}
     return helper.make_model(
         graph,
-        functions=found,
+        functions=protos,
         producer_name="edge",
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid(domain, at) for domain, at in imports.items()],

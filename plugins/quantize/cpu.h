@@ -1,4 +1,5 @@
-// To int8 by known scales or by a row's own, and back: the C++ face of triton_rounding.py.
+// Quantization to int8 and back, by known scales or by row: the C++ counterpart of
+// triton_rounding.py.
 
 struct Quantize : Kernel {
   Argument x, y;

@@ -52,7 +52,7 @@ def lower_split_quantize_rows(at: Lowering, node: Node) -> None:
     """Lower SplitQuantizeRows, which also outputs the outliers that are not quantized."""
     x = at.view(node.inputs["x"])
     block = next_power_of_2(x.width)
-    made = {
+    outputs = {
         "scale": at.pointer(at.new(node.outputs["scale"], "f32", x.rows, 1)),
         "y": at.pointer(at.new(node.outputs["y"], "i8", x.rows, x.width)),
         "outliers": at.pointer(at.new(node.outputs["outliers"], "f32", x.rows, x.width)),
@@ -60,7 +60,7 @@ def lower_split_quantize_rows(at: Lowering, node: Node) -> None:
     threshold = float(node.attributes["threshold"])
     at.launch(
         "rounding.split_quantize_rows",
-        {"x": at.pointer(x), **made},
+        {"x": at.pointer(x), **outputs},
         {"WIDTH": x.width, "X_STRIDE": x.stride, "THRESHOLD": threshold, "BLOCK": block},
         (Size(of=x.rows),),
         warps=warps_for(block),

@@ -13,11 +13,11 @@ from edge.plugins.kernels.common import round8
 def quantize(
     x,  # f32 [rows, X_STRIDE]
     scale,  # f32 [SCALES], 1 or WIDTH
-    y,  # i8 [rows, WIDTH], or f32 where BACK
+    y,  # i8 [rows, WIDTH], or f32 if BACK
     WIDTH: tl.constexpr,
     X_STRIDE: tl.constexpr,
     SCALES: tl.constexpr,
-    BACK: tl.constexpr,  # multiply by the scale again
+    BACK: tl.constexpr,  # dequantize the result
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -52,8 +52,8 @@ def dequantize(
 @triton.jit
 def quantize_rows(
     x,  # f32 [rows, X_STRIDE]
-    scale,  # f32 [rows] or None: absmax/127 of each row, 1 where that is 0
-    y,  # i8 [rows, WIDTH], or f32 where BACK
+    scale,  # f32 [rows] or None: absmax/127 of each row, 1 if that is 0
+    y,  # i8 [rows, WIDTH], or f32 if BACK
     WIDTH: tl.constexpr,
     X_STRIDE: tl.constexpr,
     BACK: tl.constexpr,
@@ -76,9 +76,9 @@ def quantize_rows(
 @triton.jit
 def split_quantize_rows(
     x,  # f32 [rows, X_STRIDE]
-    scale,  # f32 [rows]: absmax/127 of what is rounded, 1 where that is 0
+    scale,  # f32 [rows]: absmax/127 of the quantized values, 1 if that is 0
     y,  # i8 [rows, WIDTH]
-    outliers,  # f32 [rows, WIDTH]: x from THRESHOLD on, else 0
+    outliers,  # f32 [rows, WIDTH]: x if |x| ≥ THRESHOLD, else 0
     WIDTH: tl.constexpr,
     X_STRIDE: tl.constexpr,
     THRESHOLD: tl.constexpr,

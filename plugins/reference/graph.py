@@ -95,9 +95,9 @@ class ReferenceGraph:
         Only the nodes they depend on are run. Raises ExportError for a tree, an unknown op or
         value, and missing weights.
         """
-        wanted = [port.name for port in self.get_outputs()] if names is None else list(names)
-        found = self.watch(self.hook, (), feeds, wanted)
-        return [found[name] for name in wanted]
+        requested = [port.name for port in self.get_outputs()] if names is None else list(names)
+        values = self.watch(self.hook, (), feeds, requested)
+        return [values[name] for name in requested]
 
     def watch(
         self,
@@ -111,8 +111,8 @@ class ReferenceGraph:
         Watched values are not kept. Several threads may watch at the same time.
         """
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
-        found = self._values(tuple(names), tensors, frozenset(watched), hook)
-        return {name: tensor.numpy() for name, tensor in found.items()}
+        values = self._values(tuple(names), tensors, frozenset(watched), hook)
+        return {name: tensor.numpy() for name, tensor in values.items()}
 
     @torch.no_grad()
     def _values(
@@ -135,24 +135,24 @@ class ReferenceGraph:
         return {name: values[name] for name in names}
 
     def _value(self, name: str, values: Mapping[str, Tensor], node: NodeProto) -> Tensor:
-        found = values.get(name)
-        if found is None:
-            found = self._constants.get(name)
-        if found is None:
+        tensor = values.get(name)
+        if tensor is None:
+            tensor = self._constants.get(name)
+        if tensor is None:
             raise ExportError(f"the graph's input {name!r} was not given", field=node.name)
-        return found
+        return tensor
 
     def _plan(self, names: tuple[str, ...], watched: frozenset[str]) -> list[_Step]:
         """Return the nodes that `names` and `watched` depend on, in order."""
         key = (names, watched)
         if key not in self._plans:
-            asked = watched | set(names)
-            needed, nodes = set(asked), []
+            requested = watched | set(names)
+            needed, nodes = set(requested), []
             for node in reversed(self._graph.node):
                 if needed & set(node.output):
                     needed |= set(node.input)
                     nodes.append(node)
-            missing = asked - {name for node in nodes for name in node.output}
+            missing = requested - {name for node in nodes for name in node.output}
             if missing:
                 raise ExportError(f"no node of the graph yields {sorted(missing)[0]!r}")
             # `nodes` runs from last to first, so a value's first appearance is its last use.
@@ -189,13 +189,15 @@ def by_name(
     if function is None:
         module = parts("reference")[home(op)]
         function = getattr(module, f"{snake(op)}_node", None) or getattr(module, snake(op))
-    asked = inspect.signature(function).parameters
-    every = any(one.kind is one.VAR_KEYWORD for one in asked.values())
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     names = [v.name for v in OPS[op].inputs]
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-        given = {**dict(zip(names, inputs, strict=False)), **attributes}
-        return _tuple(function(**{n: one for n, one in given.items() if every or n in asked}))
+        arguments = {**dict(zip(names, inputs, strict=False)), **attributes}
+        return _tuple(
+            function(**{n: value for n, value in arguments.items() if takes_any or n in parameters})
+        )
 
     return run
 
@@ -209,8 +211,8 @@ def _standard(op: str, attributes: Mapping[str, Any]) -> Callable[..., tuple[Ten
     return lambda *inputs: _tuple(function(*inputs, **attributes))
 
 
-def _tuple(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 class _Constants:
@@ -263,9 +265,9 @@ def _refuse_trees(feeds: Mapping[str, Tensor]) -> None:
     order = torch.arange(steps)
     chain = {"parents": order - 1, "tree": torch.tensor(False)}
     chain["ancestors"] = chain["paths"] = torch.ones(steps, steps).tril()
-    for name, fed in feeds.items():
+    for name, tensor in feeds.items():
         if name.startswith("taps"):
-            chain[name] = order[:, None] + torch.arange(fed.shape[1])
+            chain[name] = order[:, None] + torch.arange(tensor.shape[1])
     for name, expected in chain.items():
         if name in feeds and not torch.equal(feeds[name], expected):
             raise ExportError("the reference ops run chains only, not trees", field=name)

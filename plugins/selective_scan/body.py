@@ -127,8 +127,8 @@ def _scan(grouped: bool, step: Step, suffix: str = "", state_bits: int = 32) -> 
     """Return the body of Mamba-1's scan in fp32, of A and values named x, dt, … + `suffix`."""
     names = {name: name + suffix for name in ("x", "dt", "B", "C", "z", "D", "dt_bias")}
     B, C = names["B"], names["C"]
-    one = f"    B4 = Unsqueeze({B}, axis3)\n    C4 = Unsqueeze({C}, axis2)"
-    rows = in_groups(B, C, state_bits) if grouped else one
+    single = f"    B4 = Unsqueeze({B}, axis3)\n    C4 = Unsqueeze({C}, axis2)"
+    rows = in_groups(B, C, state_bits) if grouped else single
     return _SCAN.substitute(names, softplus=SOFTPLUS, rows=rows, walks=walks(step, state_bits))
 
 
@@ -184,10 +184,10 @@ def to_h(step: Step) -> str:
 
 def rounded(token: str, state_bits: int, rows: Mapping[str, str], state: str, read: str) -> Step:
     """Return a step that rounds its state. `token` makes `h` and `read_t` from `wide`, in fp32."""
-    kept = f"""
+    text = f"""
             wide = Cast<to=1>({{before}}){token}
             after = {_KEEP[state_bits]}"""
-    return Step(kept, rows, state, read)
+    return Step(text, rows, state, read)
 
 
 _STATE_STEPS = """

@@ -1,4 +1,5 @@
-// Mamba-1's scan (arXiv 2312.00752, algorithm 2), token by token: the C++ face of triton_scan.py.
+// Mamba-1's selective scan (arXiv 2312.00752, algorithm 2), token by token: the C++ counterpart of
+// triton_scan.py.
 
 struct Scan : Kernel {
   Argument x, dt, B, C, z, low_dt, low_dt_scale, dt_weight, dt_weight_scale, A, D, dt_bias;
@@ -30,25 +31,25 @@ struct Scan : Kernel {
         z_stride(v.integer("Z_STRIDE")), dt_weight_scales(v.integer("DT_WEIGHT_SCALES")),
         low_stride(v.integer("LOW_STRIDE")), rank(v.integer("RANK")),
         ends(v.integer("ENDS", 0) != 0) {
-    if (!dt && !(low_dt && dt_weight)) refuse("neither dt nor what makes it");
-    if (bool(dt_weight_scale) != bool(low_dt_scale)) refuse("dt is made of one scale");
-    if (A_scale && !(D_scale && dt_bias_scale)) refuse("A_scale without the others");
+    if (!dt && !(low_dt && dt_weight)) refuse("dt is None, and low_dt or dt_weight too");
+    if (bool(dt_weight_scale) != bool(low_dt_scale)) refuse("one scale of dt is None");
+    if (A_scale && !(D_scale && dt_bias_scale)) refuse("D_scale or dt_bias_scale is None");
     if (!ends && !y) refuse("y is None");
     if (B_groups < 1 || C_groups < 1 || C_groups % B_groups || E % C_groups)
-      refuse("B_GROUPS, C_GROUPS and E do not divide into each other");
+      refuse("B_GROUPS must divide C_GROUPS, and C_GROUPS must divide E");
   }
   static constexpr int64_t LIMIT = 256, AHEAD = 8;
-  static constexpr int64_t LARGE = 1 << 14;  // states of a sequence that are not looked for in caches
+  static constexpr int64_t LARGE = 1 << 14;  // elements of a state whose stores bypass the caches
 
-  // What a run does to a state, and its rows of dt, B and C.
+  // The run of one state: its course, and its rows of dt, B and C.
   struct Part {
     const Value* a;
     Course course;
     Rows steps;
     const float *B, *C, *replayed_B;  // as floats
   };
-  static constexpr int64_t MOST = 16;  // states at once
-  static constexpr int STRIP = 8;      // blocks of W channels that are taken through a state's tokens
+  static constexpr int64_t MOST = 16;  // states per joint run
+  static constexpr int STRIP = 8;      // blocks of W channels that go through the tokens together
 
   int interleavable(Interleaved* out) const override {
     if (!dt_weight || (dt_weight_scale && !int8_interleaves(rank))) return 0;
@@ -62,12 +63,12 @@ struct Scan : Kernel {
     run_all(&one, 1, grid, pool);
   }
   void run_all(const Value* each, int64_t states, const int64_t*, Pool& pool) const override {
-    if (ends) return;  // a prompt is not cut into parts here
+    if (ends) return;  // the CPU does not cut prompts into parts
     for (int64_t first = 0; first < states; first += MOST)
       together(each + first, std::min(MOST, states - first), pool);
   }
 
-  // Runs of some states, of as many tokens: what channels have in common is made once for all.
+  // Runs several states. What does not depend on the state is computed once per channel.
   void together(const Value* each, int64_t states, Pool& pool) const {
     Part some[MOST];
     int64_t rows = 0, waiting = 0;
@@ -83,7 +84,7 @@ struct Scan : Kernel {
     steps_of(some, states, rows, pool);
     widen_all(some, states, rows, waiting, pool);
     int64_t span = E / C_groups, tiles = (span + W - 1) / W, parts = C_groups * tiles;
-    int64_t done = rows + waiting + states;  // tokens, and for each state what it costs to begin
+    int64_t done = rows + waiting + states;  // tokens, and the start-up cost of each state
     pool.each(parts * some[0].course.batch, items_a_piece(20 * W * N * done),
               [&](int64_t first, int64_t last) {
       const int64_t room = STRIP * N;
@@ -106,7 +107,7 @@ struct Scan : Kernel {
     });
   }
 
-  // B and C of the runs' tokens, then B of those that are replayed, as floats.
+  // Converts B and C of the runs' tokens, then B of the replayed tokens, to floats.
   void widen_all(Part* some, int64_t states, int64_t rows, int64_t waiting, Pool& pool) const {
     int64_t of_B = B_groups * N, of_C = C_groups * N;
     float* wide = pool.scratch<float>(2, (rows + waiting) * of_B + rows * of_C);
@@ -132,7 +133,7 @@ struct Scan : Kernel {
     }
   }
 
-  // A row of B times its scale, counted in steps of the state's, and kept in the log as it came.
+  // Converts a row of B to units of the state's scale, and logs it unconverted.
   void widen_B(const Value* a, const Rows& from, int64_t row, float* out, int64_t kept) const {
     for (int64_t group = 0; group < B_groups; group++)
       blocks(N, [&](int64_t n, int some) {
@@ -153,7 +154,7 @@ struct Scan : Kernel {
       });
   }
 
-  // dt of all states; where a product makes it, its weights are read once.
+  // Finds or computes dt of all states. The weights of dt's product are read once for all states.
   void steps_of(Part* some, int64_t states, int64_t rows, Pool& pool) const {
     if (dt) {
       for (int64_t i = 0; i < states; i++) some[i].steps = rows_of(dt, some[i].a, dt_stride);
@@ -181,7 +182,7 @@ struct Scan : Kernel {
     }
   }
 
-  // out = low_dt · dt_weight as it would be stored, [rows, E]
+  // out = low_dt · dt_weight, rounded as if it were stored, [rows, E]
   void project_float(const Value* a, const float* in, int64_t stride, int64_t rows, float* out,
                      Pool& pool) const {
     multiply_float(in, stride, rows, dt_weight.type, dt_weight.in<const char>(a), E, rank, pool,
@@ -202,7 +203,7 @@ struct Scan : Kernel {
                   });
   }
 
-  // At most W channels of one sequence, all of one group: what does not depend on the state.
+  // State-independent values of at most W channels of one sequence and one group.
   struct Channels {
     int64_t sequence, e, first_B, first_C;
     int some;
@@ -232,8 +233,8 @@ struct Scan : Kernel {
     }
   };
 
-  // Those of one state, taken through its tokens side by side: what makes dt and the gate of one
-  // block need not wait for the sums of another. A block's h is [N] vectors.
+  // Up to STRIP blocks of channels of one state, which go through its tokens side by side, so that
+  // dt and the gate of one block need not wait for the sums of another. A block's h is [N] vectors.
   template <int COUNT> struct Strip {
     const Scan& s;
     const Part& part;
@@ -251,7 +252,7 @@ struct Scan : Kernel {
           xs(rows_of(s.x, a, s.x_stride)), zs(rows_of(s.z, a, s.z_stride)),
           log_xs(rows_of(s.log_x, a, s.E)), log_steps(rows_of(s.log_dt, a, s.E)) {}
 
-    // `h` and `path` are memory for the states of all blocks
+    // `h` and `path`: memory for the states of all blocks
     void work(vf* h, vf* path) const {
       bool one = course.tokens == 1 && course.store == 2 && !course.pending && !course.ancestors;
       if (one && kind == Type::f32) return token(Through(*this), 0);
@@ -271,14 +272,14 @@ struct Scan : Kernel {
    private:
     static vf step_size(const Channels& c, vf dt) { return softplus(dt * c.dt_unit + c.offset); }
 
-    // Where h of block i is while tokens come.
+    // Holds h of block i between tokens.
     struct Kept {
       vf* h;
       int64_t N;
       EDGE_INLINE vf get(int i, int64_t n) const { return h[i * N + n]; }
       EDGE_INLINE void put(int i, int64_t n, vf of_n) const { h[i * N + n] = of_n; }
     };
-    // Of a single token: from one slot to the other.
+    // For a single token: reads h from the source slot and writes it to the target slot.
     struct Through {
       const Strip& strip;
       const float* source;
@@ -306,7 +307,7 @@ struct Scan : Kernel {
       }
     };
 
-    // h of block i after one more token, not yet rounded; and C·h where C is asked for
+    // Advances h of block i by one token, without rounding it. Returns C·h if READ, otherwise 0.
     template <bool READ = false, class H>
     EDGE_INLINE vf update(H h, int i, vf x, vf delta, const float* B,
                           const float* C = nullptr) const {
@@ -325,7 +326,7 @@ struct Scan : Kernel {
       for (int64_t n = 0; n < count * N; n++) h[n] = kept(h[n], kind, splat(1.f), splat(1.f));
     }
 
-    // f(h[n], its place) for the states of a slot
+    // Calls f(h[n], its address in the slot, number of channels) for all of h.
     template <class F> void each_state(vf* h, int64_t slot, F f) const {
       with_type(kind, [&](auto* t) {
         for (int i = 0; i < count; i++, h += N) {
@@ -336,14 +337,14 @@ struct Scan : Kernel {
         }
       });
     }
-    // Whether what is stored is written past the caches: the next step finds it in memory either way.
+    // Whether stores bypass the processor's caches: the next step reads from memory in any case.
     bool past() const { return kind == Type::f32 && N * s.E >= LARGE; }
     void load_all(vf* h) const {
       each_state(h, course.source, [&](vf& of_n, const auto* from, int some) {
         of_n = load_some(from, some);
         __builtin_prefetch(from + AHEAD * W, 0, 2);
       });
-      // 2·N streams of memory are more than processors foresee
+      // 2·N streams are more than the hardware prefetches
       if (course.store && !past())
         each_state(h, course.target, [&](vf&, const auto* to, int) {
           __builtin_prefetch(to + AHEAD * W, 1, 2);
@@ -358,7 +359,7 @@ struct Scan : Kernel {
       });
     }
 
-    // h after a token that gives no output
+    // Advances h by a token without output.
     void feed(vf* h, const Rows& x, const Rows& dt, int64_t at, const float* B, int64_t of_B) const {
       for (int i = 0; i < count; i++) {
         const Channels& c = of[i];
@@ -369,7 +370,7 @@ struct Scan : Kernel {
       round(h);
     }
 
-    // run token t from h on, with its output
+    // Runs token t from h and writes its output.
     template <class H> void token(H h, int64_t t) const {
       vf x[STRIP], delta[STRIP], gate[STRIP];
       for (int i = 0; i < count; i++) {
@@ -394,7 +395,7 @@ struct Scan : Kernel {
       }
     }
 
-    // each token on its own path from h
+    // Runs each token of a tree along its own path from `start`.
     void branches(const vf* start, vf* h) const {
       for (int64_t t = 0; t < course.tokens; t++) {
         std::memcpy(h, start, size_t(count * N) * sizeof(vf));
@@ -406,7 +407,7 @@ struct Scan : Kernel {
   };
 };
 
-// scan.widen: int8 B and C side by side as floats
+// scan.widen: converts int8 B and C to floats, side by side
 struct Widen : Kernel {
   Argument B, C, wide, rows;
   int64_t N, B_stride, C_stride;

@@ -74,28 +74,28 @@ _SCANS = (
 
 def statements() -> Iterator[Op]:
     for product, op in _SCANS:
-        alone = scan(op, op.maths)
-        yield alone
-        yield _with_dt(alone, product)
+        standalone = scan(op, op.maths)
+        yield standalone
+        yield _with_dt(standalone, product)
 
 
 def _with_dt(op: Op, product: Op) -> Op:
     """Return the fusion of a scan with the product that makes its dt."""
     symbols = {"O": "E", "N": "E", "I": "R", "K": "R"}
-    own = {v.name for v in op.inputs}
-    made = tuple(
-        renamed(v, DT_NAMES, symbols) for v in product.inputs if DT_NAMES[v.name] not in own
+    existing = {v.name for v in op.inputs}
+    dt_inputs = tuple(
+        renamed(v, DT_NAMES, symbols) for v in product.inputs if DT_NAMES[v.name] not in existing
     )
-    kept = tuple(v for v in op.inputs if v.name != "dt")
+    scan_inputs = tuple(v for v in op.inputs if v.name != "dt")
     attributes = tuple(a for a in op.attributes if a not in columns("dt"))
-    y_scale = ", dt_scale" if len(made) > 2 else ""
+    y_scale = ", dt_scale" if len(dt_inputs) > 2 else ""
     return replace(
         op,
         name=f"{op.name}Dt",
         tail="Dt",
-        inputs=(*kept, *made),
+        inputs=(*scan_inputs, *dt_inputs),
         attributes=(*attributes, *columns("low_dt")),
-        maths=f"dt = {product.name}({', '.join(v.name for v in made)}{y_scale})\n{op.maths}",
+        maths=f"dt = {product.name}({', '.join(v.name for v in dt_inputs)}{y_scale})\n{op.maths}",
         source=f"{product.name}, then {op.name}",
     )
 
@@ -185,11 +185,11 @@ def recurrence(step: Step, state_bits: int) -> str:
     )
 
 
-def _widened(name: str, scale: str | None, to: str) -> str:
-    """Return nodes that make `to`, `name` in fp32."""
+def _widened(name: str, scale: str | None, output: str) -> str:
+    """Return nodes that make `output`, `name` in fp32."""
     if scale is None:
-        return f"    {to} = Identity({name})\n"
-    return f"    {to}_steps = Cast<to=1>({name})\n    {to} = Mul({to}_steps, {scale})\n"
+        return f"    {output} = Identity({name})\n"
+    return f"    {output}_steps = Cast<to=1>({name})\n    {output} = Mul({output}_steps, {scale})\n"
 
 
 def start(values: tuple[str, ...], int8: bool, scales: Mapping[str, str]) -> str:
@@ -253,16 +253,16 @@ _STATE_STEPS = """
 
 def body(op: str, state_bits: int = 32) -> str:
     """Return the body of a scan, alone or fused to its product."""
-    for product, stated in _SCANS:
-        if op == f"{stated.name}Dt":
-            return _behind_product(product, stated, state_bits)
+    for product, scan_op in _SCANS:
+        if op == f"{scan_op.name}Dt":
+            return _fused_body(product, scan_op, state_bits)
     return _scan("Groups" in op, "Int8" in op, state_bits)
 
 
 def _scan(grouped: bool, int8: bool, state_bits: int) -> str:
     """Return the body of a scan alone. For an int8 state, B and C are scaled to its steps."""
-    counted = state_bits == 8 and not grouped
-    scales = {"B": "B_steps", "C": "C_steps"} if counted else {}
+    in_steps = state_bits == 8 and not grouped
+    scales = {"B": "B_steps", "C": "C_steps"} if in_steps else {}
     step = GROUPED if grouped else STEP
     rows = _MANY + in_groups("B_all", "C_all", state_bits) if grouped else _ONE
     steps = recurrence(replace(step, text=to_h(step)), state_bits)
@@ -274,14 +274,16 @@ def _scan(grouped: bool, int8: bool, state_bits: int) -> str:
     )
 
 
-def _behind_product(product: Op, op: Op, state_bits: int) -> str:
+def _fused_body(product: Op, op: Op, state_bits: int) -> str:
     """Return the body of a scan fused to its product; dt is as wide as x."""
-    wide = {"x_start": "@low_dt_start", "x_width": "@low_dt_width"}
-    made = call(product.name, stateless(product), DT_NAMES, {"y": "dt"}, DEVICE_DOMAIN, **wide)
-    alone = scan(op, op.maths)
-    return made + call(
+    low_dt_columns = {"x_start": "@low_dt_start", "x_width": "@low_dt_width"}
+    product_call = call(
+        product.name, stateless(product), DT_NAMES, {"y": "dt"}, DEVICE_DOMAIN, **low_dt_columns
+    )
+    standalone = scan(op, op.maths)
+    return product_call + call(
         op.function({"state_bits": state_bits}),
-        alone,
+        standalone,
         {},
         {},
         DEVICE_DOMAIN,

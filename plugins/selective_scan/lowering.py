@@ -88,13 +88,13 @@ def lower(at: Lowering, node: Node) -> None:
     if node.int8 and at.regime.many and max(groups) == 1:
         node = _widened(at, node)
     y = at.new(output, "f32", "TB", x.width)
-    block_n, each = next_power_of_2(n), x.width // groups[1]
-    block_e = max(16, min(1024 // max(16, block_n), next_power_of_2(each)))
+    block_n, group_width = next_power_of_2(n), x.width // groups[1]
+    block_e = max(16, min(1024 // max(16, block_n), next_power_of_2(group_width)))
     scales = tuple(f"{name}_scale" for name in (*_VALUES, *_WEIGHTS, "state"))
     # The first of two launches computes the end of each part of a prompt from a zero state, the
     # second runs the parts from their true first states.
-    cut = at.regime.many and state_type == "f32"
-    for ends in (True, False) if cut else (False,):
+    split = at.regime.many and state_type == "f32"
+    for ends in (True, False) if split else (False,):
         at.launch(
             "scan.scan",
             {
@@ -103,7 +103,7 @@ def lower(at: Lowering, node: Node) -> None:
                 **logs,
                 "y": None if ends else at.pointer(y),
                 **steering(at),
-                **(_parts(at, output, n, x.width) if cut else {}),
+                **(_parts(at, output, n, x.width) if split else {}),
             },
             {
                 "E": x.width,
@@ -111,13 +111,13 @@ def lower(at: Lowering, node: Node) -> None:
                 "BLOCK_E": block_e,
                 "BLOCK_N": block_n,
                 **_forms(at, node),
-                **({"PART": _PART, "PARTS": _PARTS, "ENDS": ends} if cut else {}),
+                **({"PART": _PART, "PARTS": _PARTS, "ENDS": ends} if split else {}),
                 **({"B_GROUPS": groups[0], "C_GROUPS": groups[1]} if groups[1] > 1 else {}),
             },
             (
-                Size(times=groups[1] * cdiv(each, block_e)),
+                Size(times=groups[1] * cdiv(group_width, block_e)),
                 Size(of="B"),
-                Size(times=_PARTS) if cut else ONE,
+                Size(times=_PARTS) if split else ONE,
             ),
             warps=4 if block_n > 64 else 2,
             stages=2,
@@ -156,8 +156,8 @@ def _widened(at: Lowering, node: Node) -> Node:
     clock (16 per SM). This saves 62 of 370 instructions on sm_87.
     """
     b, c = at.view(node.inputs["B"]), at.view(node.inputs["C"])
-    both = f"{node.outputs['y']}.BC"
-    wide = at.new(both, "f32", "TB", 2 * b.width)
+    joined = f"{node.outputs['y']}.BC"
+    wide = at.new(joined, "f32", "TB", 2 * b.width)
     at.launch(
         "scan.widen",
         {**at.given(node, "B", "C"), "wide": at.pointer(wide), "rows": at.size("TB")},
@@ -171,8 +171,8 @@ def _widened(at: Lowering, node: Node) -> Node:
         (Size(of="TB", per=_WIDENED_ROWS),),
     )
     columns = {"B": wide.columns(0, b.width), "C": wide.columns(b.width, b.width)}
-    at.views |= {f"{both}.{name}": view for name, view in columns.items()}
-    return replace(node, inputs={**node.inputs, **{name: f"{both}.{name}" for name in columns}})
+    at.views |= {f"{joined}.{name}": view for name, view in columns.items()}
+    return replace(node, inputs={**node.inputs, **{name: f"{joined}.{name}" for name in columns}})
 
 
 def _logs(at: Lowering, node: Node) -> Arguments:

@@ -111,9 +111,9 @@ def by_token(
     """
     s, ys = ssm_state, []
     for t in range(values["x"].shape[1]):
-        now = {name: m[:, t : t + 1] for name, m in values.items()}
-        before = s.float() * state_scale if s.dtype == torch.int8 else s.float()
-        y, h = scan(**now, ssm_state=before)
+        token_values = {name: m[:, t : t + 1] for name, m in values.items()}
+        previous = s.float() * state_scale if s.dtype == torch.int8 else s.float()
+        y, h = scan(**token_values, ssm_state=previous)
         ys.append(y)
         s = keep_state(h, s.dtype, state_scale)
     return torch.cat(ys, 1), s
@@ -134,8 +134,8 @@ def by_pieces(
     ends = ends if ends[-1] == steps else [*ends, steps]
     ys, states = [], []
     for start, stop in pairwise(ends):
-        now = {name: m[start:stop].transpose(0, 1) for name, m in values.items()}
-        y, ssm_state = scan(**now, ssm_state=ssm_state)
+        piece = {name: m[start:stop].transpose(0, 1) for name, m in values.items()}
+        y, ssm_state = scan(**piece, ssm_state=ssm_state)
         ys.append(y)
         states.append(ssm_state)
     return torch.cat(ys, 1).transpose(0, 1), torch.stack(states[: kept.numel()])

@@ -40,7 +40,7 @@ from edge.plugins.linear.triton_linear_int8 import few_int8, scaled
 
 @triton.jit
 def dt_of(dt, row, e, in_e, DT_STRIDE: tl.constexpr):
-    """dt of a token, [BLOCK_E]. DT_STRIDE 0: dt [ROWS, BLOCK_E] holds those of the whole run."""
+    """Return a token's dt, [BLOCK_E]. If DT_STRIDE is 0, dt [ROWS, BLOCK_E] holds the whole run."""
     if DT_STRIDE == 0:
         rows = tl.arange(0, dt.shape[0])
         own = tl.sum(tl.where(rows[:, None] == row, dt, 0), 0)
@@ -51,7 +51,7 @@ def dt_of(dt, row, e, in_e, DT_STRIDE: tl.constexpr):
 
 @triton.jit
 def read(inputs, row, at, STRIDES: tl.constexpr):
-    """A token's x, B, C, z as they are stored: [BLOCK_E], [BLOCK_N] and again."""
+    """Load a token's x [BLOCK_E], B [BLOCK_N], C [BLOCK_N], z [BLOCK_E] in their stored types."""
     x, B, C, z = inputs
     e, in_e, n, in_n = at
     return (
@@ -64,7 +64,7 @@ def read(inputs, row, at, STRIDES: tl.constexpr):
 
 @triton.jit
 def logged(logs, row, at, E: tl.constexpr, LOGGED: tl.constexpr):
-    """A token's x, dt, B from the logs."""
+    """Load a token's x, dt and B from the logs."""
     e, in_e, n, in_n = at
     return (
         tl.load(logs[0] + row * E + e, mask=in_e, other=0),
@@ -75,7 +75,7 @@ def logged(logs, row, at, E: tl.constexpr, LOGGED: tl.constexpr):
 
 @triton.jit
 def stash(logs, row, x, dt, B, at, E: tl.constexpr, LOGGED: tl.constexpr):
-    """Keep a token; every program of a sequence writes the same B."""
+    """Write a token to the logs; every program of a sequence writes the same B."""
     e, in_e, n, in_n = at
     tl.store(logs[0] + row * E + e, x, mask=in_e)
     tl.store(logs[1] + row * E + e, dt, mask=in_e)
@@ -84,13 +84,13 @@ def stash(logs, row, x, dt, B, at, E: tl.constexpr, LOGGED: tl.constexpr):
 
 @triton.jit
 def step_size(dt, units):
-    """Δ = softplus(dt + bias), [BLOCK_E]. units: of x, of dt, the bias, of B."""
+    """Return Δ = softplus(dt + bias), [BLOCK_E]. `units`: of x, of dt, bias, of B."""
     return softplus(dt.to(tl.float32) * units[1] + units[2])
 
 
 @triton.jit
 def fed(h, x, delta, B, rate, units):
-    """h [BLOCK_N, BLOCK_E] after a token of step size delta, not yet rounded: exp(Δ·A)·h + Δ·x·B.
+    """Return exp(Δ·A)·h + Δ·x·B, h [BLOCK_N, BLOCK_E] after a token, before rounding; delta is Δ.
 
     rate is A·log2(e), because GPUs have exp2.
     """
@@ -101,13 +101,13 @@ def fed(h, x, delta, B, rate, units):
 
 @triton.jit
 def update(h, x, dt, B, rate, units):
-    """h after one more token, not yet rounded."""
+    """Return h after one more token, before rounding."""
     return fed(h, x, step_size(dt, units), B, rate, units)
 
 
 @triton.jit
 def output(h, x, C, z, units):
-    """(C·h + D·x)·silu(z), one a channel."""
+    """Return (C·h + D·x)·silu(z), one value per channel."""
     C_unit, C_gain, D, z_unit = units
     y = tl.sum(h * (C.to(tl.float32) * C_unit)[:, None], 0) * C_gain
     return (y + x.to(tl.float32) * D) * silu(z.to(tl.float32) * z_unit)
@@ -118,7 +118,7 @@ def replayed(
     h, logs, replay, pending, advance, targets, inside, at, rate, feeding, batch, sequence,
     kind: tl.constexpr, E: tl.constexpr, LOGGED: tl.constexpr,
 ):  # fmt: skip
-    """h after the pending tokens; stored after `advance` of them."""
+    """Return h after the pending tokens; store it after `advance` of them."""
     if pending > 0:
         row = tl.load(replay) * batch + sequence
         coming = logged(logs, row, at, E, LOGGED)
@@ -139,13 +139,13 @@ def chained(
     kind: tl.constexpr, E: tl.constexpr, LOGGED: tl.constexpr,
     STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """h after the new tokens `begin` … `end` - 1; `first` is what the first of them reads."""
+    """Return h after the new tokens `begin` … `end` - 1; `first` holds the inputs of the first."""
     e, in_e = at[0], at[1]
     if end > begin:
         coming = first
         dt_coming = dt_of(dt, begin * batch + sequence, e, in_e, DT_STRIDE)
         slot_coming = tl.load(slots + begin)
-        # two at a time, or what is read ahead would be moved from register to register
+        # unrolled by two, so that prefetched values are not copied between registers
         for t in tl.range(begin, end, loop_unroll_factor=2):
             x_now, B_now, C_now, z_now = coming
             dt_now = dt_coming
@@ -166,9 +166,9 @@ def chained(
 
 @triton.jit
 def part_of(run, tokens, PART: tl.constexpr, PARTS: tl.constexpr):
-    """(how many parts there are, the first token and the one behind the last of this program's).
+    """Return (number of parts, this program's first token, one past its last token).
 
-    As many as the device has room for beside the channels; none shorter than PART tokens.
+    There are as many parts as the device has room for, and none is shorter than PART tokens.
     """
     room = tl.load(run + PROGRAMS) // (tl.num_programs(0) * tl.num_programs(1))
     count = tl.maximum(1, tl.minimum(tl.minimum(room, PARTS), tokens // PART))
@@ -179,10 +179,10 @@ def part_of(run, tokens, PART: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def share_of(run, tokens, PART: tl.constexpr, PARTS: tl.constexpr):
-    """The program's part of the run, and how many there are; its first token and the one behind its
-    last; how many tokens it replays, after how many it stores the state, and whether at the end.
+    """Return (part, number of parts, first token, one past the last token, tokens to replay, tokens
+    after which the state is stored, `store` mode) of this program.
 
-    Every part replays what is pending, and one alone stores; those not needed run no token.
+    Every part in use replays the pending tokens; only one part stores. Unused parts run no tokens.
     """
     store = tl.load(run + STORE)
     pending = tl.load(run + PENDING)
@@ -202,7 +202,7 @@ def ended(
     inputs, dt, begin, end, at, rate, feeding, batch, sequence,
     BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """What tokens `begin` … `end` - 1 make of a state of zeros, and the sum of their Δ."""
+    """Return the state after tokens `begin` … `end` - 1 from zeros, and the sum of their Δ."""
     e, in_e, n, in_n = at
     h = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
     total = tl.zeros([BLOCK_E], tl.float32)
@@ -228,7 +228,7 @@ def store_end(
     E: tl.constexpr, N: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
     STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """Keep for `joined` what this part's tokens make of zeros."""
+    """Store this part's end state from zeros, and its ΣΔ, for `joined`."""
     h, total = ended(
         inputs, dt, begin, end, at, rate, feeding, batch, sequence,
         BLOCK_N, BLOCK_E, STRIDES, DT_STRIDE,
@@ -243,7 +243,7 @@ def joined(
     h, of_parts, count, e, in_e, each, inside, rate, batch, sequence,
     E: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """h after the first `count` parts of the run."""
+    """Return h after the first `count` parts of the run."""
     for part in range(count):
         row = (part * batch + sequence).to(tl.int64)
         total = tl.load(of_parts[1] + row * E + e, mask=in_e, other=0.0)
@@ -258,7 +258,7 @@ def branched(
     kind: tl.constexpr, E: tl.constexpr, LOGGED: tl.constexpr,
     STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """Each new token on its own path from h: what is on it is applied again, none of it stored."""
+    """Run each new token on its own path from h, recomputing its ancestors. No state is stored."""
     e, in_e = at[0], at[1]
     for t in range(tokens):
         branch = h
@@ -281,8 +281,8 @@ def branched(
 
 @triton.jit
 def group_of(SPAN: tl.constexpr, C_GROUPS: tl.constexpr, BLOCK_E: tl.constexpr):
-    """The program's group of SPAN channels, which all read the same B and the same C; and which of
-    them it takes, [BLOCK_E].
+    """Return the program's group of SPAN channels, which share B and C, and its channels within
+    the group, [BLOCK_E].
     """
     if C_GROUPS > 1:
         TILES: tl.constexpr = (SPAN + BLOCK_E - 1) // BLOCK_E
@@ -299,7 +299,7 @@ def expanded(
     DT_WEIGHT_SCALES: tl.constexpr, DT_SCALES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """dt [ROWS, BLOCK_E] of the whole run: low_dt · dt_weight."""
+    """Return dt of the whole run, [ROWS, BLOCK_E]: low_dt · dt_weight."""
     m = tl.arange(0, ROWS)
     if dt_weight_scale is None:
         dt = few_float(low_dt, dt_weight, m, e, rows, E, RANK, LOW_STRIDE, ROWS, BLOCK_E, BLOCK_K)
@@ -314,7 +314,7 @@ def expanded(
 
 @triton.jit
 def layer_of(A, D, dt_bias, A_scale, D_scale, dt_bias_scale, each, inside, e, in_e):
-    """A·log2(e) [BLOCK_N, BLOCK_E], D and dt_bias [BLOCK_E]."""
+    """Load A·log2(e) [BLOCK_N, BLOCK_E], and D and dt_bias [BLOCK_E]."""
     rate = tl.load(A + each, mask=inside, other=0).to(tl.float32)
     skip = tl.load(D + e, mask=in_e, other=0).to(tl.float32)
     offset = tl.load(dt_bias + e, mask=in_e, other=0).to(tl.float32)
@@ -330,10 +330,9 @@ def units_of(
     x_unit, B_scale, C_scale, state_scale, n, in_n,
     B_SCALES: tl.constexpr, C_SCALES: tl.constexpr, STATE_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """What Δ·x and B are multiplied by before they are fed to h, C before h is read, and what was
-    read of h after that.
+    """Return the factors of Δ·x and of B as inputs to h, of C, and of the product C·h.
 
-    One scale for all is multiplied once a channel, not once a state.
+    A scale shared by all states is applied once per channel, not once per state.
     """
     B_unit = factor(B_scale, n, in_n, B_SCALES)
     C_unit = factor(C_scale, n, in_n, C_SCALES)
@@ -370,19 +369,19 @@ def widen(
 
 @triton.jit
 def scan(
-    x,  # f32, f16 or i8 [T·B, X_STRIDE]; likewise dt, B, C and z; B and C may come from `widen`
-    dt,  # None where it is low_dt · dt_weight
-    B,  # as many groups of N beside each other as B_GROUPS says, and C likewise
+    x,  # f32, f16 or i8 [T·B, X_STRIDE]; dt, B, C and z alike; B and C may come from `widen`
+    dt,  # None if it is computed as low_dt · dt_weight
+    B,  # B_GROUPS adjacent groups of N; C has C_GROUPS
     C,
     z,
-    low_dt,  # f32 or i8 [T·B, LOW_STRIDE], T·B at most ROWS; likewise all of these
+    low_dt,  # f32 or i8 [T·B, LOW_STRIDE], T·B at most ROWS; None with dt, as the next three
     low_dt_scale,  # f32 [1]
     dt_weight,  # f32, f16 or i8 [E, RANK]
     dt_weight_scale,  # f32 [1] or [E]
     A,  # f32 [N, E], or i8: A_log, A = -exp(A_scale·A_log)
     D,  # f32 or i8 [E]
     dt_bias,  # f32 or i8 [E]
-    x_scale,  # f32 [X_SCALES]: 1, or one a channel; all scales are None of floats
+    x_scale,  # f32 [X_SCALES]: one, or one per channel; all scales are None for floats
     dt_scale,
     B_scale,
     C_scale,
@@ -392,14 +391,14 @@ def scan(
     dt_bias_scale,
     state_scale,  # f32 [1] or [N, 1], None unless the state is i8
     state,  # f32, f16 or i8 [2, batch, N, E]
-    log_x,  # as x [S·B, E]
-    log_dt,  # as dt [S·B, E]
-    log_B,  # as B, before it was widened [S·B, N]
-    y,  # f32 [T·B, E]; None where ENDS
+    log_x,  # type of x [S·B, E]
+    log_dt,  # type of dt [S·B, E]
+    log_B,  # type of B before `widen` [S·B, B_GROUPS·N]
+    y,  # f32 [T·B, E]; None if ENDS
     run,  # i32 [8]
     replay,  # i32 [S]
     slots,  # i32 [T]
-    ancestors,  # i32 [T, T], None of chains
+    ancestors,  # i32 [T, T], None for chains
     tokens,  # T
     batch,  # B
     E: tl.constexpr,
@@ -411,7 +410,7 @@ def scan(
     B_STRIDE: tl.constexpr,
     C_STRIDE: tl.constexpr,
     Z_STRIDE: tl.constexpr,
-    X_SCALES: tl.constexpr,  # 0 of floats
+    X_SCALES: tl.constexpr,  # 0 for floats
     DT_SCALES: tl.constexpr,
     B_SCALES: tl.constexpr,
     C_SCALES: tl.constexpr,
@@ -422,10 +421,10 @@ def scan(
     RANK: tl.constexpr,  # columns of low_dt
     BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr,  # 8 or 16
-    PART: tl.constexpr = 1,  # fewest tokens of a part
-    PARTS: tl.constexpr = 1,  # most parts
-    ENDS: tl.constexpr = False,  # find what each part but the last makes of zeros, and no more
-    part_state=None,  # f32 [parts, B, N, E], or None where PARTS is 1: see `ended`
+    PART: tl.constexpr = 1,  # minimum tokens of a part
+    PARTS: tl.constexpr = 1,  # maximum number of parts
+    ENDS: tl.constexpr = False,  # only compute the end states of all parts but the last
+    part_state=None,  # f32 [parts, B, N, E], None if PARTS is 1: see `ended`
     part_dt=None,  # f32 [parts, B, E]
     B_GROUPS: tl.constexpr = 1,  # divides C_GROUPS, which divides E
     C_GROUPS: tl.constexpr = 1,
@@ -447,10 +446,10 @@ def scan(
     inside = in_n[:, None] & in_e[None, :]
     kind: tl.constexpr = state.dtype.element_ty
 
-    # Nothing is said of contiguity, so that a load gives a thread one channel and all its N: then
-    # the sum over N stays in a thread. Loads of 16 bytes a thread would spread it over a warp.
+    # Contiguity is hidden from the compiler, so that a thread loads one channel with all its N and
+    # sums over N alone. Loads of 16 bytes per thread would spread that sum over a warp.
     each = tl.max_contiguous(n[:, None] * E + e[None, :], [1, 1])
-    # the state first: everything else is small and comes while it is on its way
+    # the state first: everything else is small and arrives meanwhile
     size = batch.to(tl.int64) * (N * E)
     states = state + sequence * (N * E) + each
     h = load_state(states + tl.load(run + SOURCE) * size, inside, 1.0, kind)
@@ -460,12 +459,12 @@ def scan(
     inputs = (x, B, C, z)
     STRIDES: tl.constexpr = (X_STRIDE, B_STRIDE, C_STRIDE, Z_STRIDE)
     if ancestors is None and not ENDS:
-        # also what the first token reads, which no replay has to be waited for
+        # the first token's inputs too, which do not depend on the replay
         there = (e, inner < tl.where(end > begin, SPAN, 0), n, n < tl.where(end > begin, N, 0))
         first = read(inputs, begin * batch + sequence, there, STRIDES)
 
-    # before A is waited for. (Loading A before it makes Triton 3.9 compute everything that is one a
-    # channel in the layout of the product, with 51 barriers instead of 19.)
+    # Computed before A is loaded: otherwise Triton 3.9 computes all per-channel values in the
+    # layout of the product, with 51 barriers instead of 19.
     if low_dt is not None:
         dt = expanded(
             low_dt, dt_weight, low_dt_scale, dt_weight_scale, dt_scale, e, tokens * batch,

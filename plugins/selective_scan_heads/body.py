@@ -177,8 +177,8 @@ class _Heads:
 
 
 # Names of the run's own tokens, and of the logged and own ones together.
-_OWN = {name: name for name in ("x", "dt", "B", "C")}
-_EVERY = {"x": "x_all", "dt": "dt_all", "B": "B_all", "C": "C"}
+_NEW = {name: name for name in ("x", "dt", "B", "C")}
+_ALL = {"x": "x_all", "dt": "dt_all", "B": "B_all", "C": "C"}
 
 
 def _by_head(one_group: bool, B: str, C: str) -> tuple[str, dict[str, str]]:
@@ -193,26 +193,26 @@ def _start(one_group: bool, names: Mapping[str, str]) -> str:
     return _HEADS_START.substitute(names) + ("" if one_group else _GROUP_OF_HEAD)
 
 
-def _steps(one_group: bool, own: _Heads) -> tuple[str, dict[str, str]]:
-    """Return nodes from `own` to decay, scaled and skip, and B_rows and C_columns → their names."""
+def _steps(one_group: bool, new: _Heads) -> tuple[str, dict[str, str]]:
+    """Return nodes from `new` to decay, scaled and skip, and B_rows and C_columns → their names."""
     nodes, by_head = _by_head(one_group, "B_rows", "C_columns")
-    return own.nodes + _STEPS.substitute(own.names) + nodes, by_head
+    return new.nodes + _STEPS.substitute(new.names) + nodes, by_head
 
 
-def _step_or_quadratic(one_group: bool, own: _Heads, every: _Heads) -> str:
-    """Return the scan as a step of `own` tokens, or in quadratic form of `every` token."""
-    steps, of_step = _steps(one_group, own)
-    nodes, of_run = _by_head(one_group, "B4", "C4")
-    matrices = _WITH_LOGS + every.nodes + _MATRICES.substitute(every.names) + nodes
-    return _start(one_group, own.names) + _STEP_OR_QUADRATIC.substitute(
-        of_step | of_run, D=own.names["D"], steps=steps, matrices=matrices
+def _step_or_quadratic(one_group: bool, new: _Heads, all_tokens: _Heads) -> str:
+    """Return the scan as a step of `new` tokens, or in quadratic form of `all_tokens`."""
+    steps, step_names = _steps(one_group, new)
+    nodes, run_names = _by_head(one_group, "B4", "C4")
+    matrices = _WITH_LOGS + all_tokens.nodes + _MATRICES.substitute(all_tokens.names) + nodes
+    return _start(one_group, new.names) + _STEP_OR_QUADRATIC.substitute(
+        step_names | run_names, D=new.names["D"], steps=steps, matrices=matrices
     )
 
 
 def selective_scan_heads(groups: int | None) -> str:
     constants = {"D": "D", "dt_bias": "dt_bias"}
-    own, every = (_Heads("", names | constants) for names in (_OWN, _EVERY))
-    return _step_or_quadratic(groups == 1, own, every)
+    new, all_tokens = (_Heads("", names | constants) for names in (_NEW, _ALL))
+    return _step_or_quadratic(groups == 1, new, all_tokens)
 
 
 # -- int8 ------------------------------------------------------------------------------------------
@@ -243,25 +243,27 @@ _HEADS_END = """
 """
 
 
-def _token_by_token(state_bits: int, one_group: bool, own: _Heads) -> str:
+def _token_by_token(state_bits: int, one_group: bool, new: _Heads) -> str:
     """Return the scan with a state that is rounded after every token."""
-    steps, by_head = _steps(one_group, own)
+    steps, by_head = _steps(one_group, new)
     in_and_out = _IN_AND_OUT[state_bits].substitute(by_head)
     step = rounded(_HEADS_TOKEN, state_bits, _HEADS_ROWS, state="B,H,P,N", read="B,H,P,1")
-    start = _start(one_group, own.names) + steps + in_and_out
+    start = _start(one_group, new.names) + steps + in_and_out
     return start + walks(step, state_bits) + _HEADS_END
 
 
 def _wide(read: Mapping[str, str]) -> _Heads:
     """Return the activations in `read`, x, dt, B and C → name, and the constants, in fp32."""
-    nodes = widened({name: f"{of}_scale" for of, name in read.items()})
-    names = {of: name + SUFFIX for of, name in {**read, "D": "D", "dt_bias": "dt_bias"}.items()}
+    nodes = widened({name: f"{value}_scale" for value, name in read.items()})
+    names = {
+        value: name + SUFFIX for value, name in {**read, "D": "D", "dt_bias": "dt_bias"}.items()
+    }
     return _Heads(nodes, names)
 
 
 def ort_selective_scan_heads_int8(state_bits: int, groups: int | None) -> str:
     """Return the int8 body. It reads the logs only if the state is not rounded."""
-    text, own = STEPS_AND_ZEROS + rates_and_constants(), _wide(_OWN)
+    text, new = STEPS_AND_ZEROS + rates_and_constants(), _wide(_NEW)
     if state_bits != 32:
-        return text + _token_by_token(state_bits, groups == 1, own)
-    return text + _step_or_quadratic(groups == 1, own, _wide(_EVERY))
+        return text + _token_by_token(state_bits, groups == 1, new)
+    return text + _step_or_quadratic(groups == 1, new, _wide(_ALL))

@@ -1,4 +1,4 @@
-// Mamba-2's scan (arXiv 2405.21060, equation 1), token by token: the C++ face of
+// Mamba-2's scan (arXiv 2405.21060, equation 1), token by token: the C++ counterpart of
 // triton_scan_heads.py and triton_scan_chunked.py.
 
 struct ScanHeads : Kernel {
@@ -8,8 +8,8 @@ struct ScanHeads : Kernel {
   int64_t heads, P, N, groups, x_stride, dt_stride, B_stride, C_stride;
   float dt_min, dt_max;
   bool tree;
-  static constexpr int64_t LIMIT = 256;  // of N
-  static constexpr int PAIR = 2;         // channels that share a token's B and C
+  static constexpr int64_t LIMIT = 256;  // maximum of N
+  static constexpr int PAIR = 2;         // channels at a time, which share a token's B and C
 
   ScanHeads(const Variant& v)
       : x(numbers(v, "x")), dt(numbers(v, "dt")), B(numbers(v, "B")), C(numbers(v, "C")),
@@ -29,7 +29,7 @@ struct ScanHeads : Kernel {
         dt_max((float)v.number("DT_MAX")), tree(v.integer("TREE", 0) != 0) {
     if (heads % groups) refuse("HEADS must be a multiple of GROUPS");
     if (tree && !ancestors) refuse("ancestors is None");
-    if (A_scale && !(D_scale && dt_bias_scale)) refuse("A_scale without the others");
+    if (A_scale && !(D_scale && dt_bias_scale)) refuse("D_scale or dt_bias_scale is None");
   }
 
   void run(const Value* a, const int64_t*, Pool& pool) const override {
@@ -56,7 +56,7 @@ struct ScanHeads : Kernel {
     });
   }
 
-  // B and C of a group of one sequence, times their scales; what is to be logged, logged.
+  // Converts B and C of a group of one sequence to scaled floats, and logs B of the run's tokens.
   void widen(const Value* a, const Course& course, int64_t sequence, int64_t group, float* out,
              int64_t padded) const {
     Rows of_B = rows_of(B, a, B_stride), of_C = rows_of(C, a, C_stride);
@@ -145,7 +145,7 @@ struct ScanHeads : Kernel {
     int64_t state_at(int64_t slot, int64_t p) const {
       return slot * state_size + ((sequence * s.heads + head) * s.P + p) * s.N;
     }
-    // What one step of the kept states is worth; 1 in lanes behind the last.
+    // Scale of the stored states; 1 in lanes beyond the last state.
     vf unit_of(int64_t n, int some) const {
       vf unit = s.state_scale.at(a, head * s.N + n, some);
       return choose(unit > 0.f, unit, splat(1.f));
@@ -204,7 +204,7 @@ struct ScanHeads : Kernel {
         }
     }
 
-    // run token t from h on, with its output; its x is kept
+    // Runs token t from h, writes its output and logs its x.
     template <int V> void token(vf (*h)[V ? V : LIMIT / W], int64_t t, int64_t p, int some) const {
       const int64_t vectors = V ? V : padded / W, row = t * course.batch + sequence;
       const int64_t j = course.pending + t, channel = head * s.P + p;

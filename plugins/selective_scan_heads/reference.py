@@ -130,9 +130,9 @@ def _with_logs(values: Mapping[str, Tensor], **logs: Tensor | None) -> dict[str,
 
     The output of logged tokens is not needed, so their C is 0.
     """
-    given = {name: log for name, log in logs.items() if log is not None and len(log)}
-    if not given:
+    logged = {name: log for name, log in logs.items() if log is not None and len(log)}
+    if not logged:
         return dict(values)
     C = values["C"]
-    given["C"] = C.new_zeros(len(given["x"]), *C.shape[1:])
-    return {name: torch.cat([given[name], own]) for name, own in values.items()}
+    logged["C"] = C.new_zeros(len(logged["x"]), *C.shape[1:])
+    return {name: torch.cat([logged[name], new]) for name, new in values.items()}

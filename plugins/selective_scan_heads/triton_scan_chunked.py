@@ -36,9 +36,9 @@ from edge.plugins.selective_scan_heads.triton_scan_heads import clamped_step, he
 
 @triton.jit
 def dot(a, b, WHOLE: tl.constexpr = False):
-    """a · b of fp32, as good as fp32. tf32 has 11 bits: numbers are taken in two parts.
+    """Return a · b with fp32 accuracy. tf32 has 11 bits, so fp32 values are split in two parts.
 
-    Three products of parts are added (tf32x3); two where a is WHOLE: integers of at most 11 bits.
+    The sum takes three products of parts (tf32x3), or two if a is WHOLE: integers of ≤ 11 bits.
     """
     if not tensor_cores():
         product = tl.dot(a, b, input_precision="ieee")
@@ -53,17 +53,17 @@ def dot(a, b, WHOLE: tl.constexpr = False):
 
 @triton.jit
 def scaled(values, scales, SCALES: tl.constexpr):
-    """Rows of channels in fp32, times the one scale or that of each channel."""
+    """Return rows of channels as fp32, times the shared scale or the scale of each channel."""
     return values.to(tl.float32) * (scales[None, :] if SCALES > 1 else scales)
 
 
 @triton.jit
 def decays(delta, a, t):
-    """What a chunk's tokens t fade: Δ·A; what reaches t of j's update, times Δ [t, j]; what remains
-    of each token's update at the end, times Δ.
+    """Return the decays of a chunk: log decay Δ·A of each token; decay of j's update at t, times
+    Δ[j], [t, j]; decay of each token's update at the end of the chunk, times its Δ.
     """
     rate = delta * a
-    # [i, j]: what token i adds to the way from j; summed up to t, the way from j to t
+    # [i, j]: token i's log decay if i > j; the cumulative sum is the log decay from j to t
     steps = tl.where(t[:, None] > t[None, :], rate[:, None], 0.0)
     reaches = t[:, None] >= t[None, :]
     fade = tl.where(reaches, tl.exp(tl.cumsum(steps, 0)), 0.0) * delta[None, :]
@@ -76,7 +76,7 @@ def products(
     B_STRIDE: tl.constexpr, C_STRIDE: tl.constexpr,
     B_SCALES: tl.constexpr, C_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """C[t]·B[j] of a chunk's rows, [t, j]: N columns from `first` on, 32 at a time."""
+    """Return C[t]·B[j] of a chunk's rows, [t, j], over N columns from `first`, 32 at a time."""
     PIECE: tl.constexpr = 32
     out = tl.zeros((CHUNK, CHUNK), tl.float32)
     for start in range(0, N, PIECE):
@@ -95,7 +95,7 @@ def products(
 def copy_rows(
     target, to, TO_STRIDE: tl.constexpr, source, row, STRIDE: tl.constexpr, columns, some, inside
 ):  # fmt: skip
-    """Some rows of some columns of a tensor to rows of another."""
+    """Copy `columns` of rows `row` of one tensor to rows `to` of another."""
     mask = some[:, None] & inside[None, :]
     values = tl.load(source + row[:, None] * STRIDE + columns[None, :], mask=mask, other=0)
     tl.store(target + to[:, None] * TO_STRIDE + columns[None, :], values, mask=mask)
@@ -119,14 +119,14 @@ def keep_rows(
 
 @triton.jit
 def scan(
-    x,  # f32 or i8 [T·B, X_STRIDE]; likewise dt, B and C
+    x,  # f32 or i8 [T·B, X_STRIDE]; dt, B and C alike
     dt,
     B,
     C,
     A,  # f32 [HEADS], or i8: A = -exp(A_scale·A)
     D,  # f32 or i8 [HEADS]
     dt_bias,  # f32 or i8 [HEADS]
-    x_scale,  # f32 [X_SCALES]: 1, or one a channel; all scales are None where x is f32
+    x_scale,  # f32 [X_SCALES]: one, or one per channel; all scales are None if x is f32
     dt_scale,
     B_scale,
     C_scale,
@@ -134,9 +134,9 @@ def scan(
     D_scale,
     dt_bias_scale,
     state,  # f32 [2, batch, HEADS, P, N]
-    log_x,  # as x [S·B, HEADS·P]
-    log_dt,  # as dt [S·B, HEADS]
-    log_B,  # as B [S·B, GROUPS·N]
+    log_x,  # type of x [S·B, HEADS·P]
+    log_dt,  # type of dt [S·B, HEADS]
+    log_B,  # type of B [S·B, GROUPS·N]
     y,  # f32 [T·B, HEADS·P]
     run,  # i32 [8]
     replay,  # i32 [S]
@@ -149,12 +149,12 @@ def scan(
     GROUPS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,  # a power of two, at least N and 32
-    CHUNK: tl.constexpr,  # tokens, a power of two of at least 16
+    CHUNK: tl.constexpr,  # tokens per chunk, a power of two, at least 16
     X_STRIDE: tl.constexpr,
     DT_STRIDE: tl.constexpr,
     B_STRIDE: tl.constexpr,
     C_STRIDE: tl.constexpr,
-    X_SCALES: tl.constexpr,  # 0 of f32
+    X_SCALES: tl.constexpr,  # 0 for f32
     DT_SCALES: tl.constexpr,
     B_SCALES: tl.constexpr,
     C_SCALES: tl.constexpr,
@@ -168,7 +168,7 @@ def scan(
     p_inside, n_inside = there
     inside = p_inside[:, None] & n_inside[None, :]
     x_at, head, bc_at = at
-    WHOLE: tl.constexpr = B_SCALES == 1 and C_SCALES == 1  # their products are of integers
+    WHOLE: tl.constexpr = B_SCALES == 1 and C_SCALES == 1  # C·B is a product of integers
 
     h = load_state(block + tl.load(run + SOURCE) * slot_size, inside, 1.0, tl.float32)
     target = block + tl.load(run + TARGET) * slot_size
@@ -208,7 +208,7 @@ def scan(
                 N, CHUNK, B_STRIDE, C_STRIDE, B_SCALES, C_SCALES,
             )  # fmt: skip
         out = dot(alike * fade, xs) + skip * xs
-        # The barriers keep the compiler from reading all at once, into more registers than it has.
+        # The barriers keep the compiler from hoisting all loads, which would spill registers.
         tl.debug_barrier()
         faded = tl.exp(tl.cumsum(rate, 0))
         c = tl.load(c_rows, mask=bc_inside, other=0)
@@ -224,7 +224,7 @@ def scan(
     if tl.load(run + STORE) == 2:
         store_state(target, h, inside, 1.0, tl.float32)
 
-    # Rows to be kept are read again: held until here, they would want too many registers.
+    # Rows for the logs are read again: holding them until here would take too many registers.
     for first in range(0, tokens, CHUNK):
         slot = tl.load(slots + first + t, mask=first + t < tokens, other=-1)
         keep_rows(

@@ -29,7 +29,7 @@ from edge.plugins.kernels.replay import (
 
 @triton.jit
 def clamped_step(dt, dt_bias, DT_MIN: tl.constexpr, DT_MAX: tl.constexpr):
-    """Δ = clamp(softplus(dt + dt_bias), DT_MIN, DT_MAX); NaN stays NaN."""
+    """Return Δ = clamp(softplus(dt + dt_bias), DT_MIN, DT_MAX); NaN stays NaN."""
     delta = softplus(dt + dt_bias)
     delta = tl.where(delta < DT_MIN, DT_MIN, delta)
     return tl.where(delta > DT_MAX, DT_MAX, delta)
@@ -37,15 +37,15 @@ def clamped_step(dt, dt_bias, DT_MIN: tl.constexpr, DT_MAX: tl.constexpr):
 
 @triton.jit
 def update(h, x, delta, b, a):
-    """exp(Δ·A)·h + Δ·x⊗B. h [BLOCK_P, BLOCK_N], x [BLOCK_P], b [BLOCK_N], delta and a scalars."""
+    """Return exp(Δ·A)·h + Δ·x⊗B. h [BLOCK_P, BLOCK_N], x [BLOCK_P], b [BLOCK_N], scalar Δ and A."""
     return tl.fma(tl.exp(delta * a), h, (delta * x)[:, None] * b[None, :])
 
 
 @triton.jit
 def read_row(x, dt, B, row, at, ends, some, STRIDES: tl.constexpr):
-    """x, dt and B of one token, as they are stored: columns `at` below `ends`, none if some is 0.
+    """Load one token's x, dt and B as stored: columns `at` below `ends`, none if some is 0.
 
-    (A mask is a comparison: the interpreter does not know one that is a block & a scalar.)
+    Masks are comparisons, because the interpreter does not support block & scalar.
     """
     x_row = tl.load(x + row * STRIDES[0] + at[0], mask=at[0] < ends[0] * some, other=0)
     dt_row = tl.load(dt + row * STRIDES[1] + at[1], mask=at[1] < ends[1] * some, other=0)
@@ -55,7 +55,7 @@ def read_row(x, dt, B, row, at, ends, some, STRIDES: tl.constexpr):
 
 @triton.jit
 def advanced(h, token, factors, layer, LIMITS: tl.constexpr):
-    """(h after a token, not yet rounded; its x in fp32). layer: A and dt_bias of the head."""
+    """Return (h after a token, unrounded; its x in fp32). `layer`: A and dt_bias of the head."""
     x = token[0].to(tl.float32) * factors[0]
     b = token[2].to(tl.float32) * factors[2]
     dt = token[1].to(tl.float32) * factors[1]
@@ -68,9 +68,9 @@ def replayed(
     h, logs, run, replay, targets, inside, state_factor, batch, sequence, at, ends, factors, layer,
     STRIDES: tl.constexpr, LIMITS: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
-    """h after the tokens that `replay` names; the one after ADVANCE of them stored if it is to be.
+    """Return h after the tokens in `replay`; if STORE is 1, store h after ADVANCE of them.
 
-    Their rows are read one token ahead, their slots two: else each would wait for memory twice.
+    Rows are read one token ahead and slots two ahead; otherwise each token would wait twice.
     """
     pending = tl.load(run + PENDING)
     advance = tl.where(tl.load(run + STORE) == 1, tl.load(run + ADVANCE), 0)
@@ -92,7 +92,7 @@ def replayed(
 
 @triton.jit
 def stash(logs, token, row, at, there, SHARING: tl.constexpr, STRIDES: tl.constexpr):
-    """Keep a token. dt is one program's of a head; B is one head's of the SHARING that read it."""
+    """Write a token to the logs: dt once per head, B once per SHARING heads, which share it."""
     tl.store(logs[0] + row * STRIDES[0] + at[0], token[0], mask=there[0])
     if tl.program_id(1) == 0:
         tl.store(logs[1] + row * STRIDES[1] + at[1], token[1])
@@ -102,7 +102,7 @@ def stash(logs, token, row, at, there, SHARING: tl.constexpr, STRIDES: tl.conste
 
 @triton.jit
 def head_of(A, D, dt_bias, A_scale, D_scale, dt_bias_scale, head, ROUNDED: tl.constexpr):
-    """A, D and dt_bias of a head. ROUNDED: they are int8, A = -exp(A_scale·A)."""
+    """Load A, D and dt_bias of a head. If ROUNDED they are int8, and A = -exp(A_scale·A)."""
     a = tl.load(A + head).to(tl.float32)
     skip = tl.load(D + head).to(tl.float32)
     bias = tl.load(dt_bias + head).to(tl.float32)
@@ -115,14 +115,14 @@ def head_of(A, D, dt_bias, A_scale, D_scale, dt_bias_scale, head, ROUNDED: tl.co
 
 @triton.jit
 def scan(
-    x,  # f32 or i8 [T·B, X_STRIDE]; likewise dt, B and C
+    x,  # f32 or i8 [T·B, X_STRIDE]; dt, B and C alike
     dt,
     B,
     C,
     A,  # f32 [HEADS], or i8: A = -exp(A_scale·A)
     D,  # f32 or i8 [HEADS]
     dt_bias,  # f32 or i8 [HEADS]
-    x_scale,  # f32 [X_SCALES]: 1, or one a channel; all scales are None where x is f32
+    x_scale,  # f32 [X_SCALES]: one, or one per channel; all scales are None if x is f32
     dt_scale,
     B_scale,
     C_scale,
@@ -131,14 +131,14 @@ def scan(
     dt_bias_scale,
     state_scale,  # f32 [1] or [HEADS, 1, N], None unless the state is i8
     state,  # f32, f16 or i8 [2, batch, HEADS, P, N]
-    log_x,  # as x [S·B, HEADS·P]
-    log_dt,  # as dt [S·B, HEADS]
-    log_B,  # as B [S·B, GROUPS·N]
+    log_x,  # type of x [S·B, HEADS·P]
+    log_dt,  # type of dt [S·B, HEADS]
+    log_B,  # type of B [S·B, GROUPS·N]
     y,  # f32 [T·B, HEADS·P]
     run,  # i32 [8]
     replay,  # i32 [S]
     slots,  # i32 [T]
-    ancestors,  # i32 [T, T], looked at by trees
+    ancestors,  # i32 [T, T], read only if TREE
     tokens,  # T
     batch,  # B
     HEADS: tl.constexpr,
@@ -151,7 +151,7 @@ def scan(
     DT_STRIDE: tl.constexpr,
     B_STRIDE: tl.constexpr,
     C_STRIDE: tl.constexpr,
-    X_SCALES: tl.constexpr,  # 0 of f32
+    X_SCALES: tl.constexpr,  # 0 for f32
     DT_SCALES: tl.constexpr,
     B_SCALES: tl.constexpr,
     C_SCALES: tl.constexpr,
@@ -169,7 +169,7 @@ def scan(
     head = at[1]
     kind: tl.constexpr = state.dtype.element_ty
 
-    # the state first: everything else is small and comes while it is on its way
+    # the state first: everything else is small and arrives meanwhile
     state_factor = 1.0
     if kind == tl.int8:
         of_head = head * N + tl.arange(0, BLOCK_N)
@@ -191,7 +191,7 @@ def scan(
     a, skip, bias = head_of(A, D, dt_bias, A_scale, D_scale, dt_bias_scale, head, X_SCALES > 0)
     layer = (a, bias)
 
-    # A token is read while the one before it is run.
+    # Each token is read while the one before it is computed.
     some = tl.minimum(tokens, 1)
     ahead = read_row(x, dt, B, sequence, at, ends, some, strides)
     c_ahead = tl.load(C + sequence * C_STRIDE + at[2], mask=at[2] < ends[2] * some, other=0)

@@ -1,4 +1,4 @@
-// Soft cap: the C++ face of triton_soft_cap.py.
+// Elementwise soft cap: the C++ counterpart of triton_soft_cap.py.
 
 struct SoftCap : Kernel {
   Argument x, y;

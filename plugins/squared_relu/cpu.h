@@ -1,4 +1,4 @@
-// Squared ReLU: the C++ face of triton_squared_relu.py.
+// Elementwise squared ReLU: the C++ counterpart of triton_squared_relu.py.
 
 struct SquaredRelu : Kernel {
   Argument x, y;

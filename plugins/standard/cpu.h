@@ -1,4 +1,5 @@
-// Rows moved or added: the C++ face of triton_rows.py. Elements of any type are moved as bytes.
+// Sums, gathers and concatenation of rows: the C++ counterpart of triton_rows.py. Rows of any type
+// are moved as bytes.
 
 inline int64_t size_of(Type type) {
   switch (type) {

@@ -74,13 +74,13 @@ def _rows(
 
 def lower_split(at: Lowering, node: Node) -> None:
     """Split channels into views of the value: no launch, no copy."""
-    whole = at.view(node.inputs["input"])
+    x = at.view(node.inputs["input"])
     widths = [int(width) for width in at.constant(node.inputs["split"]).array()]
-    if node.attributes.get("axis") != -1 or sum(widths) != whole.width:
+    if node.attributes.get("axis") != -1 or sum(widths) != x.width:
         raise ExportError("does not split channels", field=node.name)
     start = 0
     for name, width in zip(node.outputs.values(), widths, strict=True):
-        at.views[name] = whole.columns(start, width)
+        at.views[name] = x.columns(start, width)
         start += width
 
 

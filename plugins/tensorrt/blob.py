@@ -51,8 +51,8 @@ def pack(sm: int, kernels: Mapping[str, tuple[CompiledKernel, bytes]]) -> bytes:
 
 def sealed(body: bytes) -> bytes:
     """Prepend the magic, CRC-32 and SHA-256 to the body."""
-    named = hashlib.sha256(body).digest() + body
-    return MAGIC + struct.pack("<q", zlib.crc32(named)) + named
+    hashed = hashlib.sha256(body).digest() + body
+    return MAGIC + struct.pack("<q", zlib.crc32(hashed)) + hashed
 
 
 def identity(blob: bytes) -> str:

@@ -53,21 +53,21 @@ class _Calls:
 
     def of(self, runs: Sequence[Runs]) -> NodeLaunches:
         node, tensors = self._node, self._tensors
-        programs = _shortest(
+        programs = _without_duplicates(
             NodeProgram(
                 regime.kind == "tree",
                 regime.max_rows,
-                tuple(self._call(*one, regime) for one in launches),
+                tuple(self._call(*launch, regime) for launch in launches),
             )
             for regime, launches in runs
         )
-        read = [tensors[name] for name in node.inputs]
-        made = [tensors[name] for name in node.outputs]
+        inputs = [tensors[name] for name in node.inputs]
+        results = [tensors[name] for name in node.outputs]
         outputs = tuple(
-            Output(t.dtype, t.dims, alias) for t, alias in zip(made, node.aliases, strict=True)
+            Output(t.dtype, t.dims, alias) for t, alias in zip(results, node.aliases, strict=True)
         )
         return NodeLaunches(
-            inputs=tuple(Input(t.dtype, len(t.dims)) for t in read),
+            inputs=tuple(Input(t.dtype, len(t.dims)) for t in inputs),
             outputs=outputs,
             symbols=self._symbols(outputs, programs),
             rows=self._rows,
@@ -83,7 +83,7 @@ class _Calls:
     def _call(self, launch: Launch, variant: Variant, regime: Regime) -> int:
         kernel = Kernel(variant.key, 32 * variant.warps)
         number = self._kernels.setdefault(kernel, len(self._kernels))
-        arguments = tuple(self._argument(each, regime) for each in launch.arguments)
+        arguments = tuple(self._argument(argument, regime) for argument in launch.arguments)
         return self._calls.setdefault(Call(number, launch.grid, arguments), len(self._calls))
 
     def _argument(self, argument: Argument, regime: Regime) -> Place | Size | float:
@@ -99,9 +99,9 @@ class _Calls:
             return Place("output", self._node.outputs.index(name), at)
         if argument.space != "value":
             raise ExportError(f"{self._node.op} does not read {name!r}", field=name)
-        return Place("workspace", self._room(name, regime), at)
+        return Place("workspace", self._workspace_index(name, regime), at)
 
-    def _room(self, name: str, regime: Regime) -> int:
+    def _workspace_index(self, name: str, regime: Regime) -> int:
         tensor = self._tensors[name]
         if "".join(map(str, tensor.dims[:-1])) != self._rows:
             raise ExportError(f"{name!r} does not have one row for each {self._rows}", field=name)
@@ -115,32 +115,39 @@ class _Calls:
     ) -> dict[str, tuple[int, int]]:
         """Return the input and axis that give each symbol the node depends on."""
         sizes = [size for call in self._calls for size in call.grid]
-        sizes += [one for call in self._calls for one in call.arguments if isinstance(one, Size)]
-        named = set(self._rows).union(*(size.of for size in sizes))
-        named |= {dim for output in outputs for dim in output.dims if isinstance(dim, str)}
-        named |= {"A"} if any(program.tree for program in programs) else set()
+        sizes += [
+            argument
+            for call in self._calls
+            for argument in call.arguments
+            if isinstance(argument, Size)
+        ]
+        used = set(self._rows).union(*(size.of for size in sizes))
+        used |= {dim for output in outputs for dim in output.dims if isinstance(dim, str)}
+        used |= {"A"} if any(program.tree for program in programs) else set()
         places: dict[str, tuple[int, int]] = {}
         for index, name in enumerate(self._node.inputs):
             for axis, dim in enumerate(self._tensors[name].dims):
                 if isinstance(dim, str) and dim in _SYMBOLS:
                     places.setdefault(dim, (index, axis))
-        if lost := named - places.keys():
-            raise ExportError(f"{self._node.op} has no input of {sorted(lost)}", field=lost.pop())
-        return {symbol: places[symbol] for symbol in sorted(named)}
+        if unknown := used - places.keys():
+            raise ExportError(
+                f"{self._node.op} has no input of {sorted(unknown)}", field=unknown.pop()
+            )
+        return {symbol: places[symbol] for symbol in sorted(used)}
 
 
-def _shortest(programs: Iterable[NodeProgram]) -> tuple[NodeProgram, ...]:
+def _without_duplicates(programs: Iterable[NodeProgram]) -> tuple[NodeProgram, ...]:
     """Drop programs whose calls equal those of the next one for at least as many rows."""
-    every = list(programs)
-    chains = [program for program in every if not program.tree]
+    candidates = list(programs)
+    chains = [program for program in candidates if not program.tree]
     kept = [
-        one
-        for one, after in zip(chains, [*chains[1:], None], strict=True)
-        if after is None or after.calls != one.calls
+        chain
+        for chain, following in zip(chains, [*chains[1:], None], strict=True)
+        if following is None or following.calls != chain.calls
     ]
-    for tree in (program for program in every if program.tree):
+    for tree in (program for program in candidates if program.tree):
         rows = tree.max_rows
-        same = next(c for c in chains if c.max_rows is None or (rows and c.max_rows >= rows))
-        if tree.calls != same.calls:
+        equivalent = next(c for c in chains if c.max_rows is None or (rows and c.max_rows >= rows))
+        if tree.calls != equivalent.calls:
             kept.append(tree)
     return tuple(kept)

@@ -71,9 +71,9 @@ def graph_of(model: ModelProto, lowered: Lowered) -> ModelProto:
 
 def inlined(model: ModelProto) -> ModelProto:
     """Inline all functions, for runtimes without the plugins: only standard ops are left."""
-    found = inliner.inline_local_functions(model)
-    _rows_for_vectors(found)
-    return found
+    result = inliner.inline_local_functions(model)
+    _rows_for_vectors(result)
+    return result
 
 
 def _rows_for_vectors(model: ModelProto) -> None:
@@ -108,7 +108,7 @@ class _Graph:
         self._initializers: dict[str, TensorProto] = {}
         self._inputs: dict[str, None] = {}
         self._outputs: dict[str, None] = dict.fromkeys((LOGITS, PICKED))
-        self._made: set[str] = set()
+        self._computed: set[str] = set()
         for node in device_nodes(lowered):
             if isinstance(node, DeviceNode):
                 self._device(node)
@@ -136,21 +136,21 @@ class _Graph:
         ]
 
     def _device(self, node: DeviceNode) -> None:
-        found = node.operands
+        operands = node.operands
         kinds = {
-            a.name: float if a.kind == "float" else int for a in DEVICE_OPS[found.op].attributes
+            a.name: float if a.kind == "float" else int for a in DEVICE_OPS[operands.op].attributes
         }
-        attributes = {name: kinds[name](value) for name, value in found.attributes.items()}
+        attributes = {name: kinds[name](value) for name, value in operands.attributes.items()}
         # the first plugin of an engine carries the kernels of all plugins
         carries = {} if self._functions else {"carries": 1}
-        self._functions[found.op] = None
+        self._functions[operands.op] = None
         # check both names: other values end in `.out` too, such as the sum after a layer
-        self._outputs |= {f"{name}{OUT}": None for name in found.inputs
-                          if f"{name}{OUT}" in found.outputs}  # fmt: skip
+        self._outputs |= {f"{name}{OUT}": None for name in operands.inputs
+                          if f"{name}{OUT}" in operands.outputs}  # fmt: skip
         self._add(
-            found.op,
-            found.inputs,
-            found.outputs,
+            operands.op,
+            operands.inputs,
+            operands.outputs,
             node.name,
             DEVICE_DOMAIN,
             **attributes,
@@ -170,7 +170,7 @@ class _Graph:
     def _sliced(self, name: str, start: int, width: int) -> str:
         """Slice columns of a tensor and return the name of the result."""
         part = f"{name}.{start}_{width}"
-        if part not in self._made:
+        if part not in self._computed:
             bounds = [self._integer(value) for value in (start, start + width, -1)]
             self._add("Slice", [name, *bounds], [part], f"{part}.Slice", "")
         return part
@@ -190,12 +190,12 @@ class _Graph:
         **attributes: Any,
     ) -> None:
         inputs, outputs = list(inputs), list(outputs)
-        for read in inputs:
-            if read in self._stored:
-                self._initializers.setdefault(read, _signed(self._stored[read]))
-            elif read not in self._made:
-                self._inputs[read] = None
-        self._made |= set(outputs)
+        for value in inputs:
+            if value in self._stored:
+                self._initializers.setdefault(value, _signed(self._stored[value]))
+            elif value not in self._computed:
+                self._inputs[value] = None
+        self._computed |= set(outputs)
         node = helper.make_node(op, inputs, outputs, name=name, domain=domain, **attributes)
         self._nodes.append(node)
 

@@ -130,16 +130,18 @@ class NodeLaunches:
 
     def encode(self) -> bytes:
         """Return the bytes, which are the same for equal launches."""
-        to = _Writer()
-        to.list(self.inputs, lambda one: to.words(DTYPES.index(one.dtype), one.rank))
-        to.list(self.outputs, to.output)
-        to.list(sorted(self.symbols.items()), lambda one: to.words(_ascii(one[0]), *one[1]))
-        to.words(_ascii(self.rows))
-        to.list(self.workspace, to.buffer)
-        to.list(self.kernels, to.kernel)
-        to.list(self.calls, to.call)
-        to.list(self.programs, to.program)
-        return to.bytes()
+        writer = _Writer()
+        writer.list(self.inputs, lambda item: writer.words(DTYPES.index(item.dtype), item.rank))
+        writer.list(self.outputs, writer.output)
+        writer.list(
+            sorted(self.symbols.items()), lambda item: writer.words(_ascii(item[0]), *item[1])
+        )
+        writer.words(_ascii(self.rows))
+        writer.list(self.workspace, writer.buffer)
+        writer.list(self.kernels, writer.kernel)
+        writer.list(self.calls, writer.call)
+        writer.list(self.programs, writer.program)
+        return writer.bytes()
 
 
 def _ascii(symbols: str) -> int:
@@ -148,11 +150,11 @@ def _ascii(symbols: str) -> int:
 
 def _leb128(value: int) -> bytes:
     """Encode `value` ≥ 0 as in DWARF 5, appendix C."""
-    written = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        written.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*written, value])
+    return bytes([*encoded, value])
 
 
 class _Writer:
@@ -167,9 +169,9 @@ class _Writer:
         self._count += len(values)
 
     def list(self, items: Iterable[_Item], write: Callable[[_Item], None]) -> None:
-        found = tuple(items)
-        self.words(len(found))
-        for item in found:
+        entries = tuple(items)
+        self.words(len(entries))
+        for item in entries:
             write(item)
 
     def output(self, output: Output) -> None:

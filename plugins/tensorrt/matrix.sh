@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Compiles the plugin library against the headers of several TensorRTs, and says which did.
+# Compiles the plugin library against the headers of several TensorRT versions, and lists successes.
 #
 #   EDGE_TENSORRT_HEADERS=/a/include:/b/include plugins/tensorrt/matrix.sh [cmake options]
 set -euo pipefail
 if [ -z "${EDGE_TENSORRT_HEADERS:-}" ]; then
-  echo "skipped: EDGE_TENSORRT_HEADERS names no folders of NvInferRuntime.h (separated by colons)"
+  echo "skipped: set EDGE_TENSORRT_HEADERS to folders with NvInferRuntime.h, separated by colons"
   exit 0
 fi
 source_folder=$(cd "$(dirname "$0")" && pwd)

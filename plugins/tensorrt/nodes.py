@@ -20,7 +20,7 @@ from edge.plugins.tensorrt.launches import NodeLaunches
 from edge.plugins.tensorrt.operands import Operands, Tensors, operands
 
 # nodes that only make views of values
-_NO_NODES = ("Split", "Transpose")
+_VIEW_OPS = ("Split", "Transpose")
 _STANDARD = ("Add", "Gather", "Concat")
 
 
@@ -53,10 +53,12 @@ def device_nodes(lowered: Lowered) -> Iterator[DeviceNode | StandardNode]:
         try:
             if node.op in _STANDARD:
                 yield _standard(at, node)
-            elif node.op not in _NO_NODES:
-                found = operands(at, node)
-                name = f"{found.outputs[0]}.{found.op}"
-                yield DeviceNode(name, found, node_launches(found, runs, tensors))
+            elif node.op not in _VIEW_OPS:
+                device_operands = operands(at, node)
+                name = f"{device_operands.outputs[0]}.{device_operands.op}"
+                yield DeviceNode(
+                    name, device_operands, node_launches(device_operands, runs, tensors)
+                )
         except ExportError as problem:
             raise LoweringError(problem.message, field=node.name) from problem
 
@@ -72,20 +74,20 @@ def node_runs(lowered: Lowered) -> list[tuple[Node, list[Runs]]]:
         (walk.regime, {node.name: indices for node, indices in walk.nodes})
         for walk in lowered.walks
     ]
-    found = []
+    result = []
     for node, _ in lowered.walks[0].nodes:
         runs = []
         for regime, nodes in walks:
             names = node.pair if regime.many and node.pair else (node.name,)
             if any(name not in nodes for name in names):
                 raise LoweringError("is missing from some kinds of run", field=node.name)
-            each = [launches[index] for name in names for index in nodes.pop(name)]
-            runs.append(Runs(regime, [(one, variants[one.variant]) for one in each]))
-        found.append((node, runs))
+            selected = [launches[index] for name in names for index in nodes.pop(name)]
+            runs.append(Runs(regime, [(entry, variants[entry.variant]) for entry in selected]))
+        result.append((node, runs))
     for _, nodes in walks:
         if nodes:
             raise LoweringError("is not part of a step", field=next(iter(nodes)))
-    return found
+    return result
 
 
 def _standard(at: Lowering, node: Node) -> StandardNode:
@@ -93,14 +95,14 @@ def _standard(at: Lowering, node: Node) -> StandardNode:
     for name in node.inputs.values():
         view = at.views.get(name)
         inputs.append(name if view is None else view.buffer)
-        columns.append(None if view is None else _part(view))
+        columns.append(None if view is None else _column_range(view))
     attributes = {name: int(value) for name, value in node.attributes.items()}
     return StandardNode(
         node.name, node.op, tuple(inputs), tuple(node.outputs.values()), tuple(columns), attributes
     )
 
 
-def _part(view: View) -> tuple[int, int] | None:
+def _column_range(view: View) -> tuple[int, int] | None:
     """Return (first, count) of the columns of a view, or None if it is a whole tensor."""
     if view.offset == 0 and view.width == view.stride:
         return None

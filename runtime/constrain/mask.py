@@ -37,7 +37,7 @@ MAX_SYMBOLS = 50_000  # of a grammar: compile time grows with the square of the 
 # multipleOf is checked digit by digit, with a parser state per remainder: 1,000,000 take 10 s
 MAX_DIVISOR = 200_000
 _DIVISOR = re.compile(r'"multipleOf"\s*:\s*([0-9][0-9.eE+-]*)')
-_ESCAPED = re.compile(r"\\u00([0-7][0-9a-fA-F])")
+_ASCII_ESCAPE = re.compile(r"\\u00([0-7][0-9a-fA-F])")
 REMEDY = "pip install 'mamba-edge[constrain]'; in a checkout, make test does"
 # for each byte of the mask, the biases of its 8 tokens: 0 if the bit is set, else -inf
 _BIAS = np.where(
@@ -68,7 +68,7 @@ class Mask:
         if self._ahead[:1] == [token]:
             del self._ahead[0]
         else:
-            self._go(())
+            self._move_to(())
             self._consume(token)
         self.complete = not self._ahead and self._matcher.is_stopped()
 
@@ -79,7 +79,7 @@ class Mask:
         Raises InputError if the grammar becomes too complex or needs text that the vocabulary
         lacks.
         """
-        if not self._go(path):
+        if not self._move_to(path):
             return logits
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
@@ -90,25 +90,25 @@ class Mask:
 
     def within(self, path: Sequence[int]) -> int:
         """Return how many tokens of a path after the answer so far stay within the grammar."""
-        self._go(())
+        self._move_to(())
         return int(self._matcher.validate_tokens(list(path)))
 
     def forced(self, most: int) -> list[int]:
         """Return at most `most` tokens of the text that the grammar forces next."""
-        self._go(())
-        found: list[int] = self._matcher.compute_ff_tokens()[:most]
+        self._move_to(())
+        tokens: list[int] = self._matcher.compute_ff_tokens()[:most]
         # stop before an end token, which is not worth a run
-        return found[: next((i for i, t in enumerate(found) if t in self._vocabulary.ends), most)]
+        return tokens[: next((i for i, t in enumerate(tokens) if t in self._vocabulary.ends), most)]
 
-    def _go(self, path: Sequence[int]) -> bool:
+    def _move_to(self, path: Sequence[int]) -> bool:
         """Bring the matcher to the end of `path` and return whether the grammar continues there."""
-        ahead, same = self._ahead, 0
-        while same < min(len(ahead), len(path)) and ahead[same] == path[same]:
-            same += 1
-        if len(ahead) > same:
-            self._matcher.rollback(len(ahead) - same)
-            del ahead[same:]
-        for token in path[same:]:
+        ahead, common = self._ahead, 0
+        while common < min(len(ahead), len(path)) and ahead[common] == path[common]:
+            common += 1
+        if len(ahead) > common:
+            self._matcher.rollback(len(ahead) - common)
+            del ahead[common:]
+        for token in path[common:]:
             if self._matcher.is_stopped():
                 return False
             self._consume(token)
@@ -122,16 +122,18 @@ class Mask:
 
     def _check(self) -> None:
         """Raise InputError if the matcher failed because of the grammar and not of a token."""
-        said = _said(self._matcher.get_error()) if self._matcher.is_error() else ""
-        if not said or "doesn't satisfy the grammar" in said:
+        message = _error_message(self._matcher.get_error()) if self._matcher.is_error() else ""
+        if not message or "doesn't satisfy the grammar" in message:
             return
-        if said == "NoExtensionBias":
+        if message == "NoExtensionBias":
             raise InputError(
                 "allows no next text that the model's vocabulary can write", field=self._kind,
                 remedy="change the grammar, or use a model whose tokenizer knows all bytes",
             )  # fmt: skip
         raise InputError(
-            f"cannot be followed further: {said}", field=self._kind, remedy="use a simpler grammar"
+            f"cannot be followed further: {message}",
+            field=self._kind,
+            remedy="use a simpler grammar",
         )
 
 
@@ -156,15 +158,15 @@ class GrammarVocabulary:
         self.ends = frozenset(tokenizer.eos)
         special = [token for token, text in enumerate(tokens) if not text]
         for token in special:
-            tokens[token] = _control(tokenizer.id_to_piece(token))
+            tokens[token] = _control_bytes(tokenizer.id_to_piece(token))
         ends = list(tokenizer.eos)
         if not ends:  # llguidance needs one: add it after the vocabulary, where it is never sampled
             ends = [len(tokens)]
             special.append(len(tokens))
-            tokens.append(_control("<end>"))
-        self._spaced = np.array([text[:1] == b" " for text in tokens])
+            tokens.append(_control_bytes("<end>"))
+        self._starts_with_space = np.array([text[:1] == b" " for text in tokens])
         # llguidance calls it to tokenize forced text
-        wrapped = TokenizerWrapper(_Spelling(tokenizer, tokens, ends[0], special))
+        wrapped = TokenizerWrapper(_TokenizerAdapter(tokenizer, tokens, ends[0], special))
         self._tokenizer = LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=ends)
         self._compiled: OrderedDict[tuple[Constraint, bool], LLMatcher] = OrderedDict()
         self._lock = Lock()
@@ -176,22 +178,22 @@ class GrammarVocabulary:
         """
         key = constraint, stripped
         with self._lock:
-            found = self._compiled.get(key)
-            if found is None:
-                found = self._compiled[key] = self._compile(constraint, stripped)
+            matcher = self._compiled.get(key)
+            if matcher is None:
+                matcher = self._compiled[key] = self._compile(constraint, stripped)
                 while len(self._compiled) > KEPT:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(key)
-            return Mask(found.deep_copy(), self, constraint.kind)
+            return Mask(matcher.deep_copy(), self, constraint.kind)
 
     def _compile(self, constraint: Constraint, stripped: bool) -> LLMatcher:
         _check_divisors(constraint)
         body = _grammar(constraint)
         matcher = self._matcher(constraint, json.dumps({"grammars": [body]}))
-        first = np.unpackbits(
+        first_tokens = np.unpackbits(
             np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"
-        )[: len(self._spaced)].astype(bool)
-        if not first[: self._size].any() and not matcher.is_accepting():
+        )[: len(self._starts_with_space)].astype(bool)
+        if not first_tokens[: self._size].any() and not matcher.is_accepting():
             raise InputError(
                 "begins with text that the model's vocabulary cannot write", field=constraint.kind
             )
@@ -199,7 +201,7 @@ class GrammarVocabulary:
             return matcher
         # the space before the first word is not shown: it is optional, and required if the grammar
         # itself begins with a space
-        space = '" "' if first[self._spaced].any() else '" "?'
+        space = '" "' if first_tokens[self._starts_with_space].any() else '" "?'
         top = {"name": "answer", "lark_grammar": f"start: {space} @body"}
         return self._matcher(constraint, json.dumps({"grammars": [top, body | {"name": "body"}]}))
 
@@ -209,11 +211,11 @@ class GrammarVocabulary:
         limits = LLParserLimits(verbose_errors=False, max_grammar_size=MAX_SYMBOLS)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise InputError(_said(matcher.get_error()), field=constraint.kind)
+            raise InputError(_error_message(matcher.get_error()), field=constraint.kind)
         return matcher
 
 
-class _Spelling:
+class _TokenizerAdapter:
     """The tokenizer interface that llguidance expects."""
 
     bos_token_id = None
@@ -228,25 +230,25 @@ class _Spelling:
         """Tokenize text within an answer, so that no leading space is added."""
         before = Segment("", tokens=(0,))
         try:
-            found = self._tokenizer.encode_segments([before, Segment(text.decode())])[1:]
+            tokens = self._tokenizer.encode_segments([before, Segment(text.decode())])[1:]
         except (UnicodeDecodeError, InputError):
             return self._longest_first(text)
-        same = b"".join(self.tokens[token] for token in found) == text
+        exact = b"".join(self.tokens[token] for token in tokens) == text
         # some tokenizers trim spaces or have no byte tokens
-        return found if same else self._longest_first(text)
+        return tokens if exact else self._longest_first(text)
 
     def _longest_first(self, text: bytes) -> list[int]:
         """Tokenize greedily by the longest match, as far as tokens exist."""
-        found, at = [], 0
-        while at < len(text):
-            sizes = range(min(self._longest, len(text) - at), 0, -1)
-            fits = (self._ids.get(text[at : at + size]) for size in sizes)
-            token = next((token for token in fits if token is not None), None)
+        tokens, position = [], 0
+        while position < len(text):
+            sizes = range(min(self._longest, len(text) - position), 0, -1)
+            matches = (self._ids.get(text[position : position + size]) for size in sizes)
+            token = next((token for token in matches if token is not None), None)
             if token is None:
                 break
-            found.append(token)
-            at += len(self.tokens[token])
-        return found
+            tokens.append(token)
+            position += len(self.tokens[token])
+        return tokens
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
@@ -257,27 +259,30 @@ class _Spelling:
         return max(map(len, self.tokens))
 
 
-def _control(name: str) -> bytes:
+def _control_bytes(name: str) -> bytes:
     """Return llguidance's bytes for a control token."""
     return b"\xff" + name.encode()
 
 
 def _check_divisors(constraint: Constraint) -> None:
     """Raise InputError if values of `multipleOf` need too many parser states."""
-    source = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), constraint.source)
+    source = _ASCII_ESCAPE.sub(lambda match: chr(int(match[1], 16)), constraint.source)
     texts = _DIVISOR.findall(source)
     if not texts or constraint.kind not in ("json_schema", "grammar"):
         return
     try:
         numbers = [Decimal(text) for text in texts]
-        finest = min(0, *(int(number.normalize().as_tuple().exponent) for number in numbers))
-        small = finest >= -9 and all(number < MAX_DIVISOR for number in numbers)
-        whole = {int(number.scaleb(-finest)) for number in numbers} if small else {0}
+        exponent = min(0, *(int(number.normalize().as_tuple().exponent) for number in numbers))
+        small = exponent >= -9 and all(number < MAX_DIVISOR for number in numbers)
+        integers = {int(number.scaleb(-exponent)) for number in numbers} if small else {0}
     except (ArithmeticError, ValueError):
-        whole = {0}
+        integers = {0}
     # several constraints on one number need a state per remainder of their least common multiple
-    divided = math.lcm(*whole) if len(whole) <= 100 else 0
-    if not 0 < divided <= MAX_DIVISOR or sum(whole) * (len(numbers) / len(whole)) > 4 * MAX_DIVISOR:
+    multiple = math.lcm(*integers) if len(integers) <= 100 else 0
+    if (
+        not 0 < multiple <= MAX_DIVISOR
+        or sum(integers) * (len(numbers) / len(integers)) > 4 * MAX_DIVISOR
+    ):
         raise InputError(
             f"has too large values of multipleOf: taken together, they come to more than "
             f"{MAX_DIVISOR}", field=constraint.kind, remedy="use smaller ones",
@@ -302,8 +307,10 @@ def _schema(source: str) -> Any:
     if schema is True:
         schema = {}
     if isinstance(schema, dict):
-        given = schema.get("x-guidance")
-        return schema | {"x-guidance": LAYOUT | (given if isinstance(given, dict) else {})}
+        own_options = schema.get("x-guidance")
+        return schema | {
+            "x-guidance": LAYOUT | (own_options if isinstance(own_options, dict) else {})
+        }
     return schema
 
 
@@ -319,15 +326,15 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
-def _said(error: str) -> str:
+def _error_message(error: str) -> str:
     """Return llguidance's error message without the grammar that it quotes."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     reasons = [line.removeprefix("error: ") for line in lines[1:] if line.startswith("error: ")]
-    return ": ".join([*lines[:1], *reasons]) or "is refused"
+    return ": ".join([line.rstrip(":") for line in [*lines[:1], *reasons]]) or "is refused"
 
 
 _VOCABULARIES: WeakKeyDictionary[Tokenizer, GrammarVocabulary] = WeakKeyDictionary()
-_MAKING = Lock()
+_VOCABULARY_LOCK = Lock()
 
 
 def open_mask(
@@ -340,7 +347,7 @@ def open_mask(
     """
     if constraint is None:
         return None
-    with _MAKING:
+    with _VOCABULARY_LOCK:
         vocabulary = _VOCABULARIES.get(tokenizer)
         if vocabulary is None:
             vocabulary = _VOCABULARIES[tokenizer] = GrammarVocabulary(tokenizer)

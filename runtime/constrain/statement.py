@@ -16,7 +16,7 @@ Kind = Literal["json_schema", "regex", "grammar", "choices"]
 KINDS: tuple[Kind, ...] = ("json_schema", "regex", "grammar", "choices")
 MAX_SOURCE = 1 << 20  # characters
 MAX_CHOICES = 10_000
-_OF_OPENAI = {"name", "schema", "strict", "description"}  # keys of `response_format.json_schema`
+_OPENAI_KEYS = {"name", "schema", "strict", "description"}  # keys of `response_format.json_schema`
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,26 @@ def constraint_of(given: Mapping[str, Any]) -> Constraint | None:
 
     Raises InputError naming the parameter, if there is more than one or its value is invalid.
     """
-    found = [kind for kind in KINDS if given.get(kind) is not None]
-    if len(found) > 1:
+    kinds = [kind for kind in KINDS if given.get(kind) is not None]
+    if len(kinds) > 1:
         raise InputError(
-            f"cannot be given together with {found[1]}", field=found[0], remedy="choose one"
+            f"cannot be given together with {kinds[1]}", field=kinds[0], remedy="choose one"
         )
-    if not found:
+    if not kinds:
         return None
-    kind, value = found[0], given[found[0]]
+    kind, value = kinds[0], given[kinds[0]]
     if kind == "json_schema":
-        source = _schema(value)
+        source = _schema_json(value)
     elif kind == "choices":
-        source = json.dumps(_choices(value), ensure_ascii=False)
+        source = json.dumps(_check_choices(value), ensure_ascii=False)
     else:
-        source = _text(kind, value)
+        source = _check_text(kind, value)
     if len(source) > MAX_SOURCE:
         raise InputError(f"has {len(source)} characters, at most {MAX_SOURCE} allowed", field=kind)
     return Constraint(kind, source)
 
 
-def _schema(value: Any) -> str:
+def _schema_json(value: Any) -> str:
     """Return JSON of a schema given as object, `True` for any JSON, JSON or pydantic model."""
     if hasattr(value, "model_json_schema"):
         value = value.model_json_schema()
@@ -71,7 +71,7 @@ def _schema(value: Any) -> str:
     if not isinstance(value, Mapping | bool):
         kind = type(value).__name__
         raise InputError(f"must be a JSON schema, not {kind}", field="json_schema")
-    if isinstance(value, Mapping) and {"name", "schema"} <= set(value) <= _OF_OPENAI:
+    if isinstance(value, Mapping) and {"name", "schema"} <= set(value) <= _OPENAI_KEYS:
         # as a schema, the wrapper would constrain nothing
         raise InputError(
             "is OpenAI's wrapper around a schema",
@@ -84,18 +84,18 @@ def _schema(value: Any) -> str:
         raise InputError(f"cannot be written as JSON: {problem}", field="json_schema") from None
 
 
-def _choices(value: Any) -> list[str]:
+def _check_choices(value: Any) -> list[str]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InputError("must be a list of texts", field="choices")
     choices = list(value)
     if not 0 < len(choices) <= MAX_CHOICES:
         raise InputError(f"{len(choices)} texts, 1 to {MAX_CHOICES} allowed", field="choices")
     for index, choice in enumerate(choices):
-        _text(f"choices.{index}", choice)
+        _check_text(f"choices.{index}", choice)
     return list(dict.fromkeys(choices))
 
 
-def _text(field: str, value: Any) -> str:
+def _check_text(field: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise InputError("must be a text, and not empty", field=field)
     try:

@@ -53,10 +53,11 @@ class ToolUse:
             return dict(given)
         if kinds := [kind for kind in KINDS if given.get(kind) is not None]:
             raise InputError("cannot be given together with tools", field=kinds[0])
-        found = {**given, "grammar": self.grammar}
+        parameters = {**given, "grammar": self.grammar}
         if self.free and given.get("stop") is None:
-            found["stop"] = defaults.get("stop")  # free text ends at the model's own stop strings
-        return found
+            # free text ends at the model's own stop strings
+            parameters["stop"] = defaults.get("stop")
+        return parameters
 
 
 def tool_use(
@@ -81,7 +82,7 @@ def tool_use(
         if choice not in (None, "auto", "none"):
             raise InputError("there are no tools to choose from", field="tool_choice")
         return None
-    declared = _checked(tools)
+    declared = _check_tools(tools)
     names = [tool["function"]["name"] for tool in declared]
     if choice not in ("auto", "none", "required", *names):
         raise InputError(f"unknown tool {choice!r:.60}", field="tool_choice",
@@ -96,7 +97,7 @@ def tool_use(
         return ToolUse(declared, form, True, None, spelled)
     named = choice in names
     callable_ = [tool for tool in declared if not named or tool["function"]["name"] == choice]
-    rules = _Rules(tokenizer)
+    rules = _ToolGrammar(tokenizer)
     try:
         source = rules.grammar(
             form, callable_, free=choice == "auto", several=parallel and not named
@@ -112,7 +113,7 @@ def tool_use(
     return ToolUse(declared, form, choice == "auto", source, spelled)
 
 
-class _Rules:
+class _ToolGrammar:
     """Writes the grammar of an answer with tools."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -138,9 +139,9 @@ class _Rules:
         lines.append("one: " + " | ".join(f"one_{i}" for i in range(len(tools))))
         for index, tool in enumerate(tools):
             function = tool["function"]
-            said = self._text(function["name"] + form.middle)
+            call_start = self._text(function["name"] + form.middle)
             if isinstance(form, XmlForm):
-                lines.append(f"one_{index}: {said} given_{index}")
+                lines.append(f"one_{index}: {call_start} given_{index}")
                 rules = XmlRules(form, function, _layout(function), self._text, f"given_{index}")
                 try:
                     lines += rules.rules()
@@ -148,7 +149,7 @@ class _Rules:
                     field = f"tools: {function['name']}.parameters"
                     raise InputError(fault.message, field=field) from None
             else:
-                lines.append(f"one_{index}: {said} %json {json.dumps(_schema(function))}")
+                lines.append(f"one_{index}: {call_start} %json {json.dumps(_schema(function))}")
         return "\n".join(lines)
 
     def _text(self, text: str) -> str:
@@ -180,19 +181,19 @@ def _find_fault(declared: Sequence[Declared], tokenizer: Tokenizer) -> None:
     for index, tool in enumerate(declared):
         field = f"tools.{index}.function.parameters"
         try:
-            alone = constraint_of({"json_schema": _schema(tool["function"])})
-            open_mask(tokenizer, alone, continued=False)
+            constraint = constraint_of({"json_schema": _schema(tool["function"])})
+            open_mask(tokenizer, constraint, continued=False)
         except InputError as fault:
             raise InputError(fault.message, field=field, remedy=fault.remedy) from None
 
 
-def _checked(tools: Sequence[Any]) -> tuple[Declared, ...]:
+def _check_tools(tools: Sequence[Any]) -> tuple[Declared, ...]:
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise InputError("must be a list", field="tools")
     if len(tools) > MAX_TOOLS:
         raise InputError(f"{len(tools)} tools, at most {MAX_TOOLS} allowed", field="tools")
     faults: list[str] = []
-    found: list[Declared] = []
+    declared: list[Declared] = []
     for index, tool in enumerate(tools):
         field = f"tools.{index}"
         if isinstance(tool, Mapping) and "function" in tool:
@@ -204,23 +205,23 @@ def _checked(tools: Sequence[Any]) -> tuple[Declared, ...]:
             faults.append(f"{field} must be an object")
             continue
         function = {key: value for key, value in tool.items() if value is not None}
-        function["parameters"] = _parameters(function.get("parameters", {}))
-        said = _function_faults(function)
-        faults += [f"{field}{fault}" for fault in said]
-        if not said:
-            found.append({"type": "function", "function": function})
-    names = [tool["function"]["name"] for tool in found]
+        function["parameters"] = _plain_parameters(function.get("parameters", {}))
+        function_faults = _function_faults(function)
+        faults += [f"{field}{fault}" for fault in function_faults]
+        if not function_faults:
+            declared.append({"type": "function", "function": function})
+    names = [tool["function"]["name"] for tool in declared]
     faults += [f"tools: {name} appears twice" for name in {n for n in names if names.count(n) > 1}]
     if faults:
         raise InputError("; ".join(faults), field="tools")
-    return tuple(found)
+    return tuple(declared)
 
 
-def _parameters(given: Any) -> Any:
-    if hasattr(given, "model_json_schema"):
-        given = given.model_json_schema()
+def _plain_parameters(parameters: Any) -> Any:
+    if hasattr(parameters, "model_json_schema"):
+        parameters = parameters.model_json_schema()
     try:
-        plain = json.loads(json.dumps(given, allow_nan=False))
+        plain = json.loads(json.dumps(parameters, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
         return None
     # plain JSON values, and always `properties`, which templates expect

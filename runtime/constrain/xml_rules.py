@@ -13,9 +13,9 @@ from edge.text.xml_calls import SPELLED, XmlForm, branches, resolved, spelled
 
 # supported keywords of the arguments' schema and of a string's; others are ignored, or refused
 # with `strict`
-_KNOWN = {"type", "properties", "required", "additionalProperties", "title", "description",
+_OBJECT_KEYS = {"type", "properties", "required", "additionalProperties", "title", "description",
           "$defs", "definitions"}  # fmt: skip
-_OF_TEXT = {"type", "minLength", "maxLength", "pattern", "title", "description", "default",
+_TEXT_KEYS = {"type", "minLength", "maxLength", "pattern", "title", "description", "default",
             "examples"}  # fmt: skip
 _ANY = "(?s:.*)"
 
@@ -36,7 +36,7 @@ class XmlRules:
     def rules(self) -> list[str]:
         """Return the rule `prefix` and the rules it needs. Raises InputError."""
         root = self._root
-        self._check(root, _KNOWN)
+        self._check(root, _OBJECT_KEYS)
         properties, required = root.get("properties", {}), root.get("required", [])
         parts = []
         for key, schema in properties.items():
@@ -46,12 +46,12 @@ class XmlRules:
             parts.append(element if key in required else f"{element}?")
         if missing := [key for key in required if key not in properties]:
             raise InputError(f"required: {missing[0]!r:.60} is not among the properties")
-        if more := root.get("additionalProperties"):
-            told = " | ".join(literal(key) for key in properties)
-            name = self._rule(f"/[A-Za-z_][A-Za-z0-9_.-]*/ & ~({told})" if told else
+        if additional := root.get("additionalProperties"):
+            excluded = " | ".join(literal(key) for key in properties)
+            name = self._rule(f"/[A-Za-z_][A-Za-z0-9_.-]*/ & ~({excluded})" if excluded else
                               "/[A-Za-z_][A-Za-z0-9_.-]*/", terminal=True)  # fmt: skip
             begin = f"{self._text(self._form.opens)} {name} {self._text(self._form.named)}"
-            parts.append(self._element(begin, {} if more is True else more) + "*")
+            parts.append(self._element(begin, {} if additional is True else additional) + "*")
         return [f"{self._prefix}: " + (" ".join(parts) or '""'), *self._lines]
 
     def _check(self, schema: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -84,19 +84,23 @@ class XmlRules:
         if kind in SPELLED:
             return " | ".join(literal(word + closes) for word in SPELLED[kind])
         if kind == "string":
-            return self._rule(self._free(schema), terminal=True)
-        own = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-        held = {**own, **resolved(schema, self._root), "x-guidance": self._layout}
-        return f"%json {json.dumps(held)} {literal(closes)}"
+            return self._rule(self._string_terminal(schema), terminal=True)
+        definitions = {
+            key: self._root[key] for key in ("$defs", "definitions") if key in self._root
+        }
+        complete = {**definitions, **resolved(schema, self._root), "x-guidance": self._layout}
+        return f"%json {json.dumps(complete)} {literal(closes)}"
 
-    def _free(self, schema: Mapping[str, Any]) -> str:
+    def _string_terminal(self, schema: Mapping[str, Any]) -> str:
         """Return a terminal: text that matches the schema, up to the first closing marker."""
-        self._check(schema, _OF_TEXT)
-        said = [f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})"]
+        self._check(schema, _TEXT_KEYS)
+        patterns = [f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})"]
         if isinstance(pattern := schema.get("pattern"), str):
-            begun, ended = pattern.startswith("^"), pattern.endswith("$")
-            body = pattern[begun : len(pattern) - ended]
-            said.append(("" if begun else _ANY) + f"({body})" + ("" if ended else _ANY))
+            anchored_start, anchored_end = pattern.startswith("^"), pattern.endswith("$")
+            body = pattern[anchored_start : len(pattern) - anchored_end]
+            patterns.append(
+                ("" if anchored_start else _ANY) + f"({body})" + ("" if anchored_end else _ANY)
+            )
         end = literal(self._form.closes)
-        texts = " & ".join("/" + re.sub(r"(?<!\\)/", r"\\/", one) + "/" for one in said)
+        texts = " & ".join("/" + re.sub(r"(?<!\\)/", r"\\/", part) + "/" for part in patterns)
         return f"(({texts}) {end}) & ~(/{_ANY}/ {end} /(?s:.+)/)"

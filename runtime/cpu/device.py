@@ -163,14 +163,14 @@ class CpuDevice:
     def launch(
         self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[int | float]
     ) -> None:
-        made, members = kernel
+        cpu_kernel, members = kernel
         values = (CallValue * len(members))()
         for value, member, argument in zip(values, members, arguments, strict=True):
             setattr(value, member, argument)
         if self._recording is None:
-            self.pool.run((CpuCall * 1)(_call(made, values, grid)))
+            self.pool.run((CpuCall * 1)(_call(cpu_kernel, values, grid)))
         else:
-            self._add(made, values, grid, None)
+            self._add(cpu_kernel, values, grid, None)
 
     def _add(self, kernel: CpuKernel, values: Any, grid: tuple[int, int, int], memory: Any) -> None:
         assert self._recording is not None
@@ -202,14 +202,14 @@ class CpuDevice:
         """
         calls: list[CpuCall] = []
         kept: list[Any] = [shared, *own]
-        for each, at in order:
-            if not each:
-                calls.append(shared._calls[at])
+        for per_state, index in order:
+            if not per_state:
+                calls.append(shared._calls[index])
                 continue
             values = (CallValue * len(own))()
-            for value, of_state in zip(values, own, strict=True):
-                value.address = ctypes.addressof(of_state._calls[at].values.contents)
-            first = own[0]._calls[at]
+            for value, call_list in zip(values, own, strict=True):
+                value.address = ctypes.addressof(call_list._calls[index].values.contents)
+            first = own[0]._calls[index]
             calls.append(CpuCall(first.kernel, values, first.grid, len(own)))
             kept.append(values)
         return CallList(self.pool, calls, kept)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 # Bytes of weights up to which one thread is faster: waking a second one costs more than it saves.
-_SMALL = 8_000_000
+_SINGLE_THREAD_BYTES = 8_000_000
 
 
 class CpuEngine(CudaEngine):
@@ -58,19 +58,19 @@ class CpuEngine(CudaEngine):
         return device.pool.threads
 
     @cached_property
-    def _parts(self) -> SplitPlan | None:
+    def _split_plan(self) -> SplitPlan | None:
         return split(self.plan)
 
     @property
     def most_joined(self) -> int:
-        return 1 if self._parts is None else self._parts.rows
+        return 1 if self._split_plan is None else self._split_plan.rows
 
     def step_jointly(self, steps: Sequence[JointStep]) -> list[Stepped]:
         self.exclusive.check_process()
         within(len(steps), self.most_joined, "steps")
         if self._joint is None:
-            assert self._parts is not None
-            self._joint = JointRuns(self, self._parts)
+            assert self._split_plan is not None
+            self._joint = JointRuns(self, self._split_plan)
         return step_jointly(self, self._joint, steps)
 
     def attach(self, state: DeviceState) -> None:
@@ -90,12 +90,12 @@ class CpuEngine(CudaEngine):
         """
         if threads is None:
             weights = sum(e.size for e in bundle.manifest.files if e.path.endswith(".bin"))
-            threads = 1 if weights <= _SMALL else cpu.usable_cores()
+            threads = 1 if weights <= _SINGLE_THREAD_BYTES else cpu.usable_cores()
         if threads < 1:
             raise InputError(f"threads must be positive, got {threads}", field="threads")
         device, plan = CpuDevice(threads), any_tree(open_plan(bundle))
-        least = plan_bundle(bundle.manifest, plan, window=1, capacity=1)
-        memory.check_load(least, bundle.path)
+        smallest_plan = plan_bundle(bundle.manifest, plan, window=1, capacity=1)
+        memory.check_load(smallest_plan, bundle.path)
         engine = from_bundle(bundle, device, CpuEngine, plan)
         assert isinstance(engine, CpuEngine)
         return engine

@@ -25,20 +25,20 @@ def interleave(executor: PlanExecutor) -> None:
     weights.read_by = kernels
     readers = []
     for launch in executor.plan.launches:
-        for place, argument in enumerate(launch.arguments):
+        for position, argument in enumerate(launch.arguments):
             if not isinstance(argument, Pointer) or argument.space != "weight":
                 continue
             weight = executor.plan.weights[argument.name]
             readers.append(
                 CpuReader(
                     kernels[launch.variant][0].handle,
-                    -1 if argument.at else place,
+                    -1 if argument.at else position,
                     weights.address(argument.name),
                     weight.elements * ITEM_SIZE[weight.dtype],
                 )
             )
-    refused = library().edge_cpu_interleave((CpuReader * len(readers))(*readers), len(readers))
-    if refused == IMPOSSIBLE:
+    status = library().edge_cpu_interleave((CpuReader * len(readers))(*readers), len(readers))
+    if status == IMPOSSIBLE:
         raise EngineError("the plan reads a weight beyond the largest possible size", remedy=REMEDY)
-    if refused:
+    if status:
         raise EngineError("no memory to repack weights")

@@ -36,10 +36,10 @@ from edge.runtime.state_memory import Array
 if TYPE_CHECKING:
     from edge.runtime.cpu.engine import CpuEngine
 
-_SHARED, _EACH = range(2)  # the programs of a split plan
-_OF_ROWS = ("tokens", "rows")  # inputs that do not depend on a state's position
-_PAIR, _CONV = "linear_conv.few", "linear_conv.conv"
-_KEPT = 64  # cached call lists, one per (row, state)
+_SHARED, _PER_STATE = range(2)  # the programs of a split plan
+_ROW_INPUTS = ("tokens", "rows")  # inputs that do not depend on a state's position
+_FUSED_KERNEL, _CONV_KERNEL = "linear_conv.few", "linear_conv.conv"
+_MAX_CACHED = 64  # cached call lists, one per (row, state)
 
 
 class SplitPlan(NamedTuple):
@@ -73,40 +73,46 @@ def split(plan: LaunchPlan) -> SplitPlan | None:
     for index in plan.programs[program].launches:
         launch = plan.launches[index]
         variant = plan.variants[launch.variant]
-        each = _of_a_state(launch)
-        if each and not all(_in_rows(plan, a) for a in launch.arguments if isinstance(a, Pointer)):
+        touches_state = _touches_state(launch)
+        if touches_state and not all(
+            _has_row_per_token(plan, a) for a in launch.arguments if isinstance(a, Pointer)
+        ):
             return None
-        parts = [(each, launch.variant)]
-        if variant.kernel == _PAIR:  # its product reads most of the weights, so share that part
+        parts = [(touches_state, launch.variant)]
+        # its product reads most of the weights, so share that part
+        if variant.kernel == _FUSED_KERNEL:
             parts = [(False, len(variants)), (True, len(variants) + 1)]
-            origins |= {number: launch.variant for _, number in parts}
-            variants += [_renamed(variant, _product(variant)), _renamed(variant, _CONV)]
-        for own, number in parts:
-            order.append(own)
-            launches.append(launch.model_copy(update={"variant": number}))
+            origins |= {variant_index: launch.variant for _, variant_index in parts}
+            variants += [
+                _with_kernel(variant, _product_kernel(variant)),
+                _with_kernel(variant, _CONV_KERNEL),
+            ]
+        for per_state, variant_index in parts:
+            order.append(per_state)
+            launches.append(launch.model_copy(update={"variant": variant_index}))
     programs = tuple(
         Program(
             kind="chain", max_rows=rows,
-            launches=tuple(i for i, own in enumerate(order) if own == bool(which)),
+            launches=tuple(i for i, per_state in enumerate(order) if per_state == bool(side)),
         )
-        for which in (_SHARED, _EACH)
+        for side in (_SHARED, _PER_STATE)
     )  # fmt: skip
-    parted = plan.model_copy(
+    split_plan = plan.model_copy(
         update={"variants": tuple(variants), "launches": tuple(launches), "programs": programs}
     )
-    return SplitPlan(parted, tuple(order), program, rows, origins)
+    return SplitPlan(split_plan, tuple(order), program, rows, origins)
 
 
-def _of_a_state(launch: Launch) -> bool:
+def _touches_state(launch: Launch) -> bool:
     """Return whether a launch touches a state or reads its position."""
     return any(
-        a.space in ("state", "log", "cache") or (a.space == "input" and a.name not in _OF_ROWS)
+        a.space in ("state", "log", "cache") or (a.space == "input" and a.name not in _ROW_INPUTS)
         for a in launch.arguments
         if isinstance(a, Pointer)
     )
 
 
-def _in_rows(plan: LaunchPlan, pointer: Pointer) -> bool:
+def _has_row_per_token(plan: LaunchPlan, pointer: Pointer) -> bool:
     """Return whether a value has one row per token, so that each row belongs to one state."""
     if pointer.space != "value":
         return True
@@ -114,16 +120,16 @@ def _in_rows(plan: LaunchPlan, pointer: Pointer) -> bool:
     return size.per == 1 and sorted(size.of) in (["B", "T"], ["B", "L"])
 
 
-def _product(variant: Variant) -> str:
-    of = dict(zip(variant.arguments, variant.types, strict=True))
-    return "linear_int8.few" if of["weight"].startswith("*i8") else "linear.few"
+def _product_kernel(variant: Variant) -> str:
+    types = dict(zip(variant.arguments, variant.types, strict=True))
+    return "linear_int8.few" if types["weight"].startswith("*i8") else "linear.few"
 
 
-def _renamed(variant: Variant, kernel: str) -> Variant:
+def _with_kernel(variant: Variant, kernel: str) -> Variant:
     return variant.model_copy(update={"kernel": kernel})
 
 
-class _Seated(NamedTuple):
+class _StateCalls(NamedTuple):
     """A state, and its calls for one row."""
 
     state: weakref.ref[State]
@@ -147,28 +153,28 @@ class JointRuns:
         self._parts, self._device, self._executor = parts, device, executor
         self._kernels = dict(executor.kernels)
         for index, origin in parts.origins.items():
-            made = self._device.load(parts.plan.variants[index], None, b"")
-            made[0].read_alike(executor.kernels[origin][0])
-            self._kernels[index] = made
+            kernel = self._device.load(parts.plan.variants[index], None, b"")
+            kernel[0].read_alike(executor.kernels[origin][0])
+            self._kernels[index] = kernel
         program = engine.plan.programs[parts.program]
-        places = place(program, engine.plan, _sizes(parts.rows), (LOGITS,))
-        self._memory, self._values = engine.arena(places.total), places.offsets
-        self._shared = _Inputs(self, _SHARED, parts.rows)
-        self._seats = [_Inputs(self, _EACH, 1) for _ in range(parts.rows)]
+        arena = place(program, engine.plan, _sizes(parts.rows), (LOGITS,))
+        self._memory, self._values = engine.arena(arena.total), arena.offsets
+        self._shared = _ProgramInputs(self, _SHARED, parts.rows)
+        self._state_inputs = [_ProgramInputs(self, _PER_STATE, 1) for _ in range(parts.rows)]
         values = ctypes.c_float * (parts.rows * engine.config.vocab_size)
         logits = values.from_address(self._memory.address + self._values[LOGITS])
         self._logits: Floats = np.frombuffer(memoryview(logits), np.float32).reshape(parts.rows, -1)
         self._order = list(self._calls_in_order())
-        self._of_rows: dict[int, CallList] = {}
-        self._of_states: OrderedDict[tuple[int, int], _Seated] = OrderedDict()
+        self._shared_calls: dict[int, CallList] = {}
+        self._state_calls: OrderedDict[tuple[int, int], _StateCalls] = OrderedDict()
         self._last: tuple[list[weakref.ref[State]], CallList] | None = None
 
     def _calls_in_order(self) -> Iterator[tuple[bool, int]]:
         """Yield for each launch whether it runs once per state, and its index in its program."""
         seen = [0, 0]
-        for own in self._parts.order:
-            yield own, seen[own]
-            seen[own] += 1
+        for per_state in self._parts.order:
+            yield per_state, seen[per_state]
+            seen[per_state] += 1
 
     def run(self, members: Sequence[tuple[State, DeviceRun]]) -> list[Floats]:
         """Run one token of each state and return logits [V] for each.
@@ -177,54 +183,56 @@ class JointRuns:
         runs out.
         """
         rows, sources = self._rows([state for state, _ in members]), self._engine.sources
-        in_order = sorted(zip(rows, members, strict=True), key=lambda one: one[0])
+        in_order = sorted(zip(rows, members, strict=True), key=lambda pair: pair[0])
         states, runs = zip(*(member for _, member in in_order), strict=True)
         calls = self._calls(states)
         tokens = np.concatenate([run.tokens for run in runs])
-        every = DeviceRun(tokens, runs[0].step, range(len(runs)))
-        sources.fill(self._shared.views(len(runs)), every)
-        for seat, run in zip(self._seats, runs, strict=False):
-            sources.fill(seat.views(1), run)
+        all_rows = DeviceRun(tokens, runs[0].step, range(len(runs)))
+        sources.fill(self._shared.views(len(runs)), all_rows)
+        for inputs, run in zip(self._state_inputs, runs, strict=False):
+            sources.fill(inputs.views(1), run)
         calls.replay()
         return [self._logits[row] for row in rows]
 
     def _rows(self, states: Sequence[State]) -> list[int]:
         """Assign a row to each state, the previous one if it is still in range."""
-        before = self._last[0] if self._last else []
-        had = {id(ref()): row for row, ref in enumerate(before[: len(states)])}
-        free = set(range(len(states))) - {had[id(s)] for s in states if id(s) in had}
-        return [had[id(s)] if id(s) in had else free.pop() for s in states]
+        previous = self._last[0] if self._last else []
+        previous_rows = {id(ref()): row for row, ref in enumerate(previous[: len(states)])}
+        free = set(range(len(states))) - {
+            previous_rows[id(s)] for s in states if id(s) in previous_rows
+        }
+        return [previous_rows[id(s)] if id(s) in previous_rows else free.pop() for s in states]
 
     def _calls(self, states: Sequence[State]) -> CallList:
         """Return the calls for states in their rows, usually those of the previous run."""
-        before, calls = self._last or ((), None)
-        if calls and [id(ref()) for ref in before] == [id(state) for state in states]:
+        previous, calls = self._last or ((), None)
+        if calls and [id(ref()) for ref in previous] == [id(state) for state in states]:
             return calls
         count = len(states)
-        if count not in self._of_rows:
-            self._of_rows[count] = self._recorded(_SHARED, states[0], 0, count)
-        own = [self._of_state(state, row) for row, state in enumerate(states)]
-        made = self._device.weave(self._of_rows[count], own, self._order)
-        self._last = [weakref.ref(state) for state in states], made
-        return made
+        if count not in self._shared_calls:
+            self._shared_calls[count] = self._record(_SHARED, states[0], 0, count)
+        per_state = [self._calls_for(state, row) for row, state in enumerate(states)]
+        merged = self._device.weave(self._shared_calls[count], per_state, self._order)
+        self._last = [weakref.ref(state) for state in states], merged
+        return merged
 
-    def _of_state(self, state: State, row: int) -> CallList:
+    def _calls_for(self, state: State, row: int) -> CallList:
         key = row, id(state)
-        found = self._of_states.get(key)
+        cached = self._state_calls.get(key)
         # a new state may have the id of one that was freed
-        if found is None or found.state() is not state:
-            calls = self._recorded(_EACH, state, row, 1)
-            found = self._of_states[key] = _Seated(weakref.ref(state), calls)
-        self._of_states.move_to_end(key)
-        if len(self._of_states) > _KEPT:
-            self._of_states.popitem(last=False)
-        return found.calls
+        if cached is None or cached.state() is not state:
+            calls = self._record(_PER_STATE, state, row, 1)
+            cached = self._state_calls[key] = _StateCalls(weakref.ref(state), calls)
+        self._state_calls.move_to_end(key)
+        if len(self._state_calls) > _MAX_CACHED:
+            self._state_calls.popitem(last=False)
+        return cached.calls
 
-    def _recorded(self, program: int, state: State, row: int, rows: int) -> CallList:
-        with self._device.record() as made:
+    def _record(self, program: int, state: State, row: int, rows: int) -> CallList:
+        with self._device.record() as graphs:
             for call in self._launches(program, state, row, rows):
                 call.issue(self._device)
-        calls = made[0]
+        calls = graphs[0]
         assert isinstance(calls, CallList)
         return calls
 
@@ -232,14 +240,14 @@ class JointRuns:
         """Return the launches of one of the two programs for `rows` rows from `row` on."""
         plan, executor = self._parts.plan, self._executor
         runs = state.workspace.runs
-        inputs = self._seats[row] if program == _EACH else self._shared
-        one = runs.sizes(RunKey(self._parts.program, 1, 1))
+        inputs = self._state_inputs[row] if program == _PER_STATE else self._shared
+        single_row = runs.sizes(RunKey(self._parts.program, 1, 1))
         sizes = runs.sizes(RunKey(self._parts.program, rows, rows))
 
         def value(name: str) -> int:
             buffer = plan.values[name]
-            ahead = row * buffer.elements.value(one) * ITEM_SIZE[buffer.dtype]
-            return self._memory.address + self._values[name] + ahead
+            offset = row * buffer.elements.value(single_row) * ITEM_SIZE[buffer.dtype]
+            return self._memory.address + self._values[name] + offset
 
         starts: dict[str, Callable[[str], int]] = {
             "value": value,
@@ -255,7 +263,7 @@ class JointRuns:
         return Template(plan, program, sizes, self._kernels, resolve).calls(sizes)
 
 
-class _Inputs:
+class _ProgramInputs:
     """The inputs that the host writes before the launches of one of the two programs."""
 
     def __init__(self, joint: JointRuns, program: int, rows: int) -> None:
@@ -264,19 +272,21 @@ class _Inputs:
             {name: plan.inputs[name] for name in reads(plan, program)}, _sizes(rows)
         )
         self._memory = engine.exclusive.device.host(max(1, self._block.nbytes))
-        self._each = program == _EACH
-        self._made: dict[int, dict[str, Array]] = {}
+        self._per_state = program == _PER_STATE
+        self._views: dict[int, dict[str, Array]] = {}
 
     def address(self, name: str) -> int:
         return int(self._memory.ctypes.data) + self._block.offsets[name]
 
     def views(self, rows: int) -> dict[str, Array]:
-        if rows not in self._made:
+        if rows not in self._views:
             views = self._block.views(self._memory, _sizes(rows))
             # a pair's product takes its convolution's inputs as arguments but does not read them
-            read = views if self._each else {n: v for n, v in views.items() if n in _OF_ROWS}
-            self._made[rows] = read
-        return self._made[rows]
+            needed = (
+                views if self._per_state else {n: v for n, v in views.items() if n in _ROW_INPUTS}
+            )
+            self._views[rows] = needed
+        return self._views[rows]
 
 
 def _sizes(rows: int) -> Sizes:
@@ -285,33 +295,33 @@ def _sizes(rows: int) -> Sizes:
 
 
 def step_jointly(engine: CpuEngine, joint: JointRuns, steps: Sequence[JointStep]) -> list[Stepped]:
-    found: dict[int, Stepped] = {}
-    taken: dict[int, DeviceRun] = {}
+    results: dict[int, Stepped] = {}
+    runs: dict[int, DeviceRun] = {}
     frame = sys._getframe()
     try:
         for index, step in enumerate(steps):
             try:
                 step.state.hold.take(frame)
             except EdgeError as problem:
-                found[index] = problem
+                results[index] = problem
                 continue
             try:
-                taken[index] = _checked(engine, step)
+                runs[index] = _check_step(engine, step)
             except EdgeError as problem:
-                found[index] = problem
+                results[index] = problem
                 step.state.hold.release()
-        if taken:
+        if runs:
             with engine.exclusive:
-                logits = joint.run([(steps[index].state, run) for index, run in taken.items()])
-                for row, index in zip(logits, taken, strict=True):
-                    found[index] = _finished(steps[index], row, taken[index])
+                logits = joint.run([(steps[index].state, run) for index, run in runs.items()])
+                for row, index in zip(logits, runs, strict=True):
+                    results[index] = _finish_step(steps[index], row, runs[index])
     finally:
-        for index in taken:
+        for index in runs:
             steps[index].state.hold.release()
-    return [found[index] for index in range(len(steps))]
+    return [results[index] for index in range(len(steps))]
 
 
-def _checked(engine: CpuEngine, step: JointStep) -> DeviceRun:
+def _check_step(engine: CpuEngine, step: JointStep) -> DeviceRun:
     state = step.state
     request = check_run(engine, [[step.token]], state)
     assert isinstance(state, DeviceState)
@@ -321,16 +331,16 @@ def _checked(engine: CpuEngine, step: JointStep) -> DeviceRun:
     return DeviceRun(request.tokens, state.ledger.run(1), (0,), state.ledger.first)
 
 
-def _finished(step: JointStep, row: Floats, run: DeviceRun) -> Stepped:
+def _finish_step(step: JointStep, row: Floats, run: DeviceRun) -> Stepped:
     """Return the result from a state's row of logits, and advance the state's ledger."""
-    out: Stepped
+    result: Stepped
     if step.greedy:
-        out = int(row.argmax())
-        sound = not np.isnan(row[out])
+        result = int(row.argmax())
+        finite = not np.isnan(row[result])
     else:
-        sound = bool(np.isfinite(row).all())
-        out = step.state.workspace.own(row)
-    if not sound:
+        finite = bool(np.isfinite(row).all())
+        result = step.state.workspace.own(row)
+    if not finite:
         return not_finite()
     step.state.ledger = run.step.after
-    return out
+    return result

@@ -21,12 +21,12 @@ PROGRAM = 52_000_000
 # The library, staging, and Python objects for a plan's launches. Measured as growth of resident
 # memory, x86-64: 24 Mamba layers of 768 in fp32, w8, w4, w8a8 (0.97 to 1.02 times the estimate);
 # the demonstrations (1 to 1.2).
-_LIBRARY, _LAUNCH = memory.LEAST, 20_000
+_LIBRARY_BYTES, _LAUNCH_BYTES = memory.LEAST, 20_000
 # Launches per layer, if there is no plan yet to count them: 11 to 16 for the demonstrations.
-_LAUNCHES = 16
+_LAUNCHES_PER_LAYER = 16
 
 
-class _Unloaded(PlanExecutor):
+class _UnloadedExecutor(PlanExecutor):
     """An executor without kernels and weights, which only knows sizes."""
 
     def __init__(self, plan: LaunchPlan, weights_bytes: int) -> None:
@@ -70,13 +70,13 @@ def plan_bundle(
     weights = sum(entry.size for entry in manifest.files if entry.path.endswith(".bin"))
     runs = StateRuns(
         plan=plan,
-        executor=_Unloaded(plan, weights),
+        executor=_UnloadedExecutor(plan, weights),
         chunk=chunk,
         layout=fitted(layout, plan, window=window, chunk=chunk),
         window=window,
         width=manifest.model.vocab_size,
     )
-    program += _LIBRARY + _LAUNCH * len(plan.launches)
+    program += _LIBRARY_BYTES + _LAUNCH_BYTES * len(plan.launches)
     return memory.with_loading(runs.memory_plan(), program, weights, snapshots)
 
 
@@ -101,5 +101,5 @@ def plan_config(
     ring = blocks(layout, window, state_slots(window))[0].nbytes
     out["total"] += ring - out["state_ring"]
     out["state_ring"] = ring
-    program += _LIBRARY + _LAUNCH * _LAUNCHES * len(config.layers)
+    program += _LIBRARY_BYTES + _LAUNCH_BYTES * _LAUNCHES_PER_LAYER * len(config.layers)
     return memory.with_loading(out, program, weights, snapshots)

@@ -25,13 +25,16 @@ _WIDTH = 100
 
 def files() -> dict[str, str]:
     """Return file name → content of the files in `FOLDER`, each a C string literal."""
-    return {"schema_manifest.inc": _text(Manifest), "schema_plan.inc": _text(LaunchPlan)}
+    return {
+        "schema_manifest.inc": _schema_text(Manifest),
+        "schema_plan.inc": _schema_text(LaunchPlan),
+    }
 
 
-def _text(model: type[BaseModel]) -> str:
+def _schema_text(model: type[BaseModel]) -> str:
     schema = _plain(model.model_json_schema())
     definitions = schema["$defs"]
-    for kind in _grown(Grown):
+    for kind in _subclasses(Grown):
         if kind.__name__ in definitions:
             definitions[kind.__name__]["later"] = sorted(kind.all_later())
     data = json.dumps(schema, separators=(",", ":"))
@@ -39,20 +42,20 @@ def _text(model: type[BaseModel]) -> str:
     return "\n".join(f'R"json({line})json"' for line in lines) + "\n"
 
 
-def _grown(kind: type[Grown]) -> Iterator[type[Grown]]:
-    for below in kind.__subclasses__():
-        yield below
-        yield from _grown(below)
+def _subclasses(kind: type[Grown]) -> Iterator[type[Grown]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _plain(value: Any) -> Any:
     """Remove titles and descriptions, and write infinity as a string, as JSON has none."""
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if not isinstance(value, dict):
         return value
-    out = {key: _plain(each) for key, each in value.items() if key not in ("title", "description")}
-    if any("infinite" in each for each in out.get("prefixItems", ())):
+    out = {key: _plain(item) for key, item in value.items() if key not in ("title", "description")}
+    if any("infinite" in item for item in out.get("prefixItems", ())):
         out["default"] = [end if end is not None else "inf" for end in out["default"]]
     return out
 

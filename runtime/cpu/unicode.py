@@ -24,8 +24,8 @@ def classes() -> list[int]:
     out = [0] * 0x110000
     kinds = ((r"\p{L}+", LETTER), (r"\p{N}+", NUMBER), (r"\s+", SPACE), (r"\p{M}+", MARK))
     for pattern, bit in kinds:
-        found = pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
-        for piece, _ in found.pre_tokenize_str("".join(characters)):
+        splitter = pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
+        for piece, _ in splitter.pre_tokenize_str("".join(characters)):
             for character in piece:
                 out[ord(character)] |= bit
     # a piece of one character other than \x01 is then a digit
@@ -40,23 +40,25 @@ def classes() -> list[int]:
 
 def composing(characters: list[str]) -> Iterator[str]:
     """Yield the characters that NFC may change, alone or after another character."""
-    behind = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
+    combining = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
     for character in characters:
         parts = unicodedata.decomposition(character).split()
         if len(parts) == 2 and not parts[0].startswith("<"):
-            behind.add(chr(int(parts[1], 16)))
+            combining.add(chr(int(parts[1], 16)))
     for character in characters:
         changes = unicodedata.normalize("NFC", character) != character
         unknown = unicodedata.category(character) == "Cn"  # later Unicode versions may assign it
-        if changes or unknown or unicodedata.combining(character) or character in behind:
+        if changes or unknown or unicodedata.combining(character) or character in combining:
             yield character
 
 
 def content() -> str:
     """Return the code points where the classes change, each shifted left by six class bits."""
-    found = classes()
-    starts = [code for code in range(0x110000) if not code or found[code] != found[code - 1]]
-    numbers = [f"0x{code << 6 | found[code]:x}," for code in starts]
+    code_classes = classes()
+    starts = [
+        code for code in range(0x110000) if not code or code_classes[code] != code_classes[code - 1]
+    ]
+    numbers = [f"0x{code << 6 | code_classes[code]:x}," for code in starts]
     lines, line = [], ""
     for number in numbers:
         if len(line) + len(number) > 98:

@@ -72,7 +72,7 @@ class CoreDevice:
         # the last replayed graph and its start time, until `wait`
         self._running: tuple[CoreGraph, float] | None = None
         # objects that copies in flight use; the driver does not keep them alive
-        self._under_way: dict[int, object] = {}
+        self._in_flight: dict[int, object] = {}
         with self._turns, self._faults.of("querying the GPU"):
             gpu = self._modules.core.Device(self.place.ordinal)
             self.name = f"GPU {self.place.ordinal} ({gpu.name})"
@@ -97,14 +97,16 @@ class CoreDevice:
 
     def allocate(self, nbytes: int) -> Memory:
         """See `Device.allocate`. The zeroing is issued on the stream."""
-        self._not_recording("allocate")
+        self._check_not_recording("allocate")
         with self._turns:
             if self._turns.freeing:
                 self._poll()
                 self._turns.free_now()
-            got = core_memory.allocate(self._turns, self.place.ordinal, nbytes, self.integrated)
-            self._fill(got.address, nbytes, 0)
-            return got
+            allocated = core_memory.allocate(
+                self._turns, self.place.ordinal, nbytes, self.integrated
+            )
+            self._fill(allocated.address, nbytes, 0)
+            return allocated
 
     def borrow(self, address: int, nbytes: int, owner: object = None) -> Memory:
         """Wrap the user's own memory on this GPU; `owner` is kept alive with it.
@@ -116,7 +118,7 @@ class CoreDevice:
             return core_memory.borrow(self._turns, self.place.ordinal, address, nbytes, owner)
 
     def host(self, nbytes: int) -> Bytes:
-        self._not_recording("allocate")
+        self._check_not_recording("allocate")
         with self._turns:
             return core_memory.pinned(self._turns, nbytes)
 
@@ -150,11 +152,11 @@ class CoreDevice:
             self._fill(to, nbytes, byte)
         self._keep(target)
 
-    def _copy(self, where: str, call: Any, to: int, start: int, nbytes: int) -> None:
+    def _copy(self, direction: str, call: Any, to: int, start: int, nbytes: int) -> None:
         if nbytes == 0:
             self._faults.refuse_lost()
             return
-        doing = f"copying {nbytes} bytes {where}"
+        doing = f"copying {nbytes} bytes {direction}"
         with self._turns, self._faults.of(doing):
             self._faults.check(call(to, start, nbytes, self.place.handle), doing)
 
@@ -168,10 +170,10 @@ class CoreDevice:
 
     def _keep(self, *used: object) -> None:
         """Keep objects alive until the next `wait`; those a graph uses, as long as the graph."""
-        kept = self._under_way if self._graph is None else self._graph.kept
+        kept = self._in_flight if self._graph is None else self._graph.kept
         self._running = None
-        for one in used:
-            kept[id(one)] = one
+        for item in used:
+            kept[id(item)] = item
 
     # -- kernels ---------------------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class CoreDevice:
                 f"{variant.kernel} is not compiled for sm_{self.sm}",
                 remedy=f"edge export --target sm_{self.sm}",
             )
-        self._not_recording("load a kernel")
+        self._check_not_recording("load a kernel")
         with self._turns:
             loaded = core_kernel.load(
                 self._modules, self._faults, self.place.ordinal, variant, compiled, cubin
@@ -198,14 +200,14 @@ class CoreDevice:
         with self._turns:
             kernel.put(arguments)
             try:
-                answer = self._modules.api.cuLaunchKernel(
+                status = self._modules.api.cuLaunchKernel(
                     kernel.function, *grid, kernel.threads, 1, 1, kernel.shared,
                     self.place.handle, kernel.parameters, 0,
                 )  # fmt: skip
             except Exception as fault:
-                raise self._faults.translated(fault, _launching(kernel, grid)) from fault
-            if answer[0]:
-                self._faults.check(answer, _launching(kernel, grid))
+                raise self._faults.translated(fault, _launch_description(kernel, grid)) from fault
+            if status[0]:
+                self._faults.check(status, _launch_description(kernel, grid))
         self._keep(kernel)
 
     def enqueue(self, work: Callable[[int], object]) -> None:
@@ -230,7 +232,7 @@ class CoreDevice:
         """See `Device.record`. The graph keeps its kernels and the memory of its copies alive;
         the caller keeps the memory that launches point to.
         """
-        self._not_recording("record again")
+        self._check_not_recording("record again")
         out: list[RecordedGraph] = []
         graph, doing = CoreGraph(self), "recording a graph"
         self._turns.hold(graph)
@@ -254,13 +256,13 @@ class CoreDevice:
 
     def replay(self, graph: CoreGraph) -> None:
         """Issue a recorded graph as one launch. Raises EngineError."""
-        self._not_recording("replay")
+        self._check_not_recording("replay")
         with self._turns, self._faults.of("launching a graph"):
             graph.executable.launch(self.place.stream)
             self._keep(graph)
             self._running = (graph, time.monotonic())
 
-    def _not_recording(self, doing: str) -> None:
+    def _check_not_recording(self, doing: str) -> None:
         if self._graph is not None:
             raise EngineError(f"cannot {doing} while a graph is recorded")
 
@@ -268,10 +270,10 @@ class CoreDevice:
 
     def wait(self) -> None:
         """See `Device.wait`. If the stream is not done within `limit_s`, the device is lost."""
-        self._not_recording("wait")
+        self._check_not_recording("wait")
         with self._turns, self._faults.of("running on the GPU"):
             self._poll()
-            self._under_way.clear()
+            self._in_flight.clear()
             self._turns.free_now()
 
     def _poll(self) -> None:
@@ -279,37 +281,37 @@ class CoreDevice:
         query, handle = self._modules.api.cuStreamQuery, self.place.handle
         not_ready = self._modules.api.CUresult.CUDA_ERROR_NOT_READY
         running, self._running = self._running, None
-        began = time.monotonic()
+        started = time.monotonic()
         slept = running is not None and self._sleep(*running)
-        asked = 0
-        while (answer := query(handle))[0] == not_ready:
-            asked += 1
-            spent = time.monotonic() - began
-            if self._limit_s is not None and spent > self._limit_s:
+        polls = 0
+        while (status := query(handle))[0] == not_ready:
+            polls += 1
+            elapsed = time.monotonic() - started
+            if self._limit_s is not None and elapsed > self._limit_s:
                 self._faults.lose(f"work was not done after {self._limit_s:g} s")
                 raise EngineError(
                     f"{self.name} is not done after {self._limit_s:g} s; the device is lost",
                     remedy=f"{NEW_PROCESS}; raise `limit_s` to wait longer",
                 )
-            if spent > _AWAKE_S:
+            if elapsed > _AWAKE_S:
                 time.sleep(_PAUSE_S)
-        self._faults.check(answer, "running on the GPU")
+        self._faults.check(status, "running on the GPU")
         if running is not None:
             graph, replayed = running
             # done at the first poll after a sleep: the sleep was too long, by an unknown time
-            late = slept and not asked
-            graph.spent_s = graph.spent_s / 2 if late else time.monotonic() - replayed
+            overslept = slept and not polls
+            graph.spent_s = graph.spent_s / 2 if overslept else time.monotonic() - replayed
 
     def _sleep(self, graph: CoreGraph, replayed: float) -> bool:
         """Sleep until shortly before the graph should be done. Return whether it slept."""
-        rest = graph.spent_s - (time.monotonic() - replayed) - _MARGIN_S
+        remaining = graph.spent_s - (time.monotonic() - replayed) - _MARGIN_S
         longest = _LONGEST_S if self._limit_s is None else min(_LONGEST_S, self._limit_s)
-        if rest > 0:
-            time.sleep(min(rest, longest))
-        return rest > 0
+        if remaining > 0:
+            time.sleep(min(remaining, longest))
+        return remaining > 0
 
 
-def _launching(kernel: LoadedKernel, grid: tuple[int, int, int]) -> str:
+def _launch_description(kernel: LoadedKernel, grid: tuple[int, int, int]) -> str:
     return f"launching {kernel.name} on grid {grid}"
 
 

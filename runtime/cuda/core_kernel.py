@@ -49,16 +49,16 @@ class LoadedKernel:
         self._codes, self._types = codes, types
         self._aligned = [i for i, kind in enumerate(variant.types) if kind.endswith(":16")]
         self._nulls = (0,) * compiled.scratch
-        every = codes + ["P"] * compiled.scratch
-        self.sizes = [struct.calcsize(code) for code in every]
+        all_codes = codes + ["P"] * compiled.scratch
+        self.sizes = [struct.calcsize(code) for code in all_codes]
         # "@" aligns each value to its size, as a C compiler does
-        self._layout = struct.Struct("@" + "".join(every))
+        self._layout = struct.Struct("@" + "".join(all_codes))
         self._values = ctypes.create_string_buffer(max(1, self._layout.size))
         start = ctypes.addressof(self._values)
-        ends = [struct.calcsize("@" + "".join(every[: i + 1])) for i in range(len(every))]
-        places = [start + end - size for end, size in zip(ends, self.sizes, strict=True)]
-        self._places = (ctypes.c_void_p * max(1, len(places)))(*places)
-        self.parameters = ctypes.addressof(self._places)
+        ends = [struct.calcsize("@" + "".join(all_codes[: i + 1])) for i in range(len(all_codes))]
+        addresses = [start + end - size for end, size in zip(ends, self.sizes, strict=True)]
+        self._pointers = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+        self.parameters = ctypes.addressof(self._pointers)
 
     def put(self, arguments: Sequence[int | float]) -> None:
         """Write the parameters of the next launch; the driver copies them when it is issued.
@@ -78,9 +78,9 @@ class LoadedKernel:
         try:
             self._layout.pack_into(self._values, 0, *arguments, *self._nulls)
         except (struct.error, OverflowError, TypeError):
-            raise self._which(arguments) from None
+            raise self._argument_error(arguments) from None
 
-    def _which(self, arguments: Sequence[int | float]) -> EngineError:
+    def _argument_error(self, arguments: Sequence[int | float]) -> EngineError:
         for name, kind, code, value in zip(
             self._names, self._types, self._codes, arguments, strict=True
         ):
@@ -110,16 +110,16 @@ def load(
     """Load a cubin and look up its kernel. The caller holds a turn. Raises EngineError."""
     api = modules.api
     attribute = api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-    most = int(faults.check(api.cuDeviceGetAttribute(attribute, ordinal), "querying the GPU"))
-    if compiled.shared_bytes > most:
+    limit = int(faults.check(api.cuDeviceGetAttribute(attribute, ordinal), "querying the GPU"))
+    if compiled.shared_bytes > limit:
         raise EngineError(
             f"{variant.kernel} needs {compiled.shared_bytes} bytes of shared memory, this GPU has "
-            f"{most}",
+            f"{limit}",
             file=compiled.file,
             remedy="compile for this GPU: edge export --target",
         )
     with faults.of(f"loading {compiled.file}"):
-        kernel = _code(modules, cubin).get_kernel(compiled.symbol)
+        kernel = _object_code(modules, cubin).get_kernel(compiled.symbol)
     loaded = LoadedKernel(variant, compiled, kernel)
     _check_parameters(loaded, compiled)
     handle = api.CUkernel(int(kernel.handle))
@@ -139,14 +139,14 @@ def load(
 
 # cuda-core never unloads code, so each cubin is loaded once per process. A CUlibrary belongs to no
 # context and serves every GPU.
-_codes: dict[bytes, Any] = {}
+_object_codes: dict[bytes, Any] = {}
 
 
-def _code(modules: Modules, cubin: bytes) -> Any:
+def _object_code(modules: Modules, cubin: bytes) -> Any:
     key = hashlib.sha256(cubin).digest()
-    if key not in _codes:
-        _codes[key] = modules.core.ObjectCode.from_cubin(cubin)
-    return _codes[key]
+    if key not in _object_codes:
+        _object_codes[key] = modules.core.ObjectCode.from_cubin(cubin)
+    return _object_codes[key]
 
 
 def _check_parameters(loaded: LoadedKernel, compiled: CompiledKernel) -> None:

@@ -15,8 +15,8 @@ from edge.runtime.cuda.turns import DriverTurns
 
 # small enough for a board with fragmented memory, large enough that a gigabyte takes 32 calls
 PIECE = 32 << 20
-_SUPPORTED = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
+_VIRTUAL_MEMORY_SUPPORTED = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+_DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE
 
 
 class DeviceMemory:
@@ -46,37 +46,39 @@ def allocate(turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool) ->
     with turns.faults.of(doing):
         code, handle = turns.api.cuMemAlloc(max(1, nbytes))
         if code == turns.api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-            return _in_pieces(turns, ordinal, nbytes, integrated)
+            return _allocate_in_pieces(turns, ordinal, nbytes, integrated)
         turns.faults.check((code,), doing)
-    got = DeviceMemory(handle, nbytes)
-    weakref.finalize(got, turns.free, turns.api.cuMemFree, handle).atexit = False
-    return got
+    allocated = DeviceMemory(handle, nbytes)
+    weakref.finalize(allocated, turns.free, turns.api.cuMemFree, handle).atexit = False
+    return allocated
 
 
-def _in_pieces(turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool) -> DeviceMemory:
+def _allocate_in_pieces(
+    turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool
+) -> DeviceMemory:
     """Allocate in pieces after the driver refused one block: a Jetson with enough free memory may
     still grant it that way. Raises EngineError.
     """
     free, total = available(turns, integrated)
-    text = f"the GPU has no room for {nbytes} bytes: {free} of {total} are free"
+    message = f"the GPU has no room for {nbytes} bytes: {free} of {total} are free"
     if not integrated or free <= nbytes:
         raise EngineError(
-            text, remedy="use a smaller model, window or capacity, or stop other programs"
+            message, remedy="use a smaller model, window or capacity, or stop other programs"
         )
-    refused = EngineError(
-        f"{text}, but the driver refused",
+    refusal = EngineError(
+        f"{message}, but the driver refused",
         remedy="L4T 36.4.7 refuses large allocations (NvMap error 12): update to L4T 36.5, "
         "or restart the board if its memory is fragmented",
     )
     if not _can_map(turns.api, turns.faults, ordinal):
-        raise refused
+        raise refusal
     try:
         mapped = _reserve(turns.api, turns.faults, ordinal, nbytes)
     except EngineError as problem:
-        raise refused from problem
-    got = DeviceMemory(mapped.address, nbytes)
-    weakref.finalize(got, turns.free, _unmap, mapped).atexit = False
-    return got
+        raise refusal from problem
+    allocated = DeviceMemory(mapped.address, nbytes)
+    weakref.finalize(allocated, turns.free, _unmap, mapped).atexit = False
+    return allocated
 
 
 def available(turns: DriverTurns, integrated: bool) -> tuple[int, int]:
@@ -106,13 +108,13 @@ def borrow(
     with faults.of(doing):
         handle = api.CUdeviceptr(address)
 
-        def ask(name: str) -> int:
-            which = getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}")
-            return int(faults.check(api.cuPointerGetAttribute(which, handle), doing))
+        def query(name: str) -> int:
+            attribute_id = getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}")
+            return int(faults.check(api.cuPointerGetAttribute(attribute_id, handle), doing))
 
-        if ask("MEMORY_TYPE") != _DEVICE or ask("DEVICE_ORDINAL") != ordinal:
+        if query("MEMORY_TYPE") != _DEVICE_MEMORY or query("DEVICE_ORDINAL") != ordinal:
             raise EngineError(f"{address:#x} is not memory of GPU {ordinal}", field="address")
-        room = ask("RANGE_START_ADDR") + ask("RANGE_SIZE") - address
+        room = query("RANGE_START_ADDR") + query("RANGE_SIZE") - address
     if nbytes > room:
         raise EngineError(f"{address:#x} has {room} bytes, not {nbytes}", field="nbytes")
     if address % ALIGNMENT:
@@ -188,7 +190,7 @@ def within(held: Any, at: int, nbytes: int, name: str) -> int:
 
 def _can_map(api: Any, faults: DriverFaults, ordinal: int) -> bool:
     """Return whether the GPU supports virtual memory management."""
-    kind = api.CUdevice_attribute(_SUPPORTED)
+    kind = api.CUdevice_attribute(_VIRTUAL_MEMORY_SUPPORTED)
     return bool(faults.check(api.cuDeviceGetAttribute(kind, ordinal), "querying the GPU"))
 
 
@@ -247,5 +249,5 @@ def _unmap(mapped: Mapped) -> tuple[Any, ...]:
     answer: tuple[Any, ...] = (api.CUresult.CUDA_SUCCESS,)
     if mapped.filled:
         answer = api.cuMemUnmap(mapped.address, mapped.filled)
-    later: tuple[Any, ...] = api.cuMemAddressFree(mapped.address, mapped.nbytes)
-    return answer if int(answer[0]) else later
+    freed: tuple[Any, ...] = api.cuMemAddressFree(mapped.address, mapped.nbytes)
+    return answer if int(answer[0]) else freed

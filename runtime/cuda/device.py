@@ -124,7 +124,7 @@ class Exclusive:
         self._hold = Hold("the device is in use", "wait for it", waits=True)
         self._pid = os.getpid()
         self._staging = device.host(STAGING)
-        self._left = False
+        self._unfinished = False
 
     def check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -133,52 +133,52 @@ class Exclusive:
     def __enter__(self) -> Device:
         self.check_process()
         self._hold.take(sys._getframe(1))
-        if self._left:
+        if self._unfinished:
             # work that an interrupt left running still reads memory that is about to be written
             try:
                 self.device.wait()
             except BaseException:
                 self._hold.release()
                 raise
-            self._left = False
+            self._unfinished = False
         return self.device
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._left = self._left or kind is not None
+        self._unfinished = self._unfinished or kind is not None
         self._hold.release()
 
     def download(self, pieces: Iterable[Transfer]) -> None:
         """Copy device memory into the arrays."""
-        self._staged(pieces, fetch=True)
+        self._copy_staged(pieces, fetch=True)
 
     def upload(self, pieces: Iterable[Transfer]) -> None:
         """Copy the arrays into device memory."""
-        self._staged(pieces, fetch=False)
+        self._copy_staged(pieces, fetch=False)
 
-    def _staged(self, pieces: Iterable[Transfer], *, fetch: bool) -> None:
+    def _copy_staged(self, pieces: Iterable[Transfer], *, fetch: bool) -> None:
         with self:
             used = 0
-            arrived: list[tuple[Bytes, Bytes]] = []
+            downloads: list[tuple[Bytes, Bytes]] = []
             for memory, at, array in pieces:
                 flat: Bytes = array.reshape(-1).view(np.uint8)
                 start = 0
                 while start < flat.size:
                     if used == STAGING:
-                        self._land(arrived)
+                        self._finish_downloads(downloads)
                         used = 0
                     size = min(flat.size - start, STAGING - used)
                     stage, part = self._staging[used : used + size], flat[start : start + size]
                     if fetch:
                         self.device.read(stage, memory, at + start)
-                        arrived.append((part, stage))
+                        downloads.append((part, stage))
                     else:
                         stage[:] = part
                         self.device.write(memory, at + start, stage)
                     start, used = start + size, used + size
-            self._land(arrived)
+            self._finish_downloads(downloads)
 
-    def _land(self, arrived: list[tuple[Bytes, Bytes]]) -> None:
+    def _finish_downloads(self, downloads: list[tuple[Bytes, Bytes]]) -> None:
         self.device.wait()
-        for part, stage in arrived:
+        for part, stage in downloads:
             part[:] = stage
-        arrived.clear()
+        downloads.clear()

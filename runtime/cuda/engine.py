@@ -32,7 +32,7 @@ Ids = NDArray[np.int32]
 
 DEFAULT_CHUNK = 256
 # maximum number of prepared runs kept besides the recorded ones
-_KEPT = 64
+_MAX_PREPARED = 64
 
 
 def not_finite() -> EngineError:
@@ -148,14 +148,14 @@ class CudaEngine(Engine):
         rows: Rows = "last",
         commit: bool = False,
     ) -> NDArray[np.float32]:
-        logits: Floats = self._performed(DeviceWorkspace.run, tokens, state, parents, rows, commit)
+        logits: Floats = self._execute(DeviceWorkspace.run, tokens, state, parents, rows, commit)
         return logits.transpose(1, 0, 2)
 
     def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
         """See `Engine.run_greedy`. The argmax runs on the device: the result may be a padding id of
         the vocabulary, and of logits that are not finite only NaN is detected.
         """
-        ids: Ids = self._performed(DeviceWorkspace.pick, tokens, state)
+        ids: Ids = self._execute(DeviceWorkspace.pick, tokens, state)
         return ids[-1].astype(np.int64)
 
     @property
@@ -181,7 +181,7 @@ class CudaEngine(Engine):
         engine.width = self.config.d_model
         return engine, unit
 
-    def _performed(
+    def _execute(
         self,
         work: Callable[[DeviceWorkspace, DeviceRun], NDArray[Any]],
         tokens: NDArray[np.int64],
@@ -204,9 +204,9 @@ class CudaEngine(Engine):
                 step = state.ledger.run(request.count, parents=request.parents)
             with self.exclusive:
                 run = DeviceRun(request.tokens, step, request.row_indices, first)
-                found = work(state.workspace, run)
+                result = work(state.workspace, run)
             state.ledger = step.after
-            return found
+            return result
 
 
 class PreparedRun:
@@ -233,17 +233,17 @@ class PreparedRun:
         self._issued = False
         self.work: PreparedWork = workspace.issuer.prepare(key, places, recorded=recorded)
         offsets, shape = runs.arena(spacious).offsets, (key.rows, runs.batch)
-        kind = NUMPY[runs.out]
-        self.logits: Floats = np.zeros((0, *shape[1:], runs.width), kind)
+        dtype = NUMPY[runs.out]
+        self.logits: Floats = np.zeros((0, *shape[1:], runs.width), dtype)
         self.picked: Ids = np.zeros((0, runs.batch), np.int32)
         if key.picked:
             self._out = workspace.picked[: runs.picked_bytes(key.rows)]
-            self._at = offsets[PICKED]
+            self._out_offset = offsets[PICKED]
             self.picked = self._out.view(np.int32).reshape(shape)
         else:
             self._out = workspace.out[: runs.logits_bytes(key.rows)]
-            self._at = offsets.get(LOGITS, 0)
-            self.logits = self._out.view(kind).reshape(*shape, runs.width)
+            self._out_offset = offsets.get(LOGITS, 0)
+            self.logits = self._out.view(dtype).reshape(*shape, runs.width)
         self.graph: RecordedGraph | None = None
 
     def record(self) -> None:
@@ -270,7 +270,7 @@ class PreparedRun:
             self._device.write(self._memory, 0, self._host)
         self.work.issue()
         if self._out.size:
-            self._device.read(self._out, self._arena, self._at)
+            self._device.read(self._out, self._arena, self._out_offset)
 
 
 class DeviceWorkspace:
@@ -332,13 +332,13 @@ class DeviceWorkspace:
 
     def own(self, row: Floats) -> Floats:
         """Copy logits [V] that another run computed for this state into the state's own memory."""
-        mine = self.out[: row.nbytes].view(np.float32)
-        mine[:] = row
-        return mine
+        copy = self.out[: row.nbytes].view(np.float32)
+        copy[:] = row
+        return copy
 
     def calls(self, key: RunKey) -> list[KernelCall]:
         """Return the launches of a run, to measure its kernels one by one."""
-        work = self._ready(key).work
+        work = self._prepared_run(key).work
         return work.calls if isinstance(work, Launches) else []
 
     def apply(self, state: DeviceState) -> Slots:
@@ -347,8 +347,8 @@ class DeviceWorkspace:
         Runs only the scans and convolutions, from their logs.
         """
         with self.engine.exclusive:
-            none = np.zeros((0, self.runs.batch), np.int64)
-            self._perform(DeviceRun(none, state.ledger.applied(), ()), "settle")
+            no_tokens = np.zeros((0, self.runs.batch), np.int64)
+            self._perform(DeviceRun(no_tokens, state.ledger.applied(), ()), "settle")
         return Slots((state.ledger.spare,), (state.ledger.spare,), ())
 
     def places(self, spacious: RunKey) -> Places:
@@ -363,7 +363,7 @@ class DeviceWorkspace:
         )
 
     def _perform(self, run: DeviceRun, kind: str, *, picked: bool = False) -> PreparedRun:
-        prepared = self._ready(self._key(kind, len(run.tokens), len(run.rows), picked))
+        prepared = self._prepared_run(self._key(kind, len(run.tokens), len(run.rows), picked))
         self.engine.sources.fill(prepared.inputs, run)
         prepared.run(run.step)
         return prepared
@@ -376,17 +376,17 @@ class DeviceWorkspace:
             prepared = self._prepared[key] = PreparedRun(self, key, recorded=True)
             prepared.record()
 
-    def _ready(self, key: RunKey) -> PreparedRun:
-        found = self._prepared.get(key)
-        if found is not None:
+    def _prepared_run(self, key: RunKey) -> PreparedRun:
+        run = self._prepared.get(key)
+        if run is not None:
             self._prepared.move_to_end(key)
-            return found
+            return run
         self._grow(key)
-        found = self._prepared[key] = PreparedRun(self, key, recorded=key in self._recorded)
-        spare = [each for each, prepared in self._prepared.items() if prepared.graph is None]
-        if len(spare) > _KEPT:
-            del self._prepared[spare[0]]
-        return found
+        run = self._prepared[key] = PreparedRun(self, key, recorded=key in self._recorded)
+        unrecorded = [other for other, prepared in self._prepared.items() if prepared.graph is None]
+        if len(unrecorded) > _MAX_PREPARED:
+            del self._prepared[unrecorded[0]]
+        return run
 
     def _grow(self, key: RunKey) -> None:
         """Grow buffers for an unusual run, such as all logits of a chunk, and keep them so."""

@@ -74,9 +74,9 @@ class DriverFaults:
         """Return the EngineError for a cuda-core or bindings exception; any other unchanged."""
         if isinstance(fault, EngineError):
             return fault
-        found = re.match(r"(CUDA_ERROR_\w+)(?:: (.*))?", str(fault), re.DOTALL)
-        if found:
-            return self.error(found[1], doing, found[2] or "")
+        match = re.match(r"(CUDA_ERROR_\w+)(?:: (.*))?", str(fault), re.DOTALL)
+        if match:
+            return self.error(match[1], doing, match[2] or "")
         # a driver too old for a call, an error too new for the bindings, a size out of range
         if isinstance(fault, RuntimeError | ValueError | OverflowError | TypeError):
             return EngineError(f"{doing} failed: {fault}")

@@ -34,14 +34,14 @@ def before_head(plan: LaunchPlan) -> tuple[LaunchPlan, float]:
             update = {"launches": (*kept, len(launches)), "picks": ()}
             programs.append(program.model_copy(update=update))
             launches.append(_renamed(plan.launches[norm], name))
-    changed = plan.model_copy(
+    shortened = plan.model_copy(
         update={
             "launches": tuple(launches),
             "programs": tuple(programs),
             "values": plan.values | {LOGITS: plan.values[name]},
         }
     )
-    return changed, scale
+    return shortened, scale
 
 
 def _writes(launch: Launch, name: str) -> bool:

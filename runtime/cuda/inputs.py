@@ -74,23 +74,23 @@ class Sources:
             else powers(theta, dim)
             for index, (theta, dim) in enumerate(plan.rotations)
         ]
-        self._fill: dict[str, Fill] = {
-            "run": self._fields,
-            SLIDING: self._sliding,
-            "tokens": _taking(lambda run: run.tokens.ravel()),
-            "rows": _taking(lambda run: run.rows),
-            "replay": _replay,
-            "slots": _taking(lambda run: run.step.slots),
-            "ancestors": _ancestors,
-            "positions": _taking(lambda run: positions(run.step)),
+        self._fills: dict[str, Fill] = {
+            "run": self._fill_fields,
+            SLIDING: self._fill_sliding,
+            "tokens": _assigning(lambda run: run.tokens.ravel()),
+            "rows": _assigning(lambda run: run.rows),
+            "replay": _fill_replay,
+            "slots": _assigning(lambda run: run.step.slots),
+            "ancestors": _fill_ancestors,
+            "positions": _assigning(lambda run: positions(run.step)),
         }
         for width in plan.taps:
             # `fill` writes both together
-            self._fill |= dict.fromkeys((f"taps{width}", f"state_taps{width}"), _nothing)
-        known = {(name, dtype) for name in self._fill for dtype in ("i32", "i64")}
+            self._fills |= dict.fromkeys((f"taps{width}", f"state_taps{width}"), _no_fill)
+        known = {(name, dtype) for name in self._fills for dtype in ("i32", "i64")}
         for index in range(len(plan.rotations)):
             cos, sin = f"rope{index}.cos", f"rope{index}.sin"
-            self._fill |= {cos: self._turned(np.cos, index), sin: self._turned(np.sin, index)}
+            self._fills |= {cos: self._rotation(np.cos, index), sin: self._rotation(np.sin, index)}
             known |= {(cos, "f32"), (sin, "f32")}
         for name, buffer in plan.inputs.items():
             if (name, buffer.dtype) not in known:
@@ -103,7 +103,7 @@ class Sources:
     def fill(self, arrays: dict[str, Array], run: DeviceRun) -> None:
         """Write the inputs of a run."""
         for name, array in arrays.items():
-            self._fill[name](array, run)
+            self._fills[name](array, run)
         for width in self._plan.taps:
             index, state = arrays.get(f"taps{width}"), arrays.get(f"state_taps{width}")
             if index is not None or state is not None:
@@ -112,29 +112,29 @@ class Sources:
                 state = np.empty(width - 1, np.int32) if state is None else state
                 fill_taps(run.step, width, index.reshape(count, width), state)
 
-    def _fields(self, array: Array, run: DeviceRun) -> None:
+    def _fill_fields(self, array: Array, run: DeviceRun) -> None:
         step = run.step
         array[PENDING], array[ADVANCE] = len(step.pending), step.advance
         array[SOURCE], array[TARGET] = step.source, step.target
         array[STORE], array[PAST] = step.store, step.past
         array[PROGRAMS] = self._programs
 
-    def _sliding(self, array: Array, run: DeviceRun) -> None:
-        self._fields(array, run)
+    def _fill_sliding(self, array: Array, run: DeviceRun) -> None:
+        self._fill_fields(array, run)
         array[PAST] -= run.first
 
-    def _turned(self, function: Callable[[Array], Array], index: int) -> Fill:
+    def _rotation(self, function: Callable[[Array], Array], index: int) -> Fill:
         """Return a Fill for cos or sin of position · inverse frequency.
 
         The product is fp32, as in the graph. The functions run in fp64, because NumPy's fp32 sines
         differ by a bit between processors, and from C's.
         """
 
-        def turned(run: DeviceRun) -> Array:
+        def values(run: DeviceRun) -> Array:
             angles = positions(run.step).astype(np.float32)[:, None] * self._inverses[index]
             return function(angles.astype(np.float64)).ravel()
 
-        return _taking(turned)
+        return _assigning(values)
 
 
 def positions(step: ReplayStep) -> NDArray[np.int64]:
@@ -145,18 +145,18 @@ def positions(step: ReplayStep) -> NDArray[np.int64]:
     return out
 
 
-def _taking(values: Callable[[DeviceRun], Any]) -> Fill:
+def _assigning(values: Callable[[DeviceRun], Any]) -> Fill:
     def fill(array: Array, run: DeviceRun) -> None:
         array[:] = values(run)
 
     return fill
 
 
-def _replay(array: Array, run: DeviceRun) -> None:
+def _fill_replay(array: Array, run: DeviceRun) -> None:
     array[: len(run.step.pending)] = run.step.pending
 
 
-def _ancestors(array: Array, run: DeviceRun) -> None:
+def _fill_ancestors(array: Array, run: DeviceRun) -> None:
     # for a chain, an executor may use a 1 x 1 matrix
     count = math.isqrt(array.size)
     matrix = array.reshape(count, count)
@@ -170,7 +170,7 @@ def _ancestors(array: Array, run: DeviceRun) -> None:
         matrix[node, node] = 1
 
 
-def _nothing(array: Array, run: DeviceRun) -> None:
+def _no_fill(array: Array, run: DeviceRun) -> None:
     pass
 
 
@@ -215,11 +215,11 @@ class InputBlock:
 
     def __init__(self, buffers: Mapping[str, Buffer], sizes: Sizes) -> None:
         self._buffers = buffers
-        room = {
+        nbytes = {
             name: ITEM_SIZE[buffer.dtype] * max(1, buffer.elements.value(sizes))
             for name, buffer in buffers.items()
         }
-        self.offsets, self.nbytes = packed(room, ALIGNMENT)
+        self.offsets, self.nbytes = packed(nbytes, ALIGNMENT)
 
     def views(self, host: Bytes, sizes: Sizes) -> dict[str, Array]:
         """Return the inputs of a run of these sizes as flat arrays in `host`."""

@@ -174,9 +174,13 @@ class Template:
         """
         check_sizes(plan, plan.programs[program], largest)
         self._sizes: dict[tuple[int, str, int], tuple[int, Size]] = {}
-        self._open = [self._launch(launch, kernels, resolve) for launch in _launches(plan, program)]
+        self._open_launches = [
+            self._open_launch(launch, kernels, resolve) for launch in _launches(plan, program)
+        ]
 
-    def _launch(self, launch: Launch, kernels: Mapping[int, Any], resolve: Resolve) -> _Open:
+    def _open_launch(
+        self, launch: Launch, kernels: Mapping[int, Any], resolve: Resolve
+    ) -> _OpenLaunch:
         fixed: list[int | float] = []
         holes = []
         for position, argument in enumerate(launch.arguments):
@@ -186,7 +190,7 @@ class Template:
             else:
                 fixed.append(resolve(argument) if isinstance(argument, Pointer) else argument)
         x, y, z = (self._index(size) for size in launch.grid)
-        return _Open(kernels[launch.variant], (x, y, z), fixed, holes)
+        return _OpenLaunch(kernels[launch.variant], (x, y, z), fixed, holes)
 
     def _index(self, size: Size) -> int:
         """Return the index of the size's value; a plan has few distinct sizes."""
@@ -196,17 +200,17 @@ class Template:
     def calls(self, sizes: Sizes) -> list[KernelCall]:
         """Return the launches at these sizes."""
         values = [size.value(sizes) for _, size in self._sizes.values()]
-        made = []
-        for kernel, (x, y, z), fixed, holes in self._open:
+        calls = []
+        for kernel, (x, y, z), fixed, holes in self._open_launches:
             arguments = fixed.copy()
             for position, index in holes:
                 arguments[position] = values[index]
             grid = (max(1, values[x]), max(1, values[y]), max(1, values[z]))
-            made.append(KernelCall(kernel, grid, tuple(arguments)))
-        return made
+            calls.append(KernelCall(kernel, grid, tuple(arguments)))
+        return calls
 
 
-class _Open(NamedTuple):
+class _OpenLaunch(NamedTuple):
     """A launch with open sizes: `grid` and `holes` (argument position, index) index size values."""
 
     kernel: Any

@@ -82,17 +82,17 @@ def open_device() -> Device:
         try:
             module = importlib.import_module("edge.plugins.compiler.interpreter")
         except ImportError as problem:
-            raise _not_a_device(name, f"cannot import the interpreter: {problem}") from problem
+            raise _device_error(name, f"cannot import the interpreter: {problem}") from problem
         interpreter: Device = module.InterpretDevice()
         return interpreter
     if name and not name.isdecimal():
-        raise _not_a_device(name, f"is {name!r:.40}, neither a number nor {INTERPRET!r}")
+        raise _device_error(name, f"is {name!r:.40}, neither a number nor {INTERPRET!r}")
     from edge.runtime.cuda.core import CoreDevice
 
     return CoreDevice(int(name) if name else None)
 
 
-def _not_a_device(name: str, message: str) -> EngineError:
+def _device_error(name: str, message: str) -> EngineError:
     return EngineError(
         message, field=DEVICE_VARIABLE, remedy="unset it, or give the number of a GPU: 0, 1, …"
     )
@@ -112,14 +112,16 @@ def load_kernels(
     fallback: Any = importlib.import_module("edge.plugins.compiler.fallback")
     part = plan.model_copy(update={"variants": tuple(variants.values())})
 
-    def loaded(source: Any) -> dict[int, Any]:
+    def load_all(source: Any) -> dict[int, Any]:
         with exclusive:
-            return {i: device.load(each, *source.get(each)) for i, each in variants.items()}
+            return {
+                i: device.load(variant, *source.get(variant)) for i, variant in variants.items()
+            }
 
     try:
-        return loaded(fallback.kernels_for(bundle, part, device.sm))
+        return load_all(fallback.kernels_for(bundle, part, device.sm))
     except EngineError:
         # a driver too old for the ptxas that built the bundle may still accept the local one
         if not fallback.can_compile():
             raise
-        return loaded(fallback.compiled_here(part.variants, device.sm))
+        return load_all(fallback.compiled_here(part.variants, device.sm))

@@ -50,17 +50,19 @@ def choose(
         hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
         raise EngineError(f"unknown GPU {device}: {count} are visible{hidden}", field="device")
     with faults.of("choosing a GPU"):
-        before = faults.check(api.cuCtxGetCurrent(), "querying the current context")
+        previous = faults.check(api.cuCtxGetCurrent(), "querying the current context")
         try:
             if stream is not None:
-                return _of_stream(modules, faults, device, stream)
-            return _own(modules, faults, device, before)
+                return _wrap_stream(modules, faults, device, stream)
+            return _create_stream(modules, faults, device, previous)
         finally:
-            if int(before):
-                api.cuCtxSetCurrent(before)
+            if int(previous):
+                api.cuCtxSetCurrent(previous)
 
 
-def _own(modules: Modules, faults: DriverFaults, device: int | None, context: Any) -> GpuStream:
+def _create_stream(
+    modules: Modules, faults: DriverFaults, device: int | None, context: Any
+) -> GpuStream:
     """Create a stream in the current context, or in the GPU's primary context without one or where
     `device` names another GPU.
     """
@@ -79,11 +81,11 @@ def _own(modules: Modules, faults: DriverFaults, device: int | None, context: An
     return GpuStream(ordinal, context, handle, core.Stream.from_handle(int(handle)), None)
 
 
-def _of_stream(
+def _wrap_stream(
     modules: Modules, faults: DriverFaults, device: int | None, stream: object
 ) -> GpuStream:
     core, api = modules
-    number = _number(stream)
+    number = _stream_address(stream)
     if number in _DEFAULT_STREAMS:
         raise EngineError(
             "is the default stream, which cannot be recorded into a graph",
@@ -91,7 +93,9 @@ def _of_stream(
             remedy="give one of your own, such as torch.cuda.Stream() or Device.create_stream()",
         )
     handle = api.CUstream(number)
-    context = _first(faults.check(api.cuStreamGetCtx(handle), "querying the stream's context"))
+    context = _unwrap_context(
+        faults.check(api.cuStreamGetCtx(handle), "querying the stream's context")
+    )
     faults.check(api.cuCtxSetCurrent(context), "entering the stream's context")
     ordinal = int(faults.check(api.cuCtxGetDevice(), "querying the stream's GPU"))
     if device is not None and device != ordinal:
@@ -99,12 +103,12 @@ def _of_stream(
     return GpuStream(ordinal, context, handle, core.Stream.from_handle(number), stream)
 
 
-def _first(value: Any) -> Any:
+def _unwrap_context(value: Any) -> Any:
     """Unwrap the context: some bindings return (context, green context) from cuStreamGetCtx."""
     return value[0] if isinstance(value, tuple | list) else value
 
 
-def _number(stream: object) -> int:
+def _stream_address(stream: object) -> int:
     """Return the stream's address, whichever library made it."""
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream

@@ -82,24 +82,26 @@ class StateRuns:
                 field="parents",
                 remedy="draft chains, or build the engine with TensorRT",
             )
-        found = choose_program(self.plan, kind, tokens * self.batch)
-        if found is None:
-            most = max((p.max_rows or 0 for p in self.plan.programs if p.kind == kind), default=0)
+        program = choose_program(self.plan, kind, tokens * self.batch)
+        if program is None:
+            maximum = max(
+                (p.max_rows or 0 for p in self.plan.programs if p.kind == kind), default=0
+            )
             raise InputError(
                 f"{tokens} tokens for {self.batch} sequences are too many for a {kind}: "
-                f"tokens · sequences must be at most {most}",
+                f"tokens · sequences must be at most {maximum}",
                 field="parents",
                 remedy="draft fewer tokens",
             )
-        return RunKey(found, tokens, rows, picked)
+        return RunKey(program, tokens, rows, picked)
 
     def recorded(self) -> list[RunKey]:
         """Return the runs to record: those of decoding, drafting and prefill."""
         keys = []
         for count in range(1, min(self.window, RECORDED) + 1):
             keys += [self.key("chain", count, 1), self.key("chain", count, count)]
-            tree = choose_program(self.plan, "tree", count * self.batch) is not None
-            if tree and self.executor.trees:
+            has_tree = choose_program(self.plan, "tree", count * self.batch) is not None
+            if has_tree and self.executor.trees:
                 keys.append(self.key("tree", count, count))
         step = self.key("chain", 1, 1, True)
         if self.plan.programs[step.program].picks:
@@ -198,7 +200,7 @@ class Arena(NamedTuple):
     total: int
 
 
-class _Life(NamedTuple):
+class _Lifetime(NamedTuple):
     name: str
     first: int
     last: int
@@ -209,23 +211,27 @@ def place(
     program: Program, plan: LaunchPlan, sizes: Sizes, kept: Collection[str] = (LOGITS, PICKED)
 ) -> Arena:
     """Place the values of one program at these sizes; `kept` values are read after the run."""
-    lives = _lives(program, plan, sizes, kept)
+    lifetimes = _lifetimes(program, plan, sizes, kept)
     # (start, end) of the values alive during each launch
-    taken: list[list[tuple[int, int]]] = [[] for _ in program.order]
+    occupied: list[list[tuple[int, int]]] = [[] for _ in program.order]
     offsets: dict[str, int] = {}
     total = 0
-    for life in sorted(lives, key=lambda life: (-life.size, life.first, life.name)):
-        during = taken[life.first : life.last + 1]
-        start = _lowest(sorted({span for spans in during for span in spans}), life.size)
-        offsets[life.name] = start
-        total = max(total, start + life.size)
-        if life.size:
+    for lifetime in sorted(
+        lifetimes, key=lambda lifetime: (-lifetime.size, lifetime.first, lifetime.name)
+    ):
+        during = occupied[lifetime.first : lifetime.last + 1]
+        start = _lowest_free(sorted({span for spans in during for span in spans}), lifetime.size)
+        offsets[lifetime.name] = start
+        total = max(total, start + lifetime.size)
+        if lifetime.size:
             for spans in during:
-                spans.append((start, start + life.size))
+                spans.append((start, start + lifetime.size))
     return Arena(offsets, total)
 
 
-def _lives(program: Program, plan: LaunchPlan, sizes: Sizes, kept: Collection[str]) -> list[_Life]:
+def _lifetimes(
+    program: Program, plan: LaunchPlan, sizes: Sizes, kept: Collection[str]
+) -> list[_Lifetime]:
     spans: dict[str, tuple[int, int]] = {}
     for step, index in enumerate(program.order):
         for argument in plan.launches[index].arguments:
@@ -233,21 +239,21 @@ def _lives(program: Program, plan: LaunchPlan, sizes: Sizes, kept: Collection[st
                 spans[argument.name] = (spans.get(argument.name, (step, step))[0], step)
     end = len(program.order) - 1
     return [
-        _Life(name, first, end if name in kept else last, _bytes(plan, name, sizes))
+        _Lifetime(name, first, end if name in kept else last, _aligned_bytes(plan, name, sizes))
         for name, (first, last) in spans.items()
     ]
 
 
-def _bytes(plan: LaunchPlan, name: str, sizes: Sizes) -> int:
+def _aligned_bytes(plan: LaunchPlan, name: str, sizes: Sizes) -> int:
     buffer = plan.values[name]
     size = buffer.elements.value(sizes) * ITEM_SIZE[buffer.dtype]
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _lowest(taken: list[tuple[int, int]], size: int) -> int:
-    """Return the lowest start of `size` free bytes; `taken` is sorted and may overlap."""
+def _lowest_free(occupied: list[tuple[int, int]], size: int) -> int:
+    """Return the lowest start of `size` free bytes; `occupied` is sorted and may overlap."""
     start = 0
-    for begin, end in taken:
+    for begin, end in occupied:
         if begin - start >= size:
             break
         start = max(start, end)

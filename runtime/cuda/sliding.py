@@ -26,20 +26,20 @@ def sliding(plan: LaunchPlan) -> LaunchPlan:
     }
     if not windowed or RUN in plan.inputs:
         return plan
-    launches = tuple(_sliding(launch, windowed) for launch in plan.launches)
+    launches = tuple(_sliding_launch(launch, windowed) for launch in plan.launches)
     inputs = plan.inputs | {RUN: plan.inputs["run"]}
     return plan.model_copy(update={"launches": launches, "inputs": inputs})
 
 
-def _sliding(launch: Launch, windowed: set[str]) -> Launch:
-    named = {a.name for a in launch.arguments if isinstance(a, Pointer) and a.space == "cache"}
-    if named.isdisjoint(windowed):
+def _sliding_launch(launch: Launch, windowed: set[str]) -> Launch:
+    caches = {a.name for a in launch.arguments if isinstance(a, Pointer) and a.space == "cache"}
+    if caches.isdisjoint(windowed):
         return launch
-    arguments = tuple(map(_told, launch.arguments))
+    arguments = tuple(map(_sliding_argument, launch.arguments))
     return launch.model_copy(update={"arguments": arguments})
 
 
-def _told(argument: Argument) -> Argument:
+def _sliding_argument(argument: Argument) -> Argument:
     if isinstance(argument, Pointer) and argument.space == "input" and argument.name == "run":
         return argument.model_copy(update={"name": RUN})
     if isinstance(argument, Size) and argument.of == "C":

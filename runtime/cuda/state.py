@@ -212,31 +212,31 @@ class DeviceState(State):
                     device.copy(own, target, memory, at, nbytes)
                     continue
                 # an axis before the batch holds a convolution's rows
-                before = self.layout.recurrent[name][0] if batch_axis(name) else 1
-                parts = source.batch * before
+                leading = self.layout.recurrent[name][0] if batch_axis(name) else 1
+                parts = source.batch * leading
                 size = nbytes // parts
                 for index in range(parts * times):
                     device.copy(
                         own, target + index * size, memory, at + index // times * size, size
                     )
-            self._take_rows(source, times, length, first)
+            self._copy_cache_rows(source, times, length, first)
             device.wait()
 
-    def _take_rows(self, source: DeviceState, times: int, length: int, first: int) -> None:
+    def _copy_cache_rows(self, source: DeviceState, times: int, length: int, first: int) -> None:
         device = self._exclusive.device
         for name, (batch, heads, capacity, width) in self.layout.caches.items():
             assert self.caches is not None and source.caches is not None
             row = self.layout.bytes_of(name, (width,))
             start, to = source.cache_where[name].offset, self.cache_where[name].offset
-            theirs, ours = source.layout.caches[name][2] * row, capacity * row
-            own, other = self._first(name, first), source._first(name)
-            count = length - max(own, other)
-            self._clear(device, name, length - count - own)
-            to += (length - count - own) * row
-            start += (length - count - other) * row
+            source_stride, stride = source.layout.caches[name][2] * row, capacity * row
+            own_first, source_first = self._first(name, first), source._first(name)
+            count = length - max(own_first, source_first)
+            self._clear(device, name, length - count - own_first)
+            to += (length - count - own_first) * row
+            start += (length - count - source_first) * row
             for index in range(batch * heads if count else 0):
-                part = index // heads // times * heads + index % heads
+                source_index = index // heads // times * heads + index % heads
                 device.copy(
-                    self.caches, to + index * ours, source.caches, start + part * theirs,
-                    count * row,
+                    self.caches, to + index * stride, source.caches,
+                    start + source_index * source_stride, count * row,
                 )  # fmt: skip

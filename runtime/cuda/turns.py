@@ -17,8 +17,8 @@ from edge.runtime.cuda.place import GpuStream
 
 _Free = Callable[[Any], Any]
 # how long closing a device waits for its work; after that, process exit frees the memory
-_PATIENCE_S = 10.0
-_living: weakref.WeakSet[DriverTurns] = weakref.WeakSet()
+_CLOSE_TIMEOUT_S = 10.0
+_live_turns: weakref.WeakSet[DriverTurns] = weakref.WeakSet()
 
 
 class DriverTurns:
@@ -41,14 +41,14 @@ class DriverTurns:
         self._lock = threading.Lock()
         self._pushed = False
         self._freeing: list[tuple[_Free, Any]] = []
-        self._held: weakref.WeakSet[Any] = weakref.WeakSet()
-        _living.add(self)
+        self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
+        _live_turns.add(self)
         weakref.finalize(self, _close, faults, modules.api, place, self._freeing).atexit = False
 
     def __enter__(self) -> None:
         self.faults.refuse_lost()
-        here = threading.get_ident()
-        busy = self.recorder is not None and self.recorder != here
+        thread = threading.get_ident()
+        busy = self.recorder is not None and self.recorder != thread
         if busy or not self._lock.acquire(blocking=False):
             raise EngineError(
                 "the device is in use by another thread",
@@ -87,15 +87,15 @@ class DriverTurns:
 
     def hold(self, holder: Any) -> None:
         """Track an owner of cuda-core objects, whose destructors call the driver."""
-        self._held.add(holder)
+        self._holders.add(holder)
 
     def keep(self, holder: Any, objects: list[Any]) -> None:
         """Clear `objects`, whose destructors call the driver, once `holder` is dead and the stream
         is idle. On a lost device they are never cleared.
         """
-        foreign = _Foreign(objects)
+        foreign = _ForeignObjects(objects)
         self.hold(foreign)
-        weakref.finalize(holder, self.free, _Foreign.clear, foreign).atexit = False
+        weakref.finalize(holder, self.free, _ForeignObjects.clear, foreign).atexit = False
 
     def free(self, release: _Free, handle: Any) -> None:
         """Call `release(handle)` when the stream is idle; never raises. For finalizers.
@@ -141,12 +141,12 @@ class DriverTurns:
         """
         self.faults.lose(reason)
         self._freeing.clear()
-        for holder in list(self._held):
+        for holder in list(self._holders):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
-        self._held.clear()
+        self._holders.clear()
 
 
-class _Foreign:
+class _ForeignObjects:
     """Another library's objects."""
 
     def __init__(self, objects: list[Any]) -> None:
@@ -166,8 +166,8 @@ def _close(
         return
     try:
         api.cuCtxPushCurrent(place.context)
-        began = time.monotonic()
-        while int(code := api.cuStreamQuery(place.handle)[0]) and _patient(api, code, began):
+        started = time.monotonic()
+        while int(code := api.cuStreamQuery(place.handle)[0]) and _should_wait(api, code, started):
             time.sleep(1e-4)
         if not int(code):
             for release, handle in freeing:
@@ -179,15 +179,17 @@ def _close(
         pass
 
 
-def _patient(api: Any, code: Any, began: float) -> bool:
+def _should_wait(api: Any, code: Any, started: float) -> bool:
     """Return whether work is in flight and closing the device should still wait for it."""
-    return code == api.CUresult.CUDA_ERROR_NOT_READY and time.monotonic() - began < _PATIENCE_S
+    return (
+        code == api.CUresult.CUDA_ERROR_NOT_READY and time.monotonic() - started < _CLOSE_TIMEOUT_S
+    )
 
 
-def _forked() -> None:
-    for turns in list(_living):
+def _abandon_after_fork() -> None:
+    for turns in list(_live_turns):
         turns.abandon("CUDA does not outlive a fork")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_abandon_after_fork)

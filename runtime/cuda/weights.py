@@ -45,16 +45,18 @@ class DeviceWeights:
         self._plan = plan
         self._exclusive = exclusive
         self._segments = segments(plan.weights)
-        constants = {name: max(1, len(each.data) // 2) for name, each in plan.inline.items()}
+        constants = {
+            name: max(1, len(constant.data) // 2) for name, constant in plan.inline.items()
+        }
         self._inline, size = packed(constants, ALIGNMENT)
         self.nbytes = size
         with exclusive as device:
             self._constants = device.allocate(max(1, size))
-            for together in pieces(self._segments):
-                last = together[-1]
+            for group in pieces(self._segments):
+                last = group[-1]
                 memory = device.allocate(last.at + last.end - last.start)
                 self.nbytes += memory.nbytes
-                for segment in together:
+                for segment in group:
                     segment.memory = memory
         exclusive.upload(
             (

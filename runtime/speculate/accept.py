@@ -85,10 +85,10 @@ def agree(draft: Draft, choice: Callable[[int], int]) -> tuple[list[int], int]:
     node = -1
     while True:
         token = choice(node)
-        same = [child for child in draft.children(node) if draft.tokens[child] == token]
-        if not same:
+        matches = [child for child in draft.children(node) if draft.tokens[child] == token]
+        if not matches:
             return path, token
-        node = same[0]
+        node = matches[0]
         path.append(node)
 
 
@@ -155,10 +155,10 @@ class Top:
                 for rank, token in enumerate(ranked)
                 if rank == 0 or token not in special
             }
-            known = [child for child in siblings if draft.tokens[child] in ranks]
-            if not known:
+            candidates = [child for child in siblings if draft.tokens[child] in ranks]
+            if not candidates:
                 break
-            node = min(known, key=lambda child: ranks[draft.tokens[child]])
+            node = min(candidates, key=lambda child: ranks[draft.tokens[child]])
             path.append(node)
         return path, sampler(*target(node))
 

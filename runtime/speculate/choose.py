@@ -30,10 +30,10 @@ MAX_DRAFT_TOKENS = 64
 _CHAINS = (1, 2, 3, 4, 6)
 _TREES = ((2, 1), (2, 1, 1, 1), (3, 2, 1))
 # A look-up costs nothing, and its length is known before it is used. Long ones need states with a
-# larger window, whose extra memory may be at most _MEMORY times that of the weights.
+# larger window, whose extra memory may be at most _WINDOW_MEMORY times that of the weights.
 _LOOK_UPS = (1, 2, 3, 5, 7)
 _LONG_LOOK_UPS = (11, 15)
-_MEMORY = 1 / 8
+_WINDOW_MEMORY = 1 / 8
 _BYTE_CHAINS = (3, 6, 10, 15)
 # approximate bytes per word, the ratio of steps between drafters of bytes and of words
 _WORD = 4
@@ -70,7 +70,7 @@ def drafting(
     faults: list[InputError] = []
     learned, fixed = tree == UCB, None
     with collecting(faults):
-        fixed = None if learned and tokens is None else _fixed(tokens, tree)
+        fixed = None if learned and tokens is None else _fixed_shape(tokens, tree)
     with collecting(faults):
         rule = rule_of(accept)
     refuse(faults)
@@ -85,10 +85,10 @@ def drafting(
         )
     if draft == "ngram":
         if trees:
-            raise _one_thing("ngram")
-        shapes = [Shape(fixed.branches, LOOK_UP)] if fixed else _look_ups(target)
-        looking, policy = _ngram(shapes), _policy(fixed, shapes, target, target, rule)
-        return Drafting(looking, policy, _window(shapes), rule)
+            raise _chains_only("ngram")
+        shapes = [Shape(fixed.branches, LOOK_UP)] if fixed else _look_up_shapes(target)
+        look_up, policy = _ngram(shapes), _policy(fixed, shapes, target, target, rule)
+        return Drafting(look_up, policy, _window(shapes), rule)
     if isinstance(draft, str) or not hasattr(draft, "tokenizer"):
         raise InputError(
             f"must be a model or ngram, not {draft!r:.40}", field="draft",
@@ -96,7 +96,7 @@ def drafting(
         )  # fmt: skip
     shared = shared_ids(target.tokenizer, draft.tokenizer)
     if trees and not shared:
-        raise _one_thing(f"{draft.path.name}, which has another tokenizer,")
+        raise _chains_only(f"{draft.path.name}, which has another tokenizer,")
     shapes = [fixed] if fixed else [*ARMS] if learned else _arms(target, draft, shared)
     longest = max(shape.depth for shape in shapes)
     drafter: Drafter = (
@@ -107,27 +107,29 @@ def drafting(
     if learned:
         return Drafting(drafter, Ucb(shapes, _cost(target, draft)), _window(shapes), rule)
     if not fixed:
-        looked_up = _look_ups(target)
-        drafter, shapes = CombinedDrafter(drafter, _ngram(looked_up)), [*shapes, *looked_up]
+        look_ups = _look_up_shapes(target)
+        drafter, shapes = CombinedDrafter(drafter, _ngram(look_ups)), [*shapes, *look_ups]
     return Drafting(drafter, _policy(fixed, shapes, target, draft, rule), _window(shapes), rule)
 
 
-def _fixed(tokens: int | None, tree: Sequence[int] | str | None) -> Shape | None:
+def _fixed_shape(tokens: int | None, tree: Sequence[int] | str | None) -> Shape | None:
     if tokens is not None and tree is not None:
         raise InputError("drafts cannot have both a length and a shape", field="draft_tokens",
                          remedy="give draft_tokens or draft_tree")  # fmt: skip
     if tokens is not None:
         if not 1 <= tokens <= MAX_DRAFT_TOKENS:
-            raise InputError(f"must be 1 … {MAX_DRAFT_TOKENS}, not {tokens}", field="draft_tokens")
+            raise InputError(
+                f"must be from 1 to {MAX_DRAFT_TOKENS}, not {tokens}", field="draft_tokens"
+            )
         return Shape.of_chain(tokens)
     if isinstance(tree, str):
         raise InputError(
             f"{tree!r:.40} is not a tree", field="draft_tree", remedy="(3, 2, 1), or ucb"
         )
-    return None if tree is None else _tree(tree)
+    return None if tree is None else _tree_shape(tree)
 
 
-def _tree(branches: Sequence[int]) -> Shape:
+def _tree_shape(branches: Sequence[int]) -> Shape:
     if not branches:
         raise InputError("is empty", field="draft_tree", remedy="give branches such as 3,2,1")
     for depth, count in enumerate(branches):
@@ -145,7 +147,7 @@ def _tree(branches: Sequence[int]) -> Shape:
     return shape
 
 
-def _one_thing(name: str) -> InputError:
+def _chains_only(name: str) -> InputError:
     return InputError(f"{name} drafts chains, not trees", field="draft_tree",
                       remedy="draft_tokens, or a bundle of the same tokenizer")  # fmt: skip
 
@@ -161,18 +163,18 @@ def _policy(
 def _experience(target: Model, draft: Model, rule: Rule) -> Experience:
     """Return what earlier sessions of this pair learned; for look-up, `draft` is the target."""
     drafts = _EXPERIENCES.setdefault(target, WeakKeyDictionary())
-    known = drafts.setdefault(draft, {})
-    if rule.name not in known:
-        known[rule.name] = Experience(_cost(target, draft))
-    return known[rule.name]
+    experiences = drafts.setdefault(draft, {})
+    if rule.name not in experiences:
+        experiences[rule.name] = Experience(_cost(target, draft))
+    return experiences[rule.name]
 
 
 def _cost(target: Model, draft: Model) -> float:
     """Return the cost of a drafter's run in steps of the target, taken as the ratio of weights."""
-    return min(1.0, _weights(draft) / _weights(target))
+    return min(1.0, _weight_bytes(draft) / _weight_bytes(target))
 
 
-def _weights(model: Model) -> int:
+def _weight_bytes(model: Model) -> int:
     """Return the approximate bytes of a model's weights: those of its bundle's largest file."""
     return max(file.size for file in model.manifest.files)
 
@@ -181,7 +183,7 @@ def _ngram(shapes: Sequence[Shape]) -> NgramDrafter:
     return NgramDrafter(max(shape.depth for shape in shapes))
 
 
-def _look_ups(target: Model) -> list[Shape]:
+def _look_up_shapes(target: Model) -> list[Shape]:
     long = target.tokenizer.kind == "bytes" or _affords_long(target)
     lengths = _LOOK_UPS + _LONG_LOOK_UPS if long else _LOOK_UPS
     return _fitting(target, [Shape.of_chain(length, LOOK_UP) for length in lengths])
@@ -191,10 +193,10 @@ def _affords_long(target: Model) -> bool:
     engine, window = target.engine, max(_LONG_LOOK_UPS) + 1
     if window > engine.longest_window:
         return False
-    usual, longer = (
+    usual_bytes, long_bytes = (
         engine.memory_plan(window=size)["state_ring"] for size in (max(_LOOK_UPS) + 1, window)
     )
-    return longer - usual <= _MEMORY * _weights(target)
+    return long_bytes - usual_bytes <= _WINDOW_MEMORY * _weight_bytes(target)
 
 
 def _fitting(target: Model, shapes: list[Shape]) -> list[Shape]:
@@ -224,8 +226,10 @@ def _arms(target: Model, draft: Model, shared: int) -> list[Shape]:
 def _model_drafter(
     target: Model, draft: Model, shared: int, shapes: Sequence[Shape], capacity: int | None
 ) -> ModelDrafter:
-    name, theirs, own = draft.path.name, target.tokenizer, draft.tokenizer
-    vocabulary = Vocabulary(theirs.vocab_size, shared, own.eos[0] if own.eos else 0)
+    name, target_tokenizer, draft_tokenizer = draft.path.name, target.tokenizer, draft.tokenizer
+    vocabulary = Vocabulary(
+        target_tokenizer.vocab_size, shared, draft_tokenizer.eos[0] if draft_tokenizer.eos else 0
+    )
     # a draft of n tokens consumes n - 1, after up to two accepted tokens
     longest = max(shape.depth for shape in shapes)
     context = _context(draft, longest + 2, capacity)
@@ -233,21 +237,23 @@ def _model_drafter(
         size: draft.engine.new_state(batch=size, window=1, capacity=context.state.capacity)
         for size in batch_sizes(shapes)
     }
-    return ModelDrafter(name, context, vocabulary, set(theirs.special_ids), batches)
+    return ModelDrafter(name, context, vocabulary, set(target_tokenizer.special_ids), batches)
 
 
 def _text_drafter(target: Model, draft: Model, longest: int, capacity: int | None) -> TextDrafter:
-    name, theirs, own = draft.path.name, target.tokenizer, draft.tokenizer
-    for tokenizer, whose in ((theirs, target), (own, draft)):
+    name, target_tokenizer, draft_tokenizer = draft.path.name, target.tokenizer, draft.tokenizer
+    for tokenizer, owner in ((target_tokenizer, target), (draft_tokenizer, draft)):
         if not writes_text(tokenizer):
             raise InputError(
                 f"{name} has another tokenizer than {target.path.name}, and that of "
-                f"{whose.path.name} cannot encode all text",
+                f"{owner.path.name} cannot encode all text",
                 field="draft",
                 remedy="draft with a bundle of the same tokenizer, or with ngram",
             )
-    steps = _own_steps(longest, own, theirs)
-    return TextDrafter(name, _context(draft, steps + BACK + 2, capacity), own, theirs, steps)
+    steps = _own_steps(longest, draft_tokenizer, target_tokenizer)
+    return TextDrafter(
+        name, _context(draft, steps + BACK + 2, capacity), draft_tokenizer, target_tokenizer, steps
+    )
 
 
 def _context(draft: Model, window: int, capacity: int | None) -> Context:

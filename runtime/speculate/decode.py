@@ -101,25 +101,25 @@ class Speculative:
             context.pending = token
             steps.say(token)
             yield token
-            began = time.perf_counter()
+            started = time.perf_counter()
             draft = self.forced()
             if draft.tokens:
                 shape = Shape.of_chain(len(draft.tokens), GRAMMAR)
-                path, following, _ = self._round(token, draft, shape, NO_OUTLOOK, began)
+                path, next_token, _ = self._round(token, draft, shape, NO_OUTLOOK, started)
             else:
                 outlook = self._drafter.outlook(context.tokens, token)
                 if self._policy.rests(outlook):
                     token = steps.step(token)
                     self.figures.steps += 1
-                    self._policy.rested(time.perf_counter() - began)
+                    self._policy.rested(time.perf_counter() - started)
                     continue
-                asked, shape = self._shape(outlook)
-                working = not self.figures.problem
+                chosen, shape = self._choose_shape(outlook)
+                was_working = not self.figures.problem
                 draft = self._draft(token, shape)
-                path, following, done = self._round(token, draft, shape, outlook, began)
+                path, next_token, outcome = self._round(token, draft, shape, outlook, started)
                 # a draft cut short by the answer's end, or a failure, says nothing about the shape
-                if shape == asked and not (working and self.figures.problem):
-                    self._policy.learn(done)
+                if shape == chosen and not (was_working and self.figures.problem):
+                    self._policy.learn(outcome)
             for index, node in enumerate(path):
                 token = draft.tokens[node]
                 steps.say(token)
@@ -130,25 +130,25 @@ class Speculative:
                     context.rewind(len(path) - index)
                     context.pending = token
                     raise
-            token = following
+            token = next_token
 
     def _round(
-        self, pending: int, draft: Draft, shape: Shape, outlook: Outlook, began: float
+        self, pending: int, draft: Draft, shape: Shape, outlook: Outlook, started: float
     ) -> tuple[list[int], int, Round]:
         """Verify a draft and update the figures. Return (accepted nodes, next token, round)."""
         drafted = time.perf_counter()
-        path, following = self._verify(pending, draft)
-        done = Round(
+        path, next_token = self._verify(pending, draft)
+        outcome = Round(
             shape,
             len(draft.tokens),
             *draft.outcome(path),
-            drafted - began,
+            drafted - started,
             time.perf_counter() - drafted,
             outlook,
-            (*(draft.tokens[node] for node in path), following),
+            (*(draft.tokens[node] for node in path), next_token),
         )
-        self._count(done)
-        return path, following, done
+        self._count(outcome)
+        return path, next_token, outcome
 
     def _room(self) -> int:
         """Return the number of drafted tokens that the window and the KV caches have room for."""
@@ -159,7 +159,7 @@ class Speculative:
             room = min(room, context.state.capacity - len(context.tokens) - 2)
         return room
 
-    def _shape(self, outlook: Outlook) -> tuple[Shape, Shape]:
+    def _choose_shape(self, outlook: Outlook) -> tuple[Shape, Shape]:
         """Return (the policy's shape, its part that fits the answer, the window and the caches)."""
         if self.figures.problem and not self._drafter.goes_on:
             return NO_DRAFT, NO_DRAFT
@@ -217,29 +217,29 @@ class Speculative:
                 return Row(row, recent)
             return Row(row, recent + [token for token in path if token not in steps.special])
 
-        path, following = self._rule.accept(draft, target, steps.sampler, steps.special)
-        said = (*(draft.tokens[node] for node in path), following)
-        for node, token in zip((-1, *path), said, strict=True):
+        path, next_token = self._rule.accept(draft, target, steps.sampler, steps.special)
+        tokens = (*(draft.tokens[node] for node in path), next_token)
+        for node, token in zip((-1, *path), tokens, strict=True):
             steps.note(logits[node + 1], token)
         if draft.parents is None:
             context.rewind(len(draft.tokens) - len(path))
         else:
             last = path[-1] if path else -1
             context.keep(last + 1, (pending, *draft.path(last)))
-        return path, following
+        return path, next_token
 
-    def _count(self, done: Round) -> None:
+    def _count(self, outcome: Round) -> None:
         figures = self.figures
-        figures.draft_s += done.draft_s
-        if not done.nodes:
+        figures.draft_s += outcome.draft_s
+        if not outcome.nodes:
             figures.steps += 1
             return
-        figures.verify_s += done.verify_s
-        branches = done.asked.branches
-        for share in (figures, figures.sources[done.asked.source]):
+        figures.verify_s += outcome.verify_s
+        branches = outcome.asked.branches
+        for share in (figures, figures.sources[outcome.asked.source]):
             share.rounds += 1
-            share.drafted += done.nodes
-            share.accepted += len(done.ranks)
+            share.drafted += outcome.nodes
+            share.accepted += len(outcome.ranks)
             share.shapes[branches] = share.shapes.get(branches, 0) + 1
 
 

@@ -34,17 +34,17 @@ class Draft(NamedTuple):
         """Return the tokens from the root's child to a node; none for -1."""
         if self.parents is None:
             return [*self.tokens[: node + 1]]
-        said: list[int] = []
+        path: list[int] = []
         while node != -1:
-            said.append(self.tokens[node])
+            path.append(self.tokens[node])
             node = self.parents[node]
-        return said[::-1]
+        return path[::-1]
 
     def outcome(self, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return (`offered`, `ranks`) of `Round` for the accepted path."""
         if self.parents is None:
-            more = len(path) < len(self.tokens)
-            return (1,) * len(path) + (int(more),), (0,) * len(path)
+            has_more = len(path) < len(self.tokens)
+            return (1,) * len(path) + (int(has_more),), (0,) * len(path)
         families = [self.children(node) for node in (-1, *path)]
         ranks = [family.index(node) for family, node in zip(families, path, strict=False)]
         return tuple(map(len, families)), tuple(ranks)

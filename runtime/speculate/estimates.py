@@ -53,13 +53,13 @@ class Fit:
     def learn(self, amounts: Pair, cost: float, guess: Pair) -> None:
         """Learn the total cost of these amounts. `guess`: prior unit costs, as in `each`."""
         a, b = amounts
-        one, other = self.each(guess)
+        first, second = self.each(guess)
         if self.seen >= self._few:
-            cost = min(cost, self.OUTLIER * (a * one + b * other))
-        kept = 1 - 1 / self.LIMIT
+            cost = min(cost, self.OUTLIER * (a * first + b * second))
+        decay = 1 - 1 / self.LIMIT
         aa, ab, bb = self._squares
-        self._squares = (kept * aa + a * a, kept * ab + a * b, kept * bb + b * b)
-        self._sums = (kept * self._sums[0] + a * cost, kept * self._sums[1] + b * cost)
+        self._squares = (decay * aa + a * a, decay * ab + a * b, decay * bb + b * b)
+        self._sums = (decay * self._sums[0] + a * cost, decay * self._sums[1] + b * cost)
         self.seen += 1
 
     def fade(self, kept: float) -> None:
@@ -77,9 +77,9 @@ class Fit:
         aa, bb = aa + self._weights[0], bb + self._weights[1]
         p = self._sums[0] + self._weights[0] * guess[0]
         q = self._sums[1] + self._weights[1] * guess[1]
-        whole = aa * bb - ab * ab
-        one, other = (p * bb - q * ab) / whole, (q * aa - p * ab) / whole
-        return max(one, 0.1 * guess[0]), max(other, 0.1 * guess[1])
+        determinant = aa * bb - ab * ab
+        first, second = (p * bb - q * ab) / determinant, (q * aa - p * ab) / determinant
+        return max(first, 0.1 * guess[0]), max(second, 0.1 * guess[1])
 
 
 class Costs:
@@ -112,7 +112,7 @@ class Costs:
         self.step = Mean()
         self.after = Mean(count=4.0)
         self.in_vain = Mean()
-        self._last: list[float] = []  # seconds of the last steps
+        self._recent: list[float] = []  # seconds of the last steps
         self._run = (run, self.READ * run)
         self._drafts = {chain: Fit((0.5, 10.0), few=3) for chain in (True, False)}
         self._verified = {chain: Fit((5.0, 3.0)) for chain in (True, False)}
@@ -126,13 +126,13 @@ class Costs:
         """
         step, known = self.step, self.step.value
         seconds = max(seconds, 1e-9)  # a clock may stand still, and costs are divided by steps
-        self._last = (self._last + [seconds] * min(times, self.FEW))[-self.FEW :]
-        usual = sorted(self._last)[(len(self._last) - 1) // 2]
+        self._recent = (self._recent + [seconds] * min(times, self.FEW))[-self.FEW :]
+        usual = sorted(self._recent)[(len(self._recent) - 1) // 2]
         if step.count < self.FEW or abs(usual - known) > self.ABOUT * known:
             if drafting and step.count >= self.FEW:
                 for fit in (*self._drafts.values(), *self._verified.values()):
                     fit.scale(known / usual)
-            step.value, step.count = usual, len(self._last)
+            step.value, step.count = usual, len(self._recent)
             return False
         step.add(min(seconds, self.OUTLIER * known), times)
         return abs(seconds - known) <= self.ABOUT * known
@@ -174,9 +174,9 @@ class Costs:
         for fit in self._drafts.values():
             fit.fade(kept)
 
-    def _guess(self, fits: dict[bool, Fit], chain: bool, otherwise: Pair) -> Pair:
+    def _guess(self, fits: dict[bool, Fit], chain: bool, default: Pair) -> Pair:
         other = fits[not chain]
-        return other.each(otherwise) if other.seen else otherwise
+        return other.each(default) if other.seen else default
 
 
 class Shift:
@@ -194,30 +194,30 @@ class Shift:
     KEPT = 0.99
 
     def __init__(self) -> None:
-        self._by = 0.0
-        self._times = 1.0  # exp(_by), the factor on the odds
+        self._log_shift = 0.0
+        self._odds_factor = 1.0  # exp(_log_shift), the factor on the odds
         self._certainty = self.BETWEEN**-2
 
     def of(self, rate: float) -> float:
         """Return the shifted rate. Rates are limited to 0.02 … 0.98 so that odds stay finite."""
         rate = 0.02 if rate < 0.02 else 0.98 if rate > 0.98 else rate
-        moved = rate * self._times
+        moved = rate * self._odds_factor
         return moved / (1 - rate + moved)
 
     def learn(self, rate: float, accepted: bool) -> None:
         """Learn from one token, whose usual acceptance rate is `rate`."""
         expected = self.of(rate)
         self._certainty = min(self._certainty + expected * (1 - expected), self.CERTAIN)
-        moved = self._by + (accepted - expected) / self._certainty
-        self._by = min(max(moved, -4.0), 4.0)
-        self._times = math.exp(self._by)
+        moved = self._log_shift + (accepted - expected) / self._certainty
+        self._log_shift = min(max(moved, -4.0), 4.0)
+        self._odds_factor = math.exp(self._log_shift)
 
     def fade(self, rounds: int = 1) -> None:
         """Let knowledge fade by this many rounds without information."""
-        before, kept = self.BETWEEN**-2, self.KEPT**rounds
-        self._by *= kept
-        self._times = math.exp(self._by)
-        self._certainty = before + kept * (self._certainty - before)
+        prior, kept = self.BETWEEN**-2, self.KEPT**rounds
+        self._log_shift *= kept
+        self._odds_factor = math.exp(self._log_shift)
+        self._certainty = prior + kept * (self._certainty - prior)
 
 
 class Acceptance:
@@ -259,18 +259,18 @@ class Acceptance:
         up to d of P(a child is accepted).
         """
         refused: dict[tuple[int, int], float] = {}
-        found = []
+        totals = []
         for shape in shapes:
             expected = reached = 1.0
             for depth, branches in enumerate(shape.branches):
                 for rank in range(branches):
                     if (depth, rank + 1) not in refused:
-                        this = 1 - shift.of(self.rate(depth, rank))
-                        refused[depth, rank + 1] = refused.get((depth, rank), 1.0) * this
+                        refusal = 1 - shift.of(self.rate(depth, rank))
+                        refused[depth, rank + 1] = refused.get((depth, rank), 1.0) * refusal
                 reached *= 1 - refused[depth, branches]
                 expected += reached
-            found.append(expected)
-        return found
+            totals.append(expected)
+        return totals
 
 
 class Repetition:
@@ -296,19 +296,21 @@ class Repetition:
 
     def learn(self, matched: int, accepted: list[bool], shift: Shift) -> None:
         """Learn from a look-up. `accepted`: whether each token was, up to the first rejection."""
-        for rate, this in zip(self._rates[min(matched, self.LONGEST) :], accepted, strict=False):
-            shift.learn(rate.value, this)
-            rate.add(this)
+        for rate, is_accepted in zip(
+            self._rates[min(matched, self.LONGEST) :], accepted, strict=False
+        ):
+            shift.learn(rate.value, is_accepted)
+            rate.add(is_accepted)
 
     def tokens(self, matched: int, depth: int, shift: Shift) -> list[float]:
         """Return the expected tokens of rounds with chains of 0, 1, … `depth` tokens."""
         expected = reached = 1.0
-        found = [expected]
+        totals = [expected]
         matched = min(matched, self.LONGEST)
         for rate in self._rates[matched : matched + depth]:
             reached *= shift.of(rate.value)
             if reached < self.HARDLY:
                 break
             expected += reached
-            found.append(expected)
-        return found + [expected] * (depth + 1 - len(found))
+            totals.append(expected)
+        return totals + [expected] * (depth + 1 - len(totals))

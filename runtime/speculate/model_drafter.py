@@ -105,11 +105,11 @@ class Growth:
 
     def _path(self, node: int) -> list[int]:
         """Return the tokens from the root to a node."""
-        said: list[int] = []
+        path: list[int] = []
         while node != -1:
-            said.append(self._tokens[node])
+            path.append(self._tokens[node])
             node = self._parents[node]
-        return said[::-1]
+        return path[::-1]
 
     def draft(self) -> Draft:
         parents = tuple(self._parents)
@@ -193,34 +193,34 @@ class ModelDrafter(Drafter):
         if not shape.nodes:
             return NOTHING
         try:
-            logits = self._caught_up(tokens, pending)
-            return self._grown(logits, shape, Growth(sampler, recent, self._special))
+            logits = self._catch_up(tokens, pending)
+            return self._grow(logits, shape, Growth(sampler, recent, self._special))
         except EdgeError:
             # the next answer must not see a broken state
             self.context.clear()
             self._known = 0
             raise
 
-    def _caught_up(self, tokens: Sequence[int], pending: int) -> Logits:
+    def _catch_up(self, tokens: Sequence[int], pending: int) -> Logits:
         """Run the new tokens and return the logits after the pending token."""
         known, read = self._known, self._vocabulary.read
-        wanted = read([*tokens[known:], pending])
-        reused = self.context.align(wanted, known)
+        unread = read([*tokens[known:], pending])
+        reused = self.context.align(unread, known)
         if reused < known:  # its state does not go back that far
-            known, wanted = 0, read([*tokens, pending])
+            known, unread = 0, read([*tokens, pending])
         self._known = len(tokens) + 1
-        return self.context.advance(wanted[reused - known :])
+        return self.context.advance(unread[reused - known :])
 
-    def _grown(self, logits: Logits, shape: Shape, growth: Growth) -> Draft:
+    def _grow(self, logits: Logits, shape: Shape, growth: Growth) -> Draft:
         rows: Sequence[Logits] = [logits]
         state, allowed = self.context.state, self._vocabulary.allowed
         for depth, count in enumerate(shape.branches, 1):
             tokens = growth.add(map(allowed, rows), count)
             if depth < shape.depth:
-                rows, state = self._stepped(tokens, state)
+                rows, state = self._step(tokens, state)
         return growth.draft()
 
-    def _stepped(self, tokens: list[int], state: State) -> tuple[Sequence[Logits], State]:
+    def _step(self, tokens: list[int], state: State) -> tuple[Sequence[Logits], State]:
         """Consume one token per sequence, after spreading the state if there are more tokens.
 
         Returns the logits of each sequence and the state used.
@@ -228,9 +228,9 @@ class ModelDrafter(Drafter):
         if len(tokens) == 1:
             return [self.context.step(tokens[0])], state
         if len(tokens) > state.batch:
-            wide = self._batches[len(tokens)]
-            state.spread(wide)
-            state = wide
+            batch_state = self._batches[len(tokens)]
+            state.spread(batch_state)
+            state = batch_state
         logits = self.context.engine.run(np.asarray(tokens, np.int64)[:, None], state)
         return list(logits[:, 0]), state
 

@@ -18,7 +18,7 @@ from edge.runtime.speculate.shape import LOOK_UP, Shape
 _LENGTHS = (4, 2)
 _SHORT = _LENGTHS[-1]
 # maximum counted length of a match
-_COUNTED = 16
+_MAX_MATCH = 16
 
 
 class NgramDrafter(Drafter):
@@ -55,7 +55,7 @@ class NgramDrafter(Drafter):
             for length in _LENGTHS:
                 end = self._ends[length].get(tuple(known[-length:]))
                 if end is not None:
-                    self._outlook = Outlook(self._matched(end, length), self._following(end))
+                    self._outlook = Outlook(self._matched(end, length), self._continuation(end))
                     break
         return self._outlook
 
@@ -63,25 +63,25 @@ class NgramDrafter(Drafter):
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
         """See `Drafter.propose`. Always proposes a chain, which the last `outlook` has found."""
-        found = self._outlook.found[: shape.depth]
-        return Draft(found, (None,) * len(found))
+        drafted = self._outlook.found[: shape.depth]
+        return Draft(drafted, (None,) * len(drafted))
 
     def _matched(self, end: int, length: int) -> int:
         """Return how many tokens before `end` equal the end of the text; `length` are known to."""
         known = self._tokens
-        most = min(_COUNTED, end)
-        while length < most and known[end - length - 1] == known[-length - 1]:
+        limit = min(_MAX_MATCH, end)
+        while length < limit and known[end - length - 1] == known[-length - 1]:
             length += 1
         return length
 
-    def _following(self, end: int) -> tuple[int, ...]:
+    def _continuation(self, end: int) -> tuple[int, ...]:
         """Return the tokens after `end`, repeated if the text ends before the draft is full: a text
         that loops is expected to keep looping.
         """
-        found = self._tokens[end : end + self._longest]
-        if (short := self._longest - len(found)) > 0:
-            found += (found * (1 + short // len(found)))[:short]
-        return tuple(found)
+        continuation = self._tokens[end : end + self._longest]
+        if (missing := self._longest - len(continuation)) > 0:
+            continuation += (continuation * (1 + missing // len(continuation)))[:missing]
+        return tuple(continuation)
 
     def _follow(self, tokens: Sequence[int], pending: int) -> None:
         """Add the new tokens; start over if known tokens have changed."""
@@ -102,8 +102,8 @@ class NgramDrafter(Drafter):
             if first == last - 1:  # the usual case: a plain step
                 ends[tuple(known[first - length : first])] = first
             elif first < last:
-                runs = (known[first - length + at : last - length + at] for at in range(length))
-                ends.update(zip(zip(*runs, strict=True), range(first, last), strict=True))
+                columns = (known[first - length + at : last - length + at] for at in range(length))
+                ends.update(zip(zip(*columns, strict=True), range(first, last), strict=True))
 
 
 class CombinedDrafter(Drafter):
@@ -137,11 +137,11 @@ class CombinedDrafter(Drafter):
         self._failed = False
 
     def outlook(self, tokens: Sequence[int], pending: int) -> Outlook:
-        found = self._look_up.outlook(tokens, pending)
+        look_up = self._look_up.outlook(tokens, pending)
         if self._look_up.restarted:
             self._read = 0  # for a new text, assume that the model has read none of it
         behind = self._HOPELESS if self._failed else len(tokens) + 1 - self._read
-        return Outlook(found.matched, found.found, behind)
+        return Outlook(look_up.matched, look_up.found, behind)
 
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]

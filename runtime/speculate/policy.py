@@ -196,7 +196,7 @@ class Bandit(Policy):
         self._wake()
         self._greedy, self._refused, self._rest = greedy, 0, 0
         self._lessons = self.experience.greedy if greedy else self.experience.sampled
-        self._copying, self._drafting = Shift(), Shift()
+        self._look_up_shift, self._model_shift = Shift(), Shift()
         self._stale, self._after_run = self.REFRESHED, False
 
     # -- choosing --------------------------------------------------------------------------------
@@ -207,35 +207,35 @@ class Bandit(Policy):
             return NO_DRAFT
         if self._stale >= self.REFRESHED:
             self._estimate()
-        best, lowest = self._look_up(outlook) if outlook.found else (NO_DRAFT, 1.0)
-        more = outlook.behind - 1
-        read = min(more, self.AT_ONCE) + max(0, more - self.AT_ONCE) / self.OFTEN
-        least, cheapest = math.inf, NO_DRAFT
-        for arm, steps, reading, tokens in self._prices:
-            price = (steps + reading * read) / tokens
-            if price < least:
-                least, cheapest = price, arm
-        if least < lowest:
+        look_up, look_up_price = self._look_up(outlook) if outlook.found else (NO_DRAFT, 1.0)
+        unread = outlook.behind - 1
+        read_cost = min(unread, self.AT_ONCE) + max(0, unread - self.AT_ONCE) / self.OFTEN
+        lowest_price, cheapest = math.inf, NO_DRAFT
+        for arm, steps, reading, tokens in self._model_prices:
+            price = (steps + reading * read_cost) / tokens
+            if price < lowest_price:
+                lowest_price, cheapest = price, arm
+        if lowest_price < look_up_price:
             return cheapest
-        if best is NO_DRAFT:
+        if look_up is NO_DRAFT:
             # the further a model's drafts are from paying off, the longer they will not
-            rest = self.RESTS * (least / lowest - 1)
+            rest = self.RESTS * (lowest_price / look_up_price - 1)
             self._rest = int(min(max(rest, self.REST), self.REFRESHED))
             self._refused = outlook.matched
-        return best
+        return look_up
 
     def _look_up(self, outlook: Outlook) -> tuple[Shape, float]:
         """Return (best look-up arm, its steps per token), or (NO_DRAFT, 1.0) if none beats 1.0."""
-        found, best, lowest = len(outlook.found), NO_DRAFT, 1.0
-        longest = min(found, self._copies[-1][0].depth) if self._copies else 0
-        tokens = self._lessons.repetition.tokens(outlook.matched, longest, self._copying)
-        for arm, steps in self._copies:
-            if arm.depth > found:
+        available, best, lowest_price = len(outlook.found), NO_DRAFT, 1.0
+        longest = min(available, self._look_up_prices[-1][0].depth) if self._look_up_prices else 0
+        tokens = self._lessons.repetition.tokens(outlook.matched, longest, self._look_up_shift)
+        for arm, steps in self._look_up_prices:
+            if arm.depth > available:
                 break
             price = steps / tokens[arm.depth]
-            if price < lowest:
-                best, lowest = arm, price
-        return best, lowest
+            if price < lowest_price:
+                best, lowest_price = arm, price
+        return best, lowest_price
 
     def _estimate(self) -> None:
         """Compute the costs of all arms: for look-ups (arm, steps), for models (arm, steps, steps
@@ -244,28 +244,33 @@ class Bandit(Policy):
         costs, lessons = self._costs, self._lessons
         costs.fade(lessons.fade())
         self._stale = 0
-        later = max(0.0, costs.after.value)
+        after = max(0.0, costs.after.value)
         run, token = costs.verifying(True)
         others = sum(lessons.pulls.get(arm, 0.0) for arm in self._look_ups)
-        self._copies = [
-            (arm, (later + run + token * arm.depth)
-             * (self.GAIN if self._exact else self._doubted(arm, others)))
+        self._look_up_prices = [
+            (arm, (after + run + token * arm.depth)
+             * (self.GAIN if self._exact else self._doubt_factor(arm, others)))
             for arm in self._look_ups
         ]  # fmt: skip
-        found = lessons.found.value
-        silent = (1 - found) * (costs.in_vain.value + 1)
+        found_rate = lessons.found.value
+        no_draft = (1 - found_rate) * (costs.in_vain.value + 1)
         others = sum(lessons.pulls.get(arm, 0.0) for arm in self._models)
-        self._prices = []
+        self._model_prices = []
         for arm, tokens in zip(
-            self._models, lessons.acceptance.tokens(self._models, self._drafting), strict=True
+            self._models, lessons.acceptance.tokens(self._models, self._model_shift), strict=True
         ):
-            (one, reading), (run, token) = costs.drafting(arm.chain), costs.verifying(arm.chain)
-            steps = costs.runs(arm) * one + later + run + token * arm.nodes
-            doubted = self._doubted(arm, others)
-            expected = found * tokens + 1 - found
-            self._prices.append((arm, (silent + found * steps) * doubted, reading, expected))
+            (run_cost, reading), (run, token) = (
+                costs.drafting(arm.chain),
+                costs.verifying(arm.chain),
+            )
+            steps = costs.runs(arm) * run_cost + after + run + token * arm.nodes
+            doubt = self._doubt_factor(arm, others)
+            expected = found_rate * tokens + 1 - found_rate
+            self._model_prices.append(
+                (arm, (no_draft + found_rate * steps) * doubt, reading, expected)
+            )
 
-    def _doubted(self, arm: Shape, others: float) -> float:
+    def _doubt_factor(self, arm: Shape, others: float) -> float:
         """Return the factor on an arm's price. `others`: pulls of all arms of its source."""
         known = max(self._lessons.known(arm, others), 1e-4)
         return max(0.0, self.GAIN - self.DOUBT / math.sqrt(known))
@@ -284,13 +289,13 @@ class Bandit(Policy):
 
     def rested(self, seconds: float) -> None:
         self._rested += 1
-        self._rested_s += self._alone(seconds)
+        self._rested_s += self._without_run_cost(seconds)
 
     def _wake(self) -> None:
         """Learn from all rested rounds at once."""
         if self._rested:
             self._learn_steps(self._rested_s / self._rested, self._rested)
-            self._drafting.fade(self._rested)
+            self._model_shift.fade(self._rested)
             self.pulls[NO_DRAFT] += self._rested
             self._stale += self._rested
             self._lessons.passed += self._rested
@@ -303,31 +308,31 @@ class Bandit(Policy):
         self.pulls[arm] += 1
         self._stale += 1
         lessons.passed += 1
-        model = arm.nodes > 0 and arm.source != LOOK_UP
+        from_model = arm.nodes > 0 and arm.source != LOOK_UP
         if done.nodes:
             lessons.pulls[arm] = lessons.pulls.get(arm, 0.0) + 1
             if self._after_run:
                 costs.after.add(0.0)
-            looked_up_s = 0.0 if model else done.draft_s
+            looked_up_s = 0.0 if from_model else done.draft_s
             costs.learn_run(arm.chain, done.nodes, done.verify_s + looked_up_s)
             self._unseen += 1
             self._after_run = True
         else:  # without a proposal there is nothing to learn about drafts
-            self._learn_steps(self._alone(done.verify_s), 1)
-        if accepted := self._copied(done):
-            lessons.repetition.learn(done.outlook.matched, accepted, self._copying)
-        if not model:
-            self._drafting.fade()
+            self._learn_steps(self._without_run_cost(done.verify_s), 1)
+        if accepted := self._look_up_accepted(done):
+            lessons.repetition.learn(done.outlook.matched, accepted, self._look_up_shift)
+        if not from_model:
+            self._model_shift.fade()
             return
         self._stale += self.FRESH
         lessons.found.add(done.nodes > 0)
         if done.nodes:
             costs.learn_draft(arm, done.outlook.behind - 1, done.draft_s)
-            lessons.acceptance.learn(arm, done.offered, done.ranks, self._drafting)
+            lessons.acceptance.learn(arm, done.offered, done.ranks, self._model_shift)
         else:
             costs.in_vain.add(done.draft_s / costs.step.value)
 
-    def _alone(self, seconds: float) -> float:
+    def _without_run_cost(self, seconds: float) -> float:
         """Return what a step would have taken without a verifying run before it."""
         if not self._after_run:
             return seconds
@@ -339,7 +344,7 @@ class Bandit(Policy):
         if self._costs.learn_step(seconds, times, drafting=drafting) or not drafting:
             self._unseen = 0
 
-    def _copied(self, done: Round) -> list[bool]:
+    def _look_up_accepted(self, done: Round) -> list[bool]:
         """Return whether each token of the look-up was, or would have been, accepted, up to the
         first that was not.
         """

@@ -65,13 +65,13 @@ class Transcript:
 
         Returns the number of leading bytes that stayed.
         """
-        held = self.tokens[known:]
-        kept = common_prefix(held, tokens)
+        current = self.tokens[known:]
+        kept = common_prefix(current, tokens)
         self.cut(known + kept)
-        stayed = len(self.data)
+        unchanged = len(self.data)
         for token in tokens[kept:]:
             self.append(token)
-        return stayed
+        return unchanged
 
     def tokens_within(self, size: int) -> int:
         """Return the number of tokens, with text or without, that end within `size` bytes."""
@@ -110,8 +110,8 @@ class Pieces:
     """The bytes of all tokens, sorted to find the tokens that can continue a partial text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        found = ((tokenizer.token_bytes(token), token) for token in range(tokenizer.vocab_size))
-        ordered = sorted((piece, token) for piece, token in found if piece)
+        pairs = ((tokenizer.token_bytes(token), token) for token in range(tokenizer.vocab_size))
+        ordered = sorted((piece, token) for piece, token in pairs if piece)
         self._pieces = [piece for piece, _ in ordered]
         self._tokens = np.array([token for _, token in ordered], np.intp)
 
@@ -121,13 +121,13 @@ class Pieces:
         """
         pieces = self._pieces
         # UTF-8 never contains this byte, and no piece has 64 of them
-        found = self._tokens[bisect_left(pieces, text) : bisect_left(pieces, text + b"\xff" * 64)]
+        tokens = self._tokens[bisect_left(pieces, text) : bisect_left(pieces, text + b"\xff" * 64)]
         size = len(text)
-        while not found.size and size > 1:
+        while not tokens.size and size > 1:
             size -= 1
-            same = text[:size]
-            found = self._tokens[bisect_left(pieces, same) : bisect_right(pieces, same)]
-        return found
+            prefix = text[:size]
+            tokens = self._tokens[bisect_left(pieces, prefix) : bisect_right(pieces, prefix)]
+        return tokens
 
 
 def spelled(tokenizer: Tokenizer, text: str, before: int | None) -> list[int] | None:
@@ -135,21 +135,21 @@ def spelled(tokenizer: Tokenizer, text: str, before: int | None) -> list[int] | 
 
     Returns None if the tokenizer lacks a character or alters the text.
     """
-    wanted = text.encode()
+    expected = text.encode()
     # some tokenizers put a space before any text: also try without the leading one
-    for given in (text, text[1:]) if text.startswith(" ") else (text,):
+    for candidate in (text, text[1:]) if text.startswith(" ") else (text,):
         try:
             if before is None:
-                ids = tokenizer.encode(given)
+                ids = tokenizer.encode(candidate)
             else:
-                parts = [Segment("", tokens=(before,)), Segment(given)]
+                parts = [Segment("", tokens=(before,)), Segment(candidate)]
                 ids = tokenizer.encode_segments(parts)[1:]
         except InputError:
             continue
-        found = b"".join(map(tokenizer.token_bytes, ids))
+        data = b"".join(map(tokenizer.token_bytes, ids))
         if before is None and tokenizer.strips_space:
-            found = found.removeprefix(b" ")
-        if found == wanted:
+            data = data.removeprefix(b" ")
+        if data == expected:
             return ids
     return None
 

@@ -82,90 +82,90 @@ class TextDrafter(Drafter):
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
         """See `Drafter.propose`. Also raises EngineError for text that it cannot encode."""
-        context, said = self.context, self.said
-        self._hear(tokens, pending)
-        said.cut(len(context.tokens))
-        end = self._readable()
-        kept, fresh = self._reading(end)
+        context, own_text = self.context, self.said
+        self._follow_target(tokens, pending)
+        own_text.cut(len(context.tokens))
+        end = self._readable_bytes()
+        kept, fresh = self._convert(end)
         full = context.state.capacity is not None and (
             kept + len(fresh) + self._longest > context.state.capacity
         )
         if full or not fresh:
             return NOTHING
-        logits = self._following(kept, fresh)
-        said.follow(fresh, kept)
+        logits = self._next_logits(kept, fresh)
+        own_text.follow(fresh, kept)
         self.agreed = end
-        ids = self._ahead(logits, bytes(self.heard.data[end:]), shape.depth)
+        ids = self._draft_ahead(logits, bytes(self.heard.data[end:]), shape.depth)
         return Draft(tuple(ids), (None,) * len(ids))
 
     # -- following the target ---------------------------------------------------------------------
 
-    def _hear(self, tokens: Sequence[int], pending: int) -> None:
+    def _follow_target(self, tokens: Sequence[int], pending: int) -> None:
         known = 0 if self._began else len(self.heard.tokens)
-        stayed = self.heard.follow([*tokens[known:], pending], known)
-        self.agreed = min(self.agreed, stayed)
+        unchanged = self.heard.follow([*tokens[known:], pending], known)
+        self.agreed = min(self.agreed, unchanged)
         self._began = False
 
-    def _readable(self) -> int:
+    def _readable_bytes(self) -> int:
         """Return how many bytes of the target's text to read; a draft must begin with the rest."""
-        heard = self.heard.data
+        target_bytes = self.heard.data
         if self.target.kind == "bytes" and self._own.kind != "bytes":
-            for at in range(len(heard), max(-1, len(heard) - _LONGEST_WORD), -1):
-                if begins_word(heard, at):
+            for at in range(len(target_bytes), max(-1, len(target_bytes) - _LONGEST_WORD), -1):
+                if begins_word(target_bytes, at):
                     return at
-        return whole_characters(heard)
+        return whole_characters(target_bytes)
 
-    def _reading(self, end: int) -> tuple[int, list[int]]:
+    def _convert(self, end: int) -> tuple[int, list[int]]:
         """Convert `end` bytes of the target's text to own tokens: (how many of the tokens read so
         far stay, tokens to read after them). The latter are empty for a text without tokens.
         """
-        heard, said = self.heard.data, self.said
-        self.agreed = agreement(said.data, heard, self.agreed)
-        kept = self._kept(said.tokens_within(min(self.agreed, end)), end)
-        start = said.end(kept)
-        fresh = [] if kept else self._opening()
+        target_bytes, own_text = self.heard.data, self.said
+        self.agreed = agreement(own_text.data, target_bytes, self.agreed)
+        kept = self._kept_tokens(own_text.tokens_within(min(self.agreed, end)), end)
+        start = own_text.end(kept)
+        fresh = [] if kept else self._bos()
         if start == end:
             # the last token is read again for its logits
-            return (kept - 1, said.tokens[kept - 1 : kept]) if kept else (0, fresh)
+            return (kept - 1, own_text.tokens[kept - 1 : kept]) if kept else (0, fresh)
         try:
-            rest = heard[start:end].decode()
+            rest = target_bytes[start:end].decode()
         except UnicodeDecodeError:
             raise EngineError(f"{self._name} cannot read the text: it is not UTF-8") from None
-        found = spelled(self._own, rest, said.tokens[kept - 1] if start else None)
-        if found is None:
+        converted = spelled(self._own, rest, own_text.tokens[kept - 1] if start else None)
+        if converted is None:
             raise EngineError(
                 f"{self._name} cannot encode the text", remedy="draft with another bundle, or ngram"
             )
-        return kept, fresh + found
+        return kept, fresh + converted
 
-    def _opening(self) -> list[int]:
+    def _bos(self) -> list[int]:
         bos = self._own.bos
         silent = bos is not None and not self._own.token_bytes(bos)
         return [bos] if bos is not None and self._own.add_bos and silent else []
 
-    def _kept(self, most: int, end: int) -> int:
-        """Return how many of the first `most` own tokens stay: all if they end at `end`, else those
-        up to the start of the current word if that is in reach.
+    def _kept_tokens(self, maximum: int, end: int) -> int:
+        """Return how many of the first `maximum` own tokens stay: all if they end at `end`, else
+        those up to the start of the current word if that is in reach.
         """
-        said, heard = self.said, self.heard.data
-        if said.end(most) == end:
-            return most
-        lowest = max(0, len(said.tokens) - self.context.state.reach, most - BACK)
-        for count in range(most, lowest - 1, -1):
-            if begins_word(heard, said.end(count)):
+        own_text, target_bytes = self.said, self.heard.data
+        if own_text.end(maximum) == end:
+            return maximum
+        lowest = max(0, len(own_text.tokens) - self.context.state.reach, maximum - BACK)
+        for count in range(maximum, lowest - 1, -1):
+            if begins_word(target_bytes, own_text.end(count)):
                 return count
-        while most > 0 and not begins_character(heard, said.end(most)):
-            most -= 1
-        return most
+        while maximum > 0 and not begins_character(target_bytes, own_text.end(maximum)):
+            maximum -= 1
+        return maximum
 
-    def _following(self, kept: int, fresh: list[int]) -> Logits:
+    def _next_logits(self, kept: int, fresh: list[int]) -> Logits:
         """Return the logits after the first `kept` own tokens and the `fresh` ones."""
         reused = self.context.align(fresh, kept)
         if reused < kept:  # the state does not go back that far
-            return self._read(self.said.tokens[:kept] + fresh)
-        return self._read(fresh[reused - kept :])
+            return self._consume(self.said.tokens[:kept] + fresh)
+        return self._consume(fresh[reused - kept :])
 
-    def _read(self, tokens: Sequence[int]) -> Logits:
+    def _consume(self, tokens: Sequence[int]) -> Logits:
         """Consume tokens so that at least the last can be rewound, to be read again for its logits.
 
         Returns the logits after it.
@@ -177,41 +177,41 @@ class TextDrafter(Drafter):
 
     # -- stepping ahead ---------------------------------------------------------------------------
 
-    def _ahead(self, logits: Logits, begun: bytes, count: int) -> list[int]:
-        """Step ahead and return at most `count` tokens of the target. `begun`: unread text of the
+    def _draft_ahead(self, logits: Logits, unread: bytes, count: int) -> list[int]:
+        """Step ahead and return at most `count` tokens of the target. `unread`: unread text of the
         target that the own tokens must begin with; it is not part of the result.
         """
         ids: list[int] = []
         drafted = bytearray()
-        for left in reversed(range(self._longest)):
-            token = self._choice(logits, begun[len(drafted) :])
+        for remaining in reversed(range(self._longest)):
+            token = self._choose(logits, unread[len(drafted) :])
             if token in self._own.eos:
                 return [*ids, *self.target.eos[:1]][:count]
             piece = b"" if token is None else self._own.token_bytes(token)
             drafted += piece
-            found = self._read_by_target(bytes(drafted[len(begun) :]), bool(begun))
-            if token is None or not piece or found is None:
+            converted = self._encode_for_target(bytes(drafted[len(unread) :]), bool(unread))
+            if token is None or not piece or converted is None:
                 break
-            ids = found
-            if len(ids) >= count or not left:
+            ids = converted
+            if len(ids) >= count or not remaining:
                 break
             logits = self.context.step(token)
             self.said.append(token)
         return ids[:count]
 
-    def _choice(self, logits: Logits, begun: bytes) -> int | None:
+    def _choose(self, logits: Logits, unread: bytes) -> int | None:
         """Return the likeliest token that is compatible with the text begun; None if none is."""
         logits = logits[: self._own.vocab_size]
-        if not begun:
+        if not unread:
             return self._greedy(logits)
-        along = self._pieces.along(begun)
-        return int(along[self._greedy(logits[along])]) if along.size else None
+        candidates = self._pieces.along(unread)
+        return int(candidates[self._greedy(logits[candidates])]) if candidates.size else None
 
-    def _read_by_target(self, fresh: bytes, begun: bool) -> list[int] | None:
+    def _encode_for_target(self, fresh: bytes, is_partial: bool) -> list[int] | None:
         """Encode drafted text to the target's tokens; None if that is not possible."""
         if self.target.kind == "bytes":
             return list(fresh)
-        if begun:  # the rest of a character cannot be encoded alone
+        if is_partial:  # the rest of a character cannot be encoded alone
             return None
         try:
             text = fresh[: whole_characters(fresh)].decode()

@@ -60,7 +60,7 @@ def load(kind: Kind = "tensorrt") -> TensorRT:
     problems: list[Exception] = []
     for name in _NAMES[kind]:
         try:
-            return _checked(kind, importlib.import_module(name))
+            return _check(kind, importlib.import_module(name))
         except ModuleNotFoundError as missing:
             if missing.name != name:
                 problems.append(missing)
@@ -80,7 +80,7 @@ def load(kind: Kind = "tensorrt") -> TensorRT:
     )
 
 
-def _checked(kind: Kind, module: ModuleType) -> TensorRT:
+def _check(kind: Kind, module: ModuleType) -> TensorRT:
     if not hasattr(module, "Builder") or not hasattr(module, "OnnxParser"):
         # a folder of that name, or a package index's placeholder for the real package
         raise ImportError(f"{module.__name__} has no Builder: it is a placeholder")
@@ -99,10 +99,10 @@ def numbers(version: str) -> tuple[int, ...]:
 
     Raises ImportError for malformed versions.
     """
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
-    if found is None:
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    if match is None:
         raise ImportError(f"its version is {version!r:.40}")
-    return tuple(int(part) for part in found.groups("0"))
+    return tuple(int(part) for part in match.groups("0"))
 
 
 def dotted(version: tuple[int, ...]) -> str:
@@ -115,9 +115,9 @@ def how_to_install(kind: Kind, release: Path = _RELEASE) -> str:
         if (sys.platform, platform.machine()) not in (("linux", "x86_64"), ("win32", "AMD64")):
             return "TensorRT for RTX runs on x86-64 only: build without --rtx on this machine"
         return RTX_COMMAND
-    found = jetson_release(release)
-    if found is not None:
-        jetpack, python = _JETPACKS.get(found, ("JetPack", "that of the system"))
+    l4t = jetson_release(release)
+    if l4t is not None:
+        jetpack, python = _JETPACKS.get(l4t, ("JetPack", "that of the system"))
         return (
             f"{jetpack}: sudo apt install tensorrt python3-libnvinfer, and a virtual environment "
             f"that sees it, of Python {python}: python3 -m venv --system-site-packages .venv"
@@ -130,7 +130,7 @@ def how_to_install(kind: Kind, release: Path = _RELEASE) -> str:
 def jetson_release(release: Path = _RELEASE) -> int | None:
     """Return L4T's major release (36 is JetPack 6); None on other machines."""
     try:
-        found = re.match(r"# R(\d+) ", release.read_text())
+        match = re.match(r"# R(\d+) ", release.read_text())
     except (OSError, UnicodeDecodeError):
         return None
-    return None if found is None else int(found[1])
+    return None if match is None else int(match[1])

@@ -76,18 +76,18 @@ def build(
     job = EngineBuild(bundle, order, trt, library, gpu, on_progress)
     path = None if order.force else cache.there(job.components, order.sizes)
     if path is not None:
-        with sealed.read(path) as found:
-            return job.built(path, len(found.body))
+        with sealed.read(path) as cached:
+            return job.built(path, len(cached.body))
     sealed.check_writable()
     job.check_memory()
     stop = threading.Event()
     started = time.monotonic()
-    made = watch.Interruptible(lambda: job.compiled(stop), stop).result()
+    compiled = watch.Interruptible(lambda: job.compiled(stop), stop).result()
     seconds = time.monotonic() - started
-    facts = {"seconds": round(seconds, 1), "profiles": [each.name for each in job.profiles]}
-    path = cache.store(job.components, order.sizes, made.engine, facts)
-    notes = _keep_timings(job.components, made.timings)
-    return job.built(path, len(made.engine), seconds, notes)
+    facts = {"seconds": round(seconds, 1), "profiles": [profile.name for profile in job.profiles]}
+    path = cache.store(job.components, order.sizes, compiled.engine, facts)
+    notes = _store_timings(job.components, compiled.timings)
+    return job.built(path, len(compiled.engine), seconds, notes)
 
 
 class EngineBuild:
@@ -107,11 +107,11 @@ class EngineBuild:
         # without plugins the graph runs only chains
         self.profiles = profiles(order.sizes, trees=library is not None)
         self._kernels = b"" if library is None else kernels_of(bundle, gpu.sm, report)
-        found = machine.components(bundle, trt, library, gpu)
+        components = machine.components(bundle, trt, library, gpu)
         if order.architectures:
-            found = machine.ahead(found, order.architectures)
+            components = machine.ahead(components, order.architectures)
         kernels = blob.identity(self._kernels) if self._kernels else ""
-        self.components = found | {"kernels": kernels, "flags": order.flags}
+        self.components = components | {"kernels": kernels, "flags": order.flags}
 
     def built(
         self, path: Path, size: int, seconds: float = 0.0, notes: tuple[str, ...] = ()
@@ -140,20 +140,20 @@ class EngineBuild:
             )
 
     def _source(self) -> GraphSource:
-        data, where = self._graph
+        data, label = self._graph
         entry, weights = self._bundle.manifest.entry(WEIGHT_FILE), self._weights
-        model = graphfile.form_for(self._trt, data, where, weights)
-        return GraphSource(model, None if entry is None else self._bundle.fd(WEIGHT_FILE), where)
+        model = graphfile.form_for(self._trt, data, label, weights)
+        return GraphSource(model, None if entry is None else self._bundle.fd(WEIGHT_FILE), label)
 
     @functools.cached_property
     def _graph(self) -> tuple[bytes, str]:
         """The bundle's device graph, checked, and its file name for messages."""
         bundle, file = self._bundle, machine.graph_file(self._bundle)
-        where = f"{bundle.path}/{file}"
+        label = f"{bundle.path}/{file}"
         entry, data = bundle.manifest.entry(WEIGHT_FILE), bundle.read(file)
-        graph.check(data, {} if entry is None else {WEIGHT_FILE: entry.size}, where, plugins=True)
-        graphfile.check(data, where)
-        return data, where
+        graph.check(data, {} if entry is None else {WEIGHT_FILE: entry.size}, label, plugins=True)
+        graphfile.check(data, label)
+        return data, label
 
     @functools.cached_property
     def _weights(self) -> Mapping[str, Weight]:
@@ -183,7 +183,7 @@ class EngineBuild:
             memory.check_fits(plan, available=self._gpu.memory()[0], file=file, remedy=remedy)
 
 
-def _keep_timings(components: Mapping[str, str], timings: bytes) -> tuple[str, ...]:
+def _store_timings(components: Mapping[str, str], timings: bytes) -> tuple[str, ...]:
     """Store the timing cache. A failure becomes a note, since the engine is built anyway."""
     try:
         if timings:
@@ -199,4 +199,4 @@ def kernels_of(bundle: Bundle, sm: int, report: log.Progress = lambda *_: None) 
     fallback: Any = importlib.import_module("edge.plugins.compiler.fallback")
     plan = open_plan(bundle)
     source = fallback.kernels_for(bundle, plan, sm, partial(report, "compiling kernels"))
-    return blob.pack(sm, {each.key: source.get(each) for each in plan.variants})
+    return blob.pack(sm, {variant.key: source.get(variant) for variant in plan.variants})

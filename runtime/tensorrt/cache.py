@@ -39,8 +39,8 @@ COMPONENTS: Mapping[str, str] = {
     "edge": "mamba-edge's version",
 }
 # components that determine the file name
-_NAMED = ("bundle", "kind", "sm", "gpu", "flags")
-_WHAT = "engine"
+_NAME_COMPONENTS = ("bundle", "kind", "sm", "gpu", "flags")
+_ENGINE = "engine"
 _TIMINGS = "timings"
 
 Components = Mapping[str, str]
@@ -63,7 +63,7 @@ def key(components: Components, sizes: EngineSizes) -> str:
 
 def name(components: Components, sizes: EngineSizes) -> str:
     """Return the file name of an engine; an engine that replaces it has the same name."""
-    facts = [components.get(each, "") for each in _NAMED]
+    facts = [components.get(component, "") for component in _NAME_COMPONENTS]
     text = json.dumps([facts, sizes.model_dump()], sort_keys=True)
     return f"{_stem(components['bundle'])}{hashlib.sha256(text.encode()).hexdigest()[:24]}.engine"
 
@@ -90,7 +90,7 @@ def store(
     Raises EngineError if the folder cannot be written or belongs to another user.
     """
     header = {
-        "what": _WHAT,
+        "what": _ENGINE,
         "key": key(components, sizes),
         "components": dict(components),
         "sizes": sizes.model_dump(),
@@ -103,9 +103,9 @@ def there(components: Components, sizes: EngineSizes) -> Path | None:
     """Return the file of exactly this engine, verified; None if it must be built."""
     path = sealed.folder() / name(components, sizes)
     try:
-        with sealed.read(path) as found:
-            right = found.header.get("key") == key(components, sizes)
-            return path if right and found.header.get("what") == _WHAT else None
+        with sealed.read(path) as opened:
+            matches = opened.header.get("key") == key(components, sizes)
+            return path if matches and opened.header.get("what") == _ENGINE else None
     except (FileNotFoundError, Damaged):
         return None
 
@@ -120,16 +120,16 @@ def find(bundle: str | Path, here: Components, otherwise: EngineSizes, *flags: s
     the build command: for the sizes of the matching engine, else for `otherwise`.
     """
     remedy = command(bundle, otherwise, *flags)
-    found = entries(here["bundle"])
-    if not found:
+    candidates = entries(here["bundle"])
+    if not candidates:
         raise EngineError(
             "no TensorRT engine of this bundle was built on this machine",
             file=bundle,
             remedy=f"build it: {remedy}",
         )
-    last = newest([entry for entry in found if not _differences(entry.components, here)])
+    last = newest([entry for entry in candidates if not _differences(entry.components, here)])
     if last is None:
-        raise _foreign(found, here, remedy)
+        raise _mismatch_error(candidates, here, remedy)
     remedy = command(bundle, last.sizes, *flags)
     try:
         opened = sealed.read(last.path)
@@ -140,7 +140,7 @@ def find(bundle: str | Path, here: Components, otherwise: EngineSizes, *flags: s
     # the file may have been replaced between peek and read
     if difference := _differences(opened.header["components"], here):
         opened.close()
-        raise _foreign([last], here, remedy, difference)
+        raise _mismatch_error([last], here, remedy, difference)
     return opened
 
 
@@ -174,42 +174,47 @@ def _entry(path: Path) -> EngineEntry:
             header["components"],
             EngineSizes.model_validate(header["sizes"], strict=True),
         )
-        if header["what"] != _WHAT or not isinstance(components, dict):
+        if header["what"] != _ENGINE or not isinstance(components, dict):
             raise KeyError("what")
     except (Damaged, KeyError, ValidationError):
         return EngineEntry(path, {}, EngineSizes())
     return EngineEntry(path, components, sizes)
 
 
-def _differences(components: Components, here: Components) -> list[str]:
-    return [each for each in COMPONENTS if each in here and components.get(each) != here[each]]
+def _differences(components: Components, machine: Components) -> list[str]:
+    return [
+        component
+        for component in COMPONENTS
+        if component in machine and components.get(component) != machine[component]
+    ]
 
 
-def _foreign(
-    entries: list[EngineEntry], here: Components, remedy: str, found: list[str] | None = None
+def _mismatch_error(
+    entries: list[EngineEntry], machine: Components, remedy: str, known: list[str] | None = None
 ) -> EngineError:
     """Return the error that names the components in which the closest engine differs."""
-    entry = min(entries, key=lambda each: len(_differences(each.components, here)))
+    entry = min(entries, key=lambda candidate: len(_differences(candidate.components, machine)))
     if not entry.components:
         return EngineError(
             "is damaged, or was not written by this version",
             file=entry.path,
             remedy=f"build it again: {remedy}",
         )
-    differ = found or _differences(entry.components, here)
-    said = "; ".join(
-        f"{COMPONENTS[each]} was {_short(entry.components.get(each))}, is {_short(here[each])}"
-        for each in differ
+    differences = known or _differences(entry.components, machine)
+    changes = "; ".join(
+        f"{COMPONENTS[component]} was {_abbreviate(entry.components.get(component))}, "
+        f"is {_abbreviate(machine[component])}"
+        for component in differences
     )
     return EngineError(
-        f"the engine cannot be used here: {said}",
+        f"the engine cannot be used here: {changes}",
         file=entry.path,
-        field=differ[0],
+        field=differences[0],
         remedy=f"build it again: {remedy}",
     )
 
 
-def _short(value: object) -> str:
+def _abbreviate(value: object) -> str:
     """Abbreviate hashes."""
     text = str(value) if value else "none"
     return f"{text[:12]}…" if len(text) == 64 else text
@@ -218,20 +223,22 @@ def _short(value: object) -> str:
 # -- timing cache ----------------------------------------------------------------------------------
 
 
-def _timings(components: Components) -> str:
-    facts = [components.get(each, "") for each in ("kind", "tensorrt", "sm", "gpu", "driver")]
+def _timings_name(components: Components) -> str:
+    facts = [
+        components.get(component, "") for component in ("kind", "tensorrt", "sm", "gpu", "driver")
+    ]
     return f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.timings"
 
 
 def read_timings(components: Components) -> bytes:
     """Return TensorRT's timing cache of this machine; empty if there is none that is trusted."""
     try:
-        with sealed.read(sealed.folder() / _timings(components)) as found:
-            return bytes(found.body) if found.header.get("what") == _TIMINGS else b""
+        with sealed.read(sealed.folder() / _timings_name(components)) as opened:
+            return bytes(opened.body) if opened.header.get("what") == _TIMINGS else b""
     except (FileNotFoundError, EngineError):
         return b""
 
 
 def write_timings(components: Components, data: bytes | memoryview) -> None:
     """Store the timing cache for the next build. Raises EngineError as `store` does."""
-    sealed.write(_timings(components), {"what": _TIMINGS}, data)
+    sealed.write(_timings_name(components), {"what": _TIMINGS}, data)

@@ -115,21 +115,21 @@ def compile_graph(
         config = network.config(inputs, profiles)
         _configure(trt, config, order)
         config.progress_monitor = watch.monitor(trt.module, report, stop)
-        measured = _use_timings(trt, config, order, timings)
+        timing_cache = _use_timings(trt, config, order, timings)
         engine = network.builder.build_serialized_network(network.definition, config)
         if stop.is_set():
             raise KeyboardInterrupt
         if engine is None:
-            said = "; ".join(filter(None, (_said(log), more_said())))
+            messages = "; ".join(filter(None, (_messages(log), more_said())))
             raise EngineError(
-                f"{trt.title} did not build the engine: {said}",
+                f"{trt.title} did not build the engine: {messages}",
                 file=source.file,
                 remedy="if memory ran out: lower --chunk, --batch, --capacity or --workspace, "
                 "or stop other programs",
             )
-        kept = b"" if measured is None else bytes(measured.serialize())
+        new_timings = b"" if timing_cache is None else bytes(timing_cache.serialize())
     # a view of TensorRT's memory, not a copy: an engine is as large as the weights
-    return CompiledEngine(memoryview(engine), kept, inputs, outputs)
+    return CompiledEngine(memoryview(engine), new_timings, inputs, outputs)
 
 
 def _configure(trt: TensorRT, config: Any, order: Order) -> None:
@@ -158,22 +158,22 @@ def _use_timings(trt: TensorRT, config: Any, order: Order, timings: bytes) -> An
     if trt.kind == "rtx" or order.architectures:
         return None
     for data in (timings, b""):  # start empty if TensorRT refuses it, such as another GPU's
-        made = config.create_timing_cache(data)
-        if made is not None and config.set_timing_cache(made, False):
-            return made
+        timing_cache = config.create_timing_cache(data)
+        if timing_cache is not None and config.set_timing_cache(timing_cache, False):
+            return timing_cache
     return None
 
 
 def _capability(module: Any, sm: int) -> Any:
-    found = getattr(module.ComputeCapability, f"SM{sm}", None)
-    if found is None:
+    capability = getattr(module.ComputeCapability, f"SM{sm}", None)
+    if capability is None:
         known = [name for name in module.ComputeCapability.__members__ if name.startswith("SM")]
         raise InputError(
             f"TensorRT for RTX does not build for sm_{sm}",
             field="--sm",
             remedy=f"one of {', '.join(name.removeprefix('SM') for name in known)}",
         )
-    return found
+    return capability
 
 
 class ParsedNetwork:
@@ -203,7 +203,7 @@ class ParsedNetwork:
             return
         errors = [self._parser.get_error(i) for i in range(self._parser.num_errors)]
         if not errors:
-            raise EngineError(f"cannot be parsed: {_said(self._log)}", file=file)
+            raise EngineError(f"cannot be parsed: {_messages(self._log)}", file=file)
         raise _parser_error(self._trt, errors[0], file)
 
     def ports(self) -> tuple[dict[str, EnginePort], dict[str, EnginePort]]:
@@ -223,19 +223,19 @@ class ParsedNetwork:
         symbols = {symbol for profile in profiles for symbol in profile.symbols}
         free = {name: [d for d in port.dims if isinstance(d, str) or d < 0]
                 for name, port in inputs.items()}  # fmt: skip
-        if strange := [name for name, dims in free.items() if not symbols.issuperset(dims)]:
+        if unknown := [name for name, dims in free.items() if not symbols.issuperset(dims)]:
             raise EngineError(
-                f"these inputs have dimensions of unknown size: {', '.join(strange)}",
+                f"these inputs have dimensions of unknown size: {', '.join(unknown)}",
                 remedy="export the model again with this version",
             )
         config = self.builder.create_builder_config()
         for profile in profiles:
-            made = self.builder.create_optimization_profile()
+            optimization_profile = self.builder.create_optimization_profile()
             for name, port in inputs.items():
-                made.set_shape(name, *profile.shapes(port.dims))
-            if config.add_optimization_profile(made) < 0:
+                optimization_profile.set_shape(name, *profile.shapes(port.dims))
+            if config.add_optimization_profile(optimization_profile) < 0:
                 raise EngineError(
-                    f"TensorRT refuses the sizes of {profile.name!r}: {_said(self._log)}",
+                    f"TensorRT refuses the sizes of {profile.name!r}: {_messages(self._log)}",
                     remedy="smaller --window, --batch, --capacity or --chunk",
                 )
         return config
@@ -253,20 +253,22 @@ def _ports(tensors: list[Any]) -> dict[str, EnginePort]:
     return ports
 
 
-def _said(log: Any) -> str:
+def _messages(log: Any) -> str:
     return log.take(warnings=True) or "it did not say why"
 
 
 def _parser_error(trt: TensorRT, error: Any, file: str) -> EngineError:
     node, op = error.node_name(), error.node_operator()
-    said = error.desc().strip()
+    description = error.desc().strip()
     remedy = f"report it, with {trt.title}"
-    if "lugin not found" in said or "importer" in said.lower():
-        said += f"; no plugin is loaded for {op!r} of {DEVICE_DOMAIN}"
+    if "lugin not found" in description or "importer" in description.lower():
+        description += f"; no plugin is loaded for {op!r} of {DEVICE_DOMAIN}"
         remedy = "the plugin library is of another version than the bundle: make plugins"
-    where = " of ".join(filter(None, (node and f"node {node}", op and f"op {op}"))) or "the graph"
+    location = (
+        " of ".join(filter(None, (node and f"node {node}", op and f"op {op}"))) or "the graph"
+    )
     return EngineError(
-        f"{trt.title} cannot parse {where}: {said}",
+        f"{trt.title} cannot parse {location}: {description}",
         file=file,
         field=node or None,
         remedy=remedy,

@@ -72,7 +72,7 @@ class EngineContexts:
         # runtime and engine, to be dropped in reverse order once nothing runs
         self._native: list[Any] = []
         self._load(serialized)
-        self.inputs, self.outputs = self._named()
+        self.inputs, self.outputs = self._tensor_names()
         self.scratch_bytes = int(self._engine.device_memory_size_v2)
         self._scratch: Memory | None = None
         if self.scratch_bytes:
@@ -95,9 +95,9 @@ class EngineContexts:
     def _engine(self) -> Any:
         return self._native[-1]
 
-    def _named(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _tensor_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of inputs and outputs. Raises EngineError for one in host memory."""
-        engine, found = self._engine, ([], [])  # type: tuple[Any, tuple[list[str], list[str]]]
+        engine, names = self._engine, ([], [])  # type: tuple[Any, tuple[list[str], list[str]]]
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
             if engine.get_tensor_location(name) != self._module.TensorLocation.DEVICE:
@@ -107,8 +107,8 @@ class EngineContexts:
                     remedy=_REBUILD,
                 )
             is_input = engine.get_tensor_mode(name) == self._module.TensorIOMode.INPUT
-            found[0 if is_input else 1].append(name)
-        return tuple(found[0]), tuple(found[1])
+            names[0 if is_input else 1].append(name)
+        return tuple(names[0]), tuple(names[1])
 
     def bound(self, run: GraphRun, *, own: bool) -> BoundRun:
         """Return the run bound to a context: with `own` to a new one, for a run that will be
@@ -121,28 +121,28 @@ class EngineContexts:
             sizes = ", ".join(f"{name} {value}" for name, value in run.symbols.items())
             raise EngineError(f"the engine has no profile for a run of {sizes}", remedy=_REBUILD)
         if own:
-            return BoundRun(self, self._context(index), run)
+            return BoundRun(self, self._create_context(index), run)
         if index not in self._shared:
-            self._shared[index] = self._context(index)
+            self._shared[index] = self._create_context(index)
         return BoundRun(self, self._shared[index], run)
 
-    def _context(self, profile: int) -> EngineContext:
-        made = EngineContext(self.create(profile))
-        self._device.keep(made, made.held)
-        return made
+    def _create_context(self, profile: int) -> EngineContext:
+        context = EngineContext(self.create(profile))
+        self._device.keep(context, context.held)
+        return context
 
     # -- used by contexts ------------------------------------------------------------------------
 
     def create(self, profile: int) -> Any:
         """Create an execution context of a profile on the shared memory. Raises EngineError."""
         strategy = self._module.ExecutionContextAllocationStrategy.USER_MANAGED
-        made: list[Any] = []
+        created: list[Any] = []
 
         def create(stream: int) -> None:
             context = self._engine.create_execution_context(strategy)
             if context is None:
                 raise self.failed("creating an execution context")
-            made.append(context)
+            created.append(context)
             context.error_recorder = self._recorder
             if self._scratch is not None:
                 context.set_device_memory(self._scratch.address, self.scratch_bytes)
@@ -150,7 +150,7 @@ class EngineContexts:
 
         with self.telling("creating an execution context"):
             self._device.enqueue(create)
-        return made[0]
+        return created[0]
 
     @property
     def device(self) -> CoreDevice:
@@ -158,11 +158,11 @@ class EngineContexts:
 
     def failed(self, doing: str, *, remedy: str | None = None) -> EngineError:
         """Return the error for a call that TensorRT refused, with its messages."""
-        return EngineError(f"{doing} failed: {self._said()}", remedy=remedy)
+        return EngineError(f"{doing} failed: {self._messages()}", remedy=remedy)
 
-    def _said(self, problem: object = "TensorRT does not say why") -> str:
-        found = [self._log.take(), self._last_error()]
-        return "; ".join(filter(None, found)) or str(problem)
+    def _messages(self, problem: object = "TensorRT does not say why") -> str:
+        messages = [self._log.take(), self._last_error()]
+        return "; ".join(filter(None, messages)) or str(problem)
 
     @contextmanager
     def telling(self, doing: str) -> Iterator[None]:
@@ -173,7 +173,7 @@ class EngineContexts:
         except EngineError:
             raise
         except (RuntimeError, ValueError, TypeError, MemoryError) as problem:
-            raise EngineError(f"{doing} failed: {self._said(problem)}") from problem
+            raise EngineError(f"{doing} failed: {self._messages(problem)}") from problem
 
 
 class EngineContext:

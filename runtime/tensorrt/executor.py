@@ -98,21 +98,21 @@ class GraphExecutor:
 
     def check(self, runs: StateRuns) -> None:
         """Raise EngineError if the engine is too small for such states, with the build command."""
-        wanted = EngineSizes(
+        required = EngineSizes(
             window=runs.window,
             batch=runs.batch,
             capacity=runs.layout.capacity,
             chunk=runs.chunk,
         )
-        if self.sizes.covers(wanted):
+        if self.sizes.covers(required):
             return
-        faults, enough, built = Faults(), {}, self.sizes.model_dump()
-        for name, value in wanted.model_dump().items():
-            enough[name] = max(value, built[name])
-            if value > built[name]:
-                faults.add(name, f"is {value}, the engine was built for at most {built[name]}")
-        larger = self._rebuild(EngineSizes(**enough))
-        faults.refuse(EngineError, remedy=f"build it for larger sizes: {larger}")
+        faults, larger_sizes, current = Faults(), {}, self.sizes.model_dump()
+        for name, value in required.model_dump().items():
+            larger_sizes[name] = max(value, current[name])
+            if value > current[name]:
+                faults.add(name, f"is {value}, the engine was built for at most {current[name]}")
+        command = self._rebuild(EngineSizes(**larger_sizes))
+        faults.refuse(EngineError, remedy=f"build it for larger sizes: {command}")
 
     def issuer(self, runs: StateRuns, state: DeviceState) -> GraphIssuer:
         copies = None if self.contexts.in_place else Copies(state, self.launches.device)
@@ -138,20 +138,20 @@ class GraphIssuer:
         self._runs = runs
         self._constants = constants
         self._copies = copies
-        self._own: dict[RunKey, BoundRun] = {}
+        self._recorded_runs: dict[RunKey, BoundRun] = {}
 
     def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> PreparedWork:
         if self._runs.plan.programs[key.program].kind == "settle":
             return self._launches.prepare(key, places, recorded=recorded)
         # every run computes the picked ids too, so a run of the same size serves both
-        whole = key._replace(picked=False)
+        base_key = key._replace(picked=False)
         addresses = self._addresses(places)
-        bound = self._own.get(whole)
+        bound = self._recorded_runs.get(base_key)
         if bound is None:
             run = GraphRun(symbols(self._runs, key), shapes(self._runs, key), addresses)
             bound = self.contexts.bound(run, own=recorded)
             if recorded:
-                self._own[whole] = bound
+                self._recorded_runs[base_key] = bound
         else:
             bound.bind(addresses)
         return GraphWork(bound, self._copies, places)
@@ -160,12 +160,12 @@ class GraphIssuer:
         self._launches.moved()
 
     def _addresses(self, places: Places) -> dict[str, int]:
-        after = {
+        outputs = {
             name + OUT: places.values.get(name + OUT, address)
             for name, address in places.tensors.items()
         }
         values = {name: places.values[name] for name in (LOGITS, PICKED)}
-        return {**self._constants, **places.inputs, **places.tensors, **after, **values}
+        return {**self._constants, **places.inputs, **places.tensors, **outputs, **values}
 
 
 class GraphWork:
@@ -208,8 +208,8 @@ class Copies:
     def issue(self, step: ReplayStep, places: Places) -> None:
         """Issue copies of the stored slot, the log rows and the KV rows of the run `step`."""
         for memory, name, start, at, nbytes in self._changed(step):
-            come_from = places.values[name + OUT] - places.arena.address
-            self._device.copy(memory, start + at, places.arena, come_from + at, nbytes)
+            source = places.values[name + OUT] - places.arena.address
+            self._device.copy(memory, start + at, places.arena, source + at, nbytes)
 
     def _changed(self, step: ReplayStep) -> Iterator[tuple[Memory, str, int, int, int]]:
         """Yield (memory, tensor, tensor's offset there, first changed byte in it, byte count)."""

@@ -60,8 +60,8 @@ def form_for(
         inlined = graph.inlined(onnx.ModelProto.FromString(model))
         data: bytes = inlined.SerializeToString(deterministic=True)
     except Exception as problem:  # protobuf and onnx raise no common type
-        said = str(problem).strip() or type(problem).__name__
-        raise BundleError(f"cannot be put into standard ops: {said}", file=file) from problem
+        reason = str(problem).strip() or type(problem).__name__
+        raise BundleError(f"cannot be put into standard ops: {reason}", file=file) from problem
     return data
 
 
@@ -72,21 +72,23 @@ def check(model: bytes, file: str) -> None:
     or output, or an input or output without a shape.
     """
     try:
-        (graph,) = _parts(model, _GRAPH)
-        if not _parts(model, _OPSETS):
+        (graph,) = _field_values(model, _GRAPH)
+        if not _field_values(model, _OPSETS):
             raise ValueError("it names no version of its ops")
-        nodes = _parts(graph, _NODE)
-        if not nodes or not all(_parts(n, _OP_TYPE) and _parts(n, _NODE_OUTPUT) for n in nodes):
+        nodes = _field_values(graph, _NODE)
+        if not nodes or not all(
+            _field_values(n, _OP_TYPE) and _field_values(n, _NODE_OUTPUT) for n in nodes
+        ):
             raise ValueError("it has no nodes, or one without op or output")
-        for end in (*_parts(graph, _INPUT), *_parts(graph, _OUTPUT)):
+        for end in (*_field_values(graph, _INPUT), *_field_values(graph, _OUTPUT)):
             for number in _TENSOR_SHAPE:
-                (end,) = _parts(end, number)
+                (end,) = _field_values(end, number)
     except ValueError as problem:
         raise BundleError(f"is not a graph that can be read: {problem}", file=file) from None
 
 
-def _parts(data: bytes, number: int) -> list[bytes]:
-    return [message(value) for found, _, value in fields(data) if found == number]
+def _field_values(data: bytes, number: int) -> list[bytes]:
+    return [message(value) for field, _, value in fields(data) if field == number]
 
 
 def of_plugins(model: bytes, weights: Mapping[str, Weight]) -> bytes:
@@ -97,7 +99,7 @@ def of_plugins(model: bytes, weights: Mapping[str, Weight]) -> bytes:
     TensorRT 10.7 it preferred functions to plugins.
     """
     kept = [field for field in fields(with_inputs(model, weights)) if field[0] != _FUNCTIONS]
-    return _rewritten(kept, _GRAPH, lambda graph: _rewritten(fields(graph), _NODE, _named))
+    return _rewrite(kept, _GRAPH, lambda graph: _rewrite(fields(graph), _NODE, _with_plugin_name))
 
 
 def with_inputs(model: bytes, weights: Mapping[str, Weight], least: int = LARGE) -> bytes:
@@ -107,12 +109,12 @@ def with_inputs(model: bytes, weights: Mapping[str, Weight], least: int = LARGE)
     def without_data(graph: bytes) -> bytes:
         out = []
         for number, wire, value in fields(graph):
-            if number == _INITIALIZER and _text(tensor := message(value), _NAME) in names:
+            if number == _INITIALIZER and _text_field(tensor := message(value), _NAME) in names:
                 number, value = _INPUT, _as_input(tensor)
             out.append(put(number, wire, value))
         return b"".join(out)
 
-    return _rewritten(fields(model), _GRAPH, without_data)
+    return _rewrite(fields(model), _GRAPH, without_data)
 
 
 def bound(model: bytes, weights: Mapping[str, Weight], least: int = LARGE) -> frozenset[str]:
@@ -121,41 +123,43 @@ def bound(model: bytes, weights: Mapping[str, Weight], least: int = LARGE) -> fr
 
     An engine that contained them would hold each three times while it is built.
     """
-    (graph,) = _parts(model, _GRAPH)
+    (graph,) = _field_values(model, _GRAPH)
     read_elsewhere = {
         message(name).decode(errors="replace")
-        for node in _parts(graph, _NODE)
-        if _parts(node, _DOMAIN) != [DEVICE_DOMAIN.encode()]
-        for name in _parts(node, _NODE_INPUT)
+        for node in _field_values(graph, _NODE)
+        if _field_values(node, _DOMAIN) != [DEVICE_DOMAIN.encode()]
+        for name in _field_values(node, _NODE_INPUT)
     }
     return frozenset(
         name
-        for tensor in _parts(graph, _INITIALIZER)
-        if (name := _text(tensor, _NAME)) in weights
+        for tensor in _field_values(graph, _INITIALIZER)
+        if (name := _text_field(tensor, _NAME)) in weights
         and name not in read_elsewhere
         and weights[name].offset % ALIGNMENT == 0
         and _nbytes(weights[name]) >= least
-        and _is(tensor, weights[name])
+        and _is_weight(tensor, weights[name])
     )
 
 
 def constant_bytes(model: bytes, weights: Mapping[str, Weight]) -> int:
     """Return the bytes of the plan's weights that an engine with plugins contains."""
     inputs = bound(model, weights)
-    return sum(_nbytes(each) for name, each in weights.items() if name not in inputs)
+    return sum(_nbytes(weight) for name, weight in weights.items() if name not in inputs)
 
 
 def _nbytes(weight: Weight) -> int:
     return weight.elements * ITEM_SIZE[weight.dtype]
 
 
-def _is(tensor: bytes, weight: Weight) -> bool:
+def _is_weight(tensor: bytes, weight: Weight) -> bool:
     """Return whether the constant is the plan's weight: same type, size and place in the file."""
-    place = {_text(entry, 1): _text(entry, 2) for entry in _parts(tensor, _EXTERNAL)}
+    location = {
+        _text_field(entry, 1): _text_field(entry, 2) for entry in _field_values(tensor, _EXTERNAL)
+    }
     return (
-        place.get("offset", "0") == str(weight.offset)
-        and place.get("length") == str(_nbytes(weight))
-        and _DTYPES.get(_number(tensor, _DATA_TYPE)) == weight.dtype
+        location.get("offset", "0") == str(weight.offset)
+        and location.get("length") == str(_nbytes(weight))
+        and _DTYPES.get(_int_field(tensor, _DATA_TYPE)) == weight.dtype
         and math.prod(_dims(tensor)) == weight.elements
     )
 
@@ -163,8 +167,8 @@ def _is(tensor: bytes, weight: Weight) -> bool:
 def _as_input(tensor: bytes) -> bytes:
     """Return the constant as a ValueInfoProto."""
     dims = b"".join(put(1, BYTES, put(1, VARINT, size)) for size in _dims(tensor))
-    kind = put(1, VARINT, _number(tensor, _DATA_TYPE)) + put(2, BYTES, dims)
-    return put(1, BYTES, _text(tensor, _NAME).encode()) + put(2, BYTES, put(1, BYTES, kind))
+    kind = put(1, VARINT, _int_field(tensor, _DATA_TYPE)) + put(2, BYTES, dims)
+    return put(1, BYTES, _text_field(tensor, _NAME).encode()) + put(2, BYTES, put(1, BYTES, kind))
 
 
 def _dims(tensor: bytes) -> list[int]:
@@ -172,26 +176,26 @@ def _dims(tensor: bytes) -> list[int]:
             and isinstance(value, int)]  # fmt: skip
 
 
-def _number(data: bytes, number: int) -> int:
-    return next((value for found, _, value in fields(data)
-                 if found == number and isinstance(value, int)), 0)  # fmt: skip
+def _int_field(data: bytes, number: int) -> int:
+    return next((value for field, _, value in fields(data)
+                 if field == number and isinstance(value, int)), 0)  # fmt: skip
 
 
-def _text(data: bytes, number: int) -> str:
-    return b"".join(_parts(data, number)[:1]).decode(errors="replace")
+def _text_field(data: bytes, number: int) -> str:
+    return b"".join(_field_values(data, number)[:1]).decode(errors="replace")
 
 
-def _named(node: bytes) -> bytes:
-    if _parts(node, _DOMAIN) != [DEVICE_DOMAIN.encode()]:
+def _with_plugin_name(node: bytes) -> bytes:
+    if _field_values(node, _DOMAIN) != [DEVICE_DOMAIN.encode()]:
         return node
-    return _rewritten(fields(node), _OP_TYPE, lambda op: PLUGIN_PREFIX.encode() + op)
+    return _rewrite(fields(node), _OP_TYPE, lambda op: PLUGIN_PREFIX.encode() + op)
 
 
-def _rewritten(
-    every: Iterable[tuple[int, int, int | bytes]], number: int, change: Callable[[bytes], bytes]
+def _rewrite(
+    items: Iterable[tuple[int, int, int | bytes]], number: int, change: Callable[[bytes], bytes]
 ) -> bytes:
     """Serialize the fields, with `change` applied to those of this number."""
     return b"".join(
-        put(found, wire, change(message(value)) if found == number else value)
-        for found, wire, value in every
+        put(field, wire, change(message(value)) if field == number else value)
+        for field, wire, value in items
     )

@@ -151,15 +151,15 @@ def register(trt: TensorRT, library: PluginLibrary) -> None:
     try:
         handle = registry.load_library(str(library.path))
     except (RuntimeError, OSError) as problem:
-        raise _refused(library, str(problem)) from problem
+        raise _rejection(library, str(problem)) from problem
     if handle is None:
-        raise _refused(library, library.last_error() or "its log says why")
+        raise _rejection(library, library.last_error() or "its log says why")
     _registered.add(library.path)
 
 
-def _refused(library: PluginLibrary, why: str) -> EngineError:
+def _rejection(library: PluginLibrary, reason: str) -> EngineError:
     return EngineError(
-        f"TensorRT rejected the plugin library: {why}",
+        f"TensorRT rejected the plugin library: {reason}",
         file=library.path,
         remedy=f"build it again: {COMMAND}",
     )

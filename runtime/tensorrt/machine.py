@@ -32,10 +32,10 @@ def components(
     BundleError if the bundle has no device graph.
     """
     weights = bundle.manifest.entry(WEIGHT_FILE)
-    found = bundle.manifest.entry(graph_file(bundle))
+    graph = bundle.manifest.entry(graph_file(bundle))
     return {
         "bundle": bundle.fingerprint,
-        "graph": found.sha256 if found else "",
+        "graph": graph.sha256 if graph else "",
         "weights": weights.sha256 if weights else "",
         "kind": trt.kind,
         "tensorrt": dotted(trt.version),
@@ -68,8 +68,8 @@ def graph_file(bundle: Bundle) -> str:
 
 def model(gpu: CoreDevice) -> str:
     """Return the GPU's model, "Orin" for "GPU 0 (Orin)": GPUs of one model share engines."""
-    found = re.fullmatch(r"GPU \d+ \((.*)\)", gpu.name)
-    return found[1] if found else gpu.name
+    match = re.fullmatch(r"GPU \d+ \((.*)\)", gpu.name)
+    return match[1] if match else gpu.name
 
 
 def driver(kernel_module: Path = _KERNEL_MODULE, l4t: Path = _L4T) -> str:
@@ -80,12 +80,12 @@ def driver(kernel_module: Path = _KERNEL_MODULE, l4t: Path = _L4T) -> str:
         (kernel_module, r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)"),
         (l4t, r"# (R\d+ \(release\), REVISION: [\d.]+)"),
     ):
-        found = re.search(pattern, _text(file))
-        parts += [found[1]] if found else []
+        match = re.search(pattern, _read_text(file))
+        parts += [match[1]] if match else []
     return ", ".join(parts)
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text(errors="replace")
     except OSError:

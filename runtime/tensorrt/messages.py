@@ -40,9 +40,9 @@ def logger(module: ModuleType) -> Any:
             """Return and clear the messages: errors joined by "; ", or without any error and with
             `warnings` the last warnings; "" if there are none.
             """
-            found = self._errors or (self._warnings if warnings else [])
+            messages = self._errors or (self._warnings if warnings else [])
             self._errors, self._warnings = [], []
-            return "; ".join(found)
+            return "; ".join(messages)
 
     return MessageLog()
 

@@ -59,15 +59,15 @@ def applying(plan: LaunchPlan, inputs: Collection[str]) -> tuple[LaunchPlan, tup
         if program.kind == "settle"
         for index in program.launches
     ]
-    read = {
+    used = {
         (argument.space, argument.name)
         for launch in launches
         for argument in launch.arguments
         if isinstance(argument, Pointer)
     }
     weights = {name: w for name, w in plan.weights.items()
-               if ("weight", name) in read or name in inputs}  # fmt: skip
-    inline = {name: c for name, c in plan.inline.items() if ("inline", name) in read}
+               if ("weight", name) in used or name in inputs}  # fmt: skip
+    inline = {name: c for name, c in plan.inline.items() if ("inline", name) in used}
     reduced = plan.model_copy(update={"weights": weights, "inline": inline})
     return reduced, tuple(sorted({launch.variant for launch in launches}))
 
@@ -83,14 +83,14 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
     plan = open_plan(bundle)
     machine.graph_file(bundle)
     gpu = machine.open_gpu() if device is None else device
-    here, manifest = _here(bundle, trt, plugins, gpu), bundle.manifest
-    usual = profiles.sizes(manifest.model, manifest.limits.chunk)
+    components, manifest = _machine_components(bundle, trt, plugins, gpu), bundle.manifest
+    default_sizes = profiles.sizes(manifest.model, manifest.limits.chunk)
     flags = ("--rtx",) if plugins is None else ()
-    with cache.find(bundle.path, here, usual, *flags) as found:
-        sizes = EngineSizes.model_validate(found.header["sizes"], strict=True)
+    with cache.find(bundle.path, components, default_sizes, *flags) as sealed:
+        sizes = EngineSizes.model_validate(sealed.header["sizes"], strict=True)
         contexts = EngineContexts(
             trt,
-            found.body,
+            sealed.body,
             gpu,
             profiles.profiles(sizes, trees=plugins is not None),
             str if plugins is None else plugins.last_error,
@@ -128,24 +128,35 @@ def _libraries(kind: Kind) -> tuple[TensorRT, PluginLibrary | None]:
     return trt, plugins
 
 
-def _here(bundle: Bundle, trt: TensorRT, plugins: PluginLibrary | None, gpu: Any) -> dict[str, str]:
+def _machine_components(
+    bundle: Bundle, trt: TensorRT, plugins: PluginLibrary | None, gpu: Any
+) -> dict[str, str]:
     """Return the facts about this machine that an engine depends on."""
-    here = machine.components(bundle, trt, plugins, gpu)
+    components = machine.components(bundle, trt, plugins, gpu)
     if plugins is None:
         # may be built ahead of time for several architectures, whatever GPU and driver
-        here = {name: here[name] for name in here if name not in ("gpu", "driver")}
-        lists = {e.components.get("sm", "") for e in cache.entries(bundle.fingerprint)}
-        here["sm"] = next((each for each in lists if here["sm"] in each.split(",")), here["sm"])
-    return here
+        components = {
+            name: components[name] for name in components if name not in ("gpu", "driver")
+        }
+        built_for = {e.components.get("sm", "") for e in cache.entries(bundle.fingerprint)}
+        components["sm"] = next(
+            (
+                architectures
+                for architectures in built_for
+                if components["sm"] in architectures.split(",")
+            ),
+            components["sm"],
+        )
+    return components
 
 
 def _check_names(contexts: EngineContexts, bundle: Bundle, plan: LaunchPlan, command: str) -> None:
     """Raise EngineError if the engine's tensors are not those of the bundle's plan."""
     inputs, outputs = tensors.names(plan, StateLayout.of(bundle.manifest.model))
-    strange = set(contexts.inputs) - inputs - set(plan.weights)
-    strange |= set(contexts.outputs) ^ outputs
-    if strange:
+    unexpected = set(contexts.inputs) - inputs - set(plan.weights)
+    unexpected |= set(contexts.outputs) ^ outputs
+    if unexpected:
         raise EngineError(
-            f"the engine was not built from this bundle's graph: {', '.join(sorted(strange))}",
+            f"the engine was not built from this bundle's graph: {', '.join(sorted(unexpected))}",
             remedy=f"build it again: {command}",
         )

@@ -65,9 +65,9 @@ def sizes(
     if not config.has_attention:
         capacity = 0
     else:
-        most = config.max_context or 1 << 24
-        capacity = min(most, DEFAULT_CAPACITY) if capacity is None else capacity
-        within(capacity, most, "capacity")
+        maximum = config.max_context or 1 << 24
+        capacity = min(maximum, DEFAULT_CAPACITY) if capacity is None else capacity
+        within(capacity, maximum, "capacity")
     return EngineSizes(window=window, batch=batch, capacity=capacity, chunk=chunk)
 
 
@@ -94,9 +94,9 @@ class Profile(NamedTuple):
             SizeRange(*(dim,) * 3) if isinstance(dim, int) else self.symbols[dim] for dim in dims
         ]
         return (
-            tuple(each.least for each in ranges),
-            tuple(each.likely for each in ranges),
-            tuple(each.most for each in ranges),
+            tuple(size_range.least for size_range in ranges),
+            tuple(size_range.likely for size_range in ranges),
+            tuple(size_range.most for size_range in ranges),
         )
 
     def fits(self, values: Mapping[str, int]) -> bool:
@@ -113,31 +113,31 @@ def profiles(sizes: EngineSizes, *, trees: bool = True) -> tuple[Profile, ...]:
     Without `trees`, A is always 1.
     """
     slots = log_slots(sizes.window)
-    always = {
+    common = {
         "B": SizeRange(1, sizes.batch, sizes.batch),
         "S": SizeRange(2, slots, slots),
         "P": SizeRange(1, slots, slots),
         "C": SizeRange(min(1, sizes.capacity), sizes.capacity, sizes.capacity),
     }
     one = SizeRange(1, 1, 1)
-    found = [Profile("step", always | {"T": one, "A": one, "L": one})]
+    built = [Profile("step", common | {"T": one, "A": one, "L": one})]
     if sizes.window > 1:
-        several, any_of = SizeRange(2, sizes.window, sizes.window), _up_to(sizes.window)
-        tree = any_of if trees else one
-        found.append(Profile("verify", always | {"T": several, "A": tree, "L": any_of}))
+        two_or_more, up_to_window = SizeRange(2, sizes.window, sizes.window), _up_to(sizes.window)
+        tree = up_to_window if trees else one
+        built.append(Profile("verify", common | {"T": two_or_more, "A": tree, "L": up_to_window}))
     chunk = _up_to(sizes.chunk)
     # prefill needs the last row only, evaluation all rows
     rows = SizeRange(1, 1, sizes.chunk)
-    found.append(Profile("prefill", always | {"T": chunk, "A": one, "L": rows}))
-    return tuple(found)
+    built.append(Profile("prefill", common | {"T": chunk, "A": one, "L": rows}))
+    return tuple(built)
 
 
-def _up_to(most: int) -> SizeRange:
-    return SizeRange(1, most, most)
+def _up_to(maximum: int) -> SizeRange:
+    return SizeRange(1, maximum, maximum)
 
 
 def choose(among: Sequence[Profile], values: Mapping[str, int]) -> int | None:
     """Return the index of the first profile that fits a run of these sizes, such as
     {"T": 4, "A": 1}; None if there is none.
     """
-    return next((index for index, each in enumerate(among) if each.fits(values)), None)
+    return next((index for index, profile in enumerate(among) if profile.fits(values)), None)

@@ -33,11 +33,11 @@ from edge.runtime.replace import replace
 MAGIC = b"mamba-edge sealed 1\n"
 SEAL = 32
 MAX_HEADER = 1 << 20
-_MAKING = ".key.making-"
+_KEY_IN_PROGRESS = ".key.making-"
 _PAGE = 4096
 _BLOCK = 1 << 22
-_ELSEWHERE = "name another folder of yours: EDGE_CACHE=FOLDER"
-_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_OTHER_FOLDER = "name another folder of yours: EDGE_CACHE=FOLDER"
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 Header = dict[str, Any]
 
@@ -46,7 +46,7 @@ class Damaged(EngineError):
     """A sealed file was altered or sealed by another user; it must be rebuilt."""
 
     def __init__(self, message: str, *, file: Path, remedy: str | None = None) -> None:
-        super().__init__(message, file=file, remedy=remedy or _fresh(file))
+        super().__init__(message, file=file, remedy=remedy or _rebuild_remedy(file))
 
 
 class Sealed:
@@ -86,19 +86,19 @@ def write(name: str, header: Header, body: bytes | memoryview) -> Path:
 
     Raises EngineError if the folder cannot be written or belongs to another user.
     """
-    place = _writable_folder()
-    leftovers.sweep(place, _MAKING)
-    path = place / name
+    directory = _writable_folder()
+    leftovers.sweep(directory, _KEY_IN_PROGRESS)
+    path = directory / name
     text = json.dumps(header | {"bytes": len(body)}, sort_keys=True).encode()
     # the body starts on a page boundary
-    room = -(-(len(MAGIC) + len(text) + 1) // _PAGE) * _PAGE
-    start = MAGIC + text.ljust(room - len(MAGIC) - 1) + b"\n"
-    digest = hmac.new(_key(place, make=True), start, hashlib.sha256)
+    padded = -(-(len(MAGIC) + len(text) + 1) // _PAGE) * _PAGE
+    start = MAGIC + text.ljust(padded - len(MAGIC) - 1) + b"\n"
+    digest = hmac.new(_key(directory, make=True), start, hashlib.sha256)
     _update(digest, memoryview(body))
     try:
         replace(path, (start, body, digest.digest()), keep=False)
     except OSError as problem:
-        raise _unwritable(place, problem, len(start) + len(body)) from problem
+        raise _store_error(directory, problem, len(start) + len(body)) from problem
     return path
 
 
@@ -114,16 +114,16 @@ def read(path: Path) -> Sealed:
         header, start, size = _header(path, fd)
         key = _key(path.parent, make=False)
         mapped = mmap.mmap(fd, size, prot=mmap.PROT_READ)
-    found = Sealed(path, header, mapped, start)
-    whole = memoryview(mapped)
+    opened = Sealed(path, header, mapped, start)
+    view = memoryview(mapped)
     digest = hmac.new(key, digestmod=hashlib.sha256)
-    _update(digest, whole[:-SEAL])
-    right = hmac.compare_digest(digest.digest(), whole[-SEAL:])
-    whole.release()
-    if not right:
-        found.close()
+    _update(digest, view[:-SEAL])
+    is_valid = hmac.compare_digest(digest.digest(), view[-SEAL:])
+    view.release()
+    if not is_valid:
+        opened.close()
         raise Damaged("does not match its seal: it was altered, damaged or copied here", file=path)
-    return found
+    return opened
 
 
 def peek(path: Path) -> Header:
@@ -146,7 +146,7 @@ def _readable(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
     with _readable(path):
-        fd = os.open(path, _OPEN)
+        fd = os.open(path, _OPEN_FLAGS)
         try:
             _check_owner(path, os.fstat(fd), "file")
             yield fd
@@ -182,30 +182,30 @@ def _update(digest: hmac.HMAC, view: memoryview) -> None:
 
 
 def _writable_folder() -> Path:
-    place = folder()
+    directory = folder()
     try:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = os.stat(place, follow_symlinks=False)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        info = os.stat(directory, follow_symlinks=False)
     except OSError as problem:
-        raise _unwritable(place, problem) from problem
-    _check_owner(place, found, "folder")
-    return place
+        raise _store_error(directory, problem) from problem
+    _check_owner(directory, info, "folder")
+    return directory
 
 
 def check_writable() -> None:
     """Raise EngineError if files cannot be sealed, which is better known before a long build."""
-    place = _writable_folder()
-    _key(place, make=True)
-    probe = place / f".probe-{secrets.token_hex(8)}"
+    directory = _writable_folder()
+    _key(directory, make=True)
+    probe = directory / f".probe-{secrets.token_hex(8)}"
     try:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         os.unlink(probe)
     except OSError as problem:
-        raise _unwritable(place, problem) from problem
+        raise _store_error(directory, problem) from problem
 
 
-def _key(place: Path, *, make: bool) -> bytes:
-    path = place / "key"
+def _key(directory: Path, *, make: bool) -> bytes:
+    path = directory / "key"
     try:
         return _read_key(path)
     except FileNotFoundError:
@@ -214,19 +214,19 @@ def _key(place: Path, *, make: bool) -> bytes:
     try:
         return _make_key(path)
     except OSError as problem:
-        raise _unwritable(place, problem) from problem
+        raise _store_error(directory, problem) from problem
 
 
 def _read_key(path: Path) -> bytes:
     with _opened(path) as fd:
         data = os.pread(fd, SEAL + 1, 0)
     if len(data) != SEAL:
-        raise Damaged(f"has {len(data)} bytes, not {SEAL}", file=path, remedy=_fresh(path))
+        raise Damaged(f"has {len(data)} bytes, not {SEAL}", file=path, remedy=_rebuild_remedy(path))
     return data
 
 
 def _make_key(path: Path) -> bytes:
-    temporary = path.with_name(f"{_MAKING}{secrets.token_hex(8)}")
+    temporary = path.with_name(f"{_KEY_IN_PROGRESS}{secrets.token_hex(8)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as stream:
@@ -241,33 +241,33 @@ def _make_key(path: Path) -> bytes:
     return _read_key(path)
 
 
-def _check_owner(path: Path, found: os.stat_result, what: str) -> None:
+def _check_owner(path: Path, info: os.stat_result, kind: str) -> None:
     """Raise EngineError for a path that others own, can read or can write."""
-    right = stat.S_ISDIR(found.st_mode) if what == "folder" else stat.S_ISREG(found.st_mode)
-    if not right:
-        raise EngineError(f"is not a {what}", file=path, remedy=f"remove it, or {_ELSEWHERE}")
-    if found.st_uid != os.geteuid():
+    is_kind = stat.S_ISDIR(info.st_mode) if kind == "folder" else stat.S_ISREG(info.st_mode)
+    if not is_kind:
+        raise EngineError(f"is not a {kind}", file=path, remedy=f"remove it, or {_OTHER_FOLDER}")
+    if info.st_uid != os.geteuid():
         raise EngineError(
-            f"belongs to user {found.st_uid}, not to you ({os.geteuid()})",
+            f"belongs to user {info.st_uid}, not to you ({os.geteuid()})",
             file=path,
-            remedy=_ELSEWHERE,
+            remedy=_OTHER_FOLDER,
         )
-    if found.st_mode & 0o077:
+    if info.st_mode & 0o077:
         raise EngineError(
-            f"has mode {stat.S_IMODE(found.st_mode):04o}: others may have read or written it",
+            f"has mode {stat.S_IMODE(info.st_mode):04o}: others may have read or written it",
             file=path,
-            remedy=_fresh(path),
+            remedy=_rebuild_remedy(path),
         )
 
 
-def _fresh(path: Path) -> str:
+def _rebuild_remedy(path: Path) -> str:
     return f"remove it (rm -r {path}) and build again"
 
 
-def _unwritable(place: Path, problem: OSError, size: int = 0) -> EngineError:
-    need = f" ({size >> 20} MiB are needed)" if size >> 20 else ""
+def _store_error(directory: Path, problem: OSError, size: int = 0) -> EngineError:
+    needed = f" ({size >> 20} MiB are needed)" if size >> 20 else ""
     return EngineError(
-        f"engines cannot be stored here: {problem.strerror or problem}{need}",
-        file=place,
-        remedy=f"make it writable, or {_ELSEWHERE}",
+        f"engines cannot be stored here: {problem.strerror or problem}{needed}",
+        file=directory,
+        remedy=f"make it writable, or {_OTHER_FOLDER}",
     )

@@ -58,10 +58,10 @@ def names(plan: LaunchPlan, layout: StateLayout) -> tuple[set[str], set[str]]:
 def lasting(runs: StateRuns) -> dict[str, tuple[DType, Shape]]:
     """Return types and shapes of the state's tensors."""
     layout, slots = runs.layout, runs.sizes(RunKey(0, 0, 0))["S"]
-    found = {name: (_type(layout, name), (2, *shape)) for name, shape in layout.recurrent.items()}
+    tensors = {name: (_type(layout, name), (2, *shape)) for name, shape in layout.recurrent.items()}
     for name, log in runs.plan.logs.items():
-        found[name] = (log.dtype, (slots, layout.batch, log.width))
-    return found | {name: (_type(layout, name), shape) for name, shape in layout.caches.items()}
+        tensors[name] = (log.dtype, (slots, layout.batch, log.width))
+    return tensors | {name: (_type(layout, name), shape) for name, shape in layout.caches.items()}
 
 
 def _type(layout: StateLayout, name: str) -> DType:
@@ -71,8 +71,8 @@ def _type(layout: StateLayout, name: str) -> DType:
 def shapes(runs: StateRuns, key: RunKey) -> dict[str, Shape]:
     """Return the shape of every input for a run."""
     values = symbols(runs, key)
-    found: dict[str, Shape] = {
+    inputs: dict[str, Shape] = {
         name: tuple(values[dim] if isinstance(dim, str) else dim for dim in dims)
         for name, (_, dims) in lists(runs.plan).items()
     }
-    return found | {name: shape for name, (_, shape) in lasting(runs).items()}
+    return inputs | {name: shape for name, (_, shape) in lasting(runs).items()}

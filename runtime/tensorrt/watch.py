@@ -12,8 +12,8 @@ from edge import log
 _Result = TypeVar("_Result")
 
 STEPS = 10_000  # resolution of reported progress
-_LOOK_S = 0.2
-_BEGINS_S = 1.0
+_POLL_S = 0.2
+_START_TIMEOUT_S = 1.0
 
 
 class Progress:
@@ -29,28 +29,28 @@ class Progress:
 
     def start(self, name: str, parent: str | None, steps: int) -> None:
         self._phases[name] = (parent, max(1, steps), 0)
-        self._tell(name)
+        self._report_progress(name)
 
     def step(self, name: str, step: int) -> None:
         parent, steps, _ = self._phases.get(name, (None, 1, 0))
         self._phases[name] = (parent, steps, min(step + 1, steps))
-        self._tell(name)
+        self._report_progress(name)
 
     def finish(self, name: str) -> None:
         self._phases.pop(name, None)
 
-    def _tell(self, name: str) -> None:
-        self._shown = max(self._shown, min(1.0, self._done(name)))
+    def _report_progress(self, name: str) -> None:
+        self._shown = max(self._shown, min(1.0, self._fraction(name)))
         self._report(name, round(self._shown * STEPS), STEPS)
 
-    def _done(self, name: str) -> float:
+    def _fraction(self, name: str) -> float:
         """Return the completed fraction of the build, summed from this phase up to the root."""
         share = 0.0
-        at: str | None = name
-        while at is not None and at in self._phases:
-            parent, steps, done = self._phases[at]
+        phase: str | None = name
+        while phase is not None and phase in self._phases:
+            parent, steps, done = self._phases[phase]
             share = (done + share) / steps
-            at = parent
+            phase = parent
         return share
 
 
@@ -88,7 +88,7 @@ class Interruptible(Generic[_Result]):
         self._work = work
         self._results: list[_Result] = []
         self._problems: list[BaseException] = []
-        self._begun, self._ended = threading.Event(), threading.Event()
+        self._started, self._finished = threading.Event(), threading.Event()
 
     def result(self) -> _Result:
         """Return or raise the work's result. An interrupt or SystemExit is raised once the work has
@@ -98,22 +98,22 @@ class Interruptible(Generic[_Result]):
         try:
             thread.start()
             while thread.is_alive():
-                thread.join(_LOOK_S)
+                thread.join(_POLL_S)
         except BaseException:
             self.stop.set()
             # if interrupted in `start`, the thread may never begin
-            if self._begun.wait(_BEGINS_S):
-                self._ended.wait()
+            if self._started.wait(_START_TIMEOUT_S):
+                self._finished.wait()
             raise
         if self._problems:
             raise self._problems[0]
         return self._results[0]
 
     def _run(self) -> None:
-        self._begun.set()
+        self._started.set()
         try:
             self._results.append(self._work())
         except BaseException as problem:
             self._problems.append(problem)
         finally:
-            self._ended.set()
+            self._finished.set()

@@ -1,4 +1,4 @@
-"""The plugin library on the machine it is for, without TensorRT: it loads, and reads kernels.
+"""Check the plugin library on its target machine, without TensorRT: it loads and reads kernels.
 
 python -m tests.aarch64.load_plugins LIBRARY
 """

@@ -1,6 +1,6 @@
-"""Products and rotations by the instructions of this processor, against plain ones.
+"""Check products and rotations with this processor's instructions against plain NumPy.
 
-python -m tests.aarch64.products     on every instruction set there is; needs no torch
+python -m tests.aarch64.products     on every available instruction set; needs no torch
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from edge.plugins.cpu.library import (
     library,
 )
 
-# K of 384 is one block of every size; 29 rows are of the kernel for many
+# K of 384 is one block of every size; 29 rows reach the kernel for many rows
 BLOCKS, ROWS, OUTPUTS, COLUMNS = (16, 32, 64, 128), (1, 3, 17, 29), (33, 48), 384
-# of rotations: what is left of slow is of order 3 or 1, or nothing is made by doubling
+# rotations: the factor of slow left after doubling has order 3 or 1, or nothing comes from doubling
 ROTATIONS = ((24, 64), (8, 32), (5, 12))
 
 
 def call(kernel: CpuKernel, arrays: list[NDArray], rows: int) -> None:
-    """Run a kernel of these arrays and a number of rows."""
+    """Call a kernel with these arrays and a number of rows."""
     values = (CallValue * (len(arrays) + 1))(*(CallValue(address=a.ctypes.data) for a in arrays))
     values[len(arrays)] = CallValue(integer=rows)
     made = CpuCall(kernel.handle, values, (rows, 1, 1))
@@ -59,7 +59,7 @@ def product(
 def plain(
     block: int, x: NDArray[np.float32], w: NDArray[np.int64], scales: NDArray
 ) -> NDArray[np.float64]:
-    """The same in whole numbers: each block of x is rounded to its own int8 scale."""
+    """Compute the same in integers: each block of x is rounded with its own int8 scale."""
     blocks = x.reshape(len(x), -1, block)
     step = np.abs(blocks).max(-1) / np.float32(127)
     rounded = np.rint(blocks / step[..., None]).astype(np.int64)
@@ -68,7 +68,7 @@ def plain(
 
 
 def floats(name: str, x: NDArray[np.float32], weight: NDArray) -> NDArray[np.float32]:
-    """x [M, K] times weight [N, K] of floats, which is repacked first."""
+    """Multiply x [M, K] by a float weight [N, K], which is repacked first."""
     (rows, columns), outputs = x.shape, len(weight)
     kind = "fp16" if weight.dtype == np.float16 else "fp32"
     lines = ["kernel linear.few", "argument x *fp32", f"argument weight *{kind}"]
@@ -83,7 +83,7 @@ def floats(name: str, x: NDArray[np.float32], weight: NDArray) -> NDArray[np.flo
 
 
 def rotation(name: str, x: NDArray[np.float32], slow: NDArray, fast: NDArray) -> NDArray:
-    """slow · x · fast of each of x [M, P, Q]."""
+    """Return slow · x · fast for each x [M, P, Q]."""
     rows, p, q = x.shape
     lines = ["kernel hadamard.hadamard"]
     lines += [f"argument {each} *fp32" for each in ("x", "slow", "fast", "y")]
@@ -94,7 +94,7 @@ def rotation(name: str, x: NDArray[np.float32], slow: NDArray, fast: NDArray) ->
 
 
 def doubled(order: int) -> NDArray[np.float32]:
-    """[[1, 1], [1, -1]] doubled as often as it goes into `order`, around random numbers."""
+    """Double [[1, 1], [1, -1]] as often as it divides `order`, around random numbers."""
     sign, power = np.ones((1, 1)), order & -order
     while len(sign) < power:
         sign = np.kron([[1, 1], [1, -1]], sign)

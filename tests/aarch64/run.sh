@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The runtime on aarch64, on a machine that is none: qemu's user mode emulates the instructions of a
-# Cortex-A76 (those of an Orin's Cortex-A78AE), with Debian's Python and the wheels of PyPI.
+# Run the runtime on emulated aarch64: qemu's user mode emulates the instructions of a Cortex-A76
+# (those of an Orin's Cortex-A78AE), with Debian's Python and wheels from PyPI.
 #
 #   tests/aarch64/run.sh [--tests] [FOLDER]     about three minutes on Debian, 250 MB in FOLDER (build/aarch64)
 #
-# It shows that the wheels are there, that their code runs, that the models say their golden sentence
-# (tests/golden.json) on `ort` and on `cpu`, that products of NEON are right, and that answers are those of
-# this machine.
-# Nothing of speed, of a GPU or of a Jetson's system. --tests also runs tests that need no torch
-# (three minutes more). Needs qemu-aarch64 (apt: qemu-user), apt-get of Debian and Python with pip.
+# It shows that the wheels exist and run, that the models give their golden sentence
+# (tests/golden.json) on `ort` and on `cpu`, that NEON products are right, and that answers equal
+# those of this machine. It shows nothing about speed, a GPU or a Jetson's system. --tests also runs
+# tests that need no torch (three minutes more). Needs qemu-aarch64 (apt: qemu-user), Debian's
+# apt-get and Python with pip.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 more=no
@@ -27,7 +27,7 @@ absent() {
   exit 3
 }
 
-# Debian's Python for arm64, unpacked and not installed: this machine's packages stay as they are
+# Debian's Python for arm64, unpacked but not installed, so this machine's packages do not change
 fetch_python() {
   local apt=$folder/apt package cpu
   local -a options=(-o APT::Architecture=arm64 -o APT::Architectures=arm64 -o "Dir::State=$apt"
@@ -41,7 +41,7 @@ fetch_python() {
   for package in "$apt"/archives/*.deb; do
     dpkg-deb -x "$package" "$root.making"
   done
-  # onnxruntime asks what CPU there is, and ends when told of an x86 one
+  # onnxruntime reads the CPU's description, and aborts if it is that of an x86
   mkdir -p "$root.making/proc"
   for ((cpu = 0; cpu < $(getconf _NPROCESSORS_CONF); cpu++)); do
     printf '%s\t: %s\n' processor $cpu 'CPU implementer' 0x41 'CPU architecture' 8 \
@@ -52,7 +52,7 @@ fetch_python() {
   mv "$root.making" "$root"
 }
 
-# wheels for that Python into a folder: fetch_wheels FOLDER PIP-ARGUMENTS…
+# download wheels for that Python to a folder: fetch_wheels FOLDER PIP-ARGUMENTS…
 fetch_wheels() {
   local to=$1
   shift
@@ -71,7 +71,7 @@ emulated() {
   PYTHONPATH=$packages qemu-aarch64 -cpu cortex-a76 -L "$root" "$root/usr/bin/python$version" "$@"
 }
 
-# the kernels for CPUs, where there is a compiler for aarch64 and they are newer than what it made
+# compile the CPU kernels if there is a compiler for aarch64 and the sources are newer than its output
 compile_kernels() {
   local to=$folder/kernels
   command -v aarch64-linux-gnu-g++ >/dev/null || return

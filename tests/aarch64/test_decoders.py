@@ -1,4 +1,4 @@
-"""The plugin library's decoders as aarch64 runs them, where `char` is unsigned for one."""
+"""The plugin library's decoders on aarch64, where for example `char` is unsigned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEMO = Path(__file__).parents[2] / "apps" / "bundles" / "demo"
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs the decoders under qemu."""
+    """Run the decoders under qemu."""
     emulator = shutil.which("qemu-aarch64")
     if emulator is None:
         pytest.skip("needs apt install g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user")

@@ -1,4 +1,4 @@
-"""Whole models are run in all places where kernels are."""
+"""Whole-model tests run wherever the kernels can run."""
 
 from __future__ import annotations
 

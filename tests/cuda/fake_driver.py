@@ -1,7 +1,7 @@
 """Run functions in a process whose CUDA driver is the fake one of `tests/fake_cuda`.
 
-The real cuda-core and cuda-bindings run on top of it, so this proves how they and the driver are
-used: order, arguments, lifetimes, errors. It proves nothing about a GPU; `tests/gpu` does.
+The real cuda-core and cuda-bindings run on top of it, so the tests check how they and the driver
+are used: order, arguments, lifetimes, errors. They say nothing about a GPU; `tests/gpu` does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROCESS = Path(__file__).with_name("fake_process.py")
 
 _Scenario = TypeVar("_Scenario", bound=Callable[[], Any])
 
-# kernels the fake driver does itself: name, static shared bytes, parameter sizes
+# kernels that the fake driver implements: name, static shared bytes, parameter sizes
 CUBIN = (
     b"FAKE CUBIN\nadd_one 0 8 4\naxpy 0 8 8 4 8 8 8\nforever 0\nfails 0\nmisaligned 0\n"
     b"recorded 16 8 4 8 4 8 1\n\0"
@@ -40,14 +40,14 @@ CUBIN = (
 
 
 def open_device(*arguments: Any, **options: Any) -> Any:
-    """In a scenario: a CoreDevice."""
+    """Return a CoreDevice, inside a scenario."""
     from edge.runtime.cuda.core import CoreDevice
 
     return CoreDevice(*arguments, **options)
 
 
 def host_of(device: Any, values: Any) -> Any:
-    """Page-locked memory with these values."""
+    """Return page-locked memory with these values."""
     data = np.ascontiguousarray(values).view(np.uint8)
     out = device.host(data.nbytes)
     out[:] = data
@@ -55,7 +55,7 @@ def host_of(device: Any, values: Any) -> Any:
 
 
 def error_of(attempt: Callable[[], Any]) -> str:
-    """What an attempt is refused with."""
+    """Return the error that an attempt raises."""
     try:
         attempt()
     except EngineError as error:
@@ -64,10 +64,10 @@ def error_of(attempt: Callable[[], Any]) -> str:
 
 
 class Run(NamedTuple):
-    """What a scenario returned, and what the driver saw.
+    """The result of a scenario, and what the driver logged.
 
     Attributes:
-        ended: it returned; else stderr has the traceback.
+        ended: whether it returned; otherwise stderr has the traceback.
         log: lines of `fake.h`'s FAKE_CUDA_LOG.
     """
 
@@ -81,7 +81,7 @@ class Run(NamedTuple):
 
     @property
     def live(self) -> Counter[str]:
-        """What was never given back, by kind."""
+        """Return the resources that were never released, by kind."""
         pairs = (part.partition("=") for line in self.lines("live ") for part in line.split()[1:])
         return Counter({kind: int(count) for kind, _, count in pairs})
 
@@ -90,9 +90,10 @@ _cases: dict[str, list[tuple[str, dict[str, object]]]] = {}
 
 
 def scenario(*several: dict[str, object], **settings: object) -> Callable[[_Scenario], _Scenario]:
-    """Marks a function to run there; settings are the driver's, without `FAKE_CUDA_`.
+    """Mark a function to run in the fake process. `settings` are the driver's, without
+    `FAKE_CUDA_`.
 
-    `several`: it is run once with each.
+    With `several` it runs once with each.
     """
 
     def mark(function: _Scenario) -> _Scenario:
@@ -104,9 +105,9 @@ def scenario(*several: dict[str, object], **settings: object) -> Callable[[_Scen
 
 
 def ran(function: _Scenario, **settings: object) -> Run:
-    """What came of a scenario, with one of its settings; none are the first.
+    """Return the result of a scenario with one of its settings, by default the first.
 
-    A file's scenarios are run together.
+    All scenarios of a file run together.
     """
     module = sys.modules[function.__module__]
     found = [
@@ -121,11 +122,11 @@ def ran(function: _Scenario, **settings: object) -> Run:
 
 @cache
 def _all(module: ModuleType) -> list[Run]:
-    """Every scenario of a file, each from a fresh start."""
+    """Run every scenario of a file, each from a fresh start."""
     for name in ("cuda.core", "cuda.bindings.driver"):
         pytest.importorskip(name, reason=f"{name} is not installed")
     folder = driver().parent
-    # other versions may be tried from outside: PYTHONPATH for cuda-core, FAKE_CUDA_VERSION
+    # PYTHONPATH for cuda-core and FAKE_CUDA_VERSION allow trying other versions
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(_ROOT)]))
     kept = ("FAKE_CUDA_VERSION",)
     plain = {k: v for k, v in os.environ.items() if k in kept or not k.startswith("FAKE_CUDA")}
@@ -145,7 +146,7 @@ def _all(module: ModuleType) -> list[Run]:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:
-    """To its end, or to that of all its forks: one that hangs must not outlive the tests."""
+    """Run until the process and all its forks end; a hanging one must not outlive the tests."""
     process = subprocess.Popen(command, env=environment, cwd=_ROOT, start_new_session=True)
     try:
         code = process.wait(timeout=120)
@@ -171,7 +172,7 @@ def _read(case: Path) -> Run:
 
 
 def driver() -> Path:
-    """The library. Loaded by its path, it is found by its name too."""
+    """Build the driver library. Once loaded by path it is also found by name."""
     name, sources = "libcuda.so.1", sorted(map(str, _SOURCES.glob("*.c")))
     options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     options.append(f"-Wl,-soname,{name}")
@@ -181,7 +182,7 @@ def driver() -> Path:
 def kernel(
     name: str, types: tuple[str, ...] = (), *, shared: int = 0, scratch: int = 0, warps: int = 4
 ) -> tuple[Variant, CompiledKernel, bytes]:
-    """What `Device.load` takes for a kernel of CUBIN."""
+    """Return a kernel of CUBIN in the form that `Device.load` takes."""
     arguments = tuple(f"a{i}" for i in range(len(types)))
     variant = Variant(
         kernel=f"fake.{name}", arguments=arguments, types=types, constants={}, warps=warps

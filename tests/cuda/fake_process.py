@@ -1,7 +1,7 @@
-"""The process that `fake_driver` starts: a scenario in a fork of its own for each case.
+"""The process that `fake_driver` starts: it runs each case of a scenario in a fork of its own.
 
-Nothing of CUDA is touched before the forks, so every case finds a driver that was never used, and
-the imports are paid once.
+Nothing touches CUDA before the forks, so every case finds an unused driver, and imports happen only
+once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(path: str, folder: str) -> None:
     spec.loader.exec_module(module)
     for heavy in ("cuda.core", "edge.runtime.cuda.core"):
         importlib.import_module(heavy)
-    gc.freeze()  # or each fork looks for cycles among all that was imported, and copies it by that
+    gc.freeze()  # else each fork's collector scans all imported objects and copies their pages
     for case in sorted(Path(folder).glob("*.case")):
         if os.fork() == 0:
             _child(module, case)
@@ -36,7 +36,7 @@ def main(path: str, folder: str) -> None:
 
 
 def _child(module: Any, case: Path) -> None:
-    """Ends the way a Python process does, for what happens then."""
+    """Exit as a Python process does, to test its shutdown."""
     os.dup2(os.open(case.with_suffix(".stderr"), os.O_WRONLY | os.O_CREAT), 2)
     name, settings = json.loads(case.read_text())
     os.environ.update(settings)
@@ -45,7 +45,7 @@ def _child(module: Any, case: Path) -> None:
     except BaseException:
         traceback.print_exc()
         sys.exit(1)
-    # what only a cycle of references holds (an exception and its frames) is not a leak
+    # objects held only by a reference cycle (an exception and its frames) are not a leak
     gc.collect()
     case.with_suffix(".result").write_text(json.dumps(result))
     sys.exit(0)

@@ -1,4 +1,4 @@
-"""Models for both engines: the same graph run by ONNX Runtime, and lowered and interpreted."""
+"""Models on two engines: the same graph run by ONNX Runtime, and lowered and interpreted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROOT = tempfile.TemporaryDirectory(prefix="edge-cuda-models-")
 
 @dataclass(frozen=True)
 class Engines:
-    """Two engines of one model, whose states belong to the same identity; `folder` holds it."""
+    """Two engines of one model, whose states are interchangeable; `folder` holds the model."""
 
     ort: OrtEngine
     cuda: CudaEngine
@@ -38,7 +38,7 @@ class Engines:
 
 
 def engines(name: str, quant: str, state: str | None = None) -> Engines:
-    """The model `name` of tests/test_graph_models.py, its scans' states of type `state`."""
+    """Open the model `name` of tests/test_graph_models.py, with scan states of type `state`."""
     return _engines(name, quant, state, on_device.chosen())
 
 
@@ -61,21 +61,21 @@ def _built(name: str, quant: str, state: str | None) -> tuple[Path, Mapping[str,
 def both(
     graph: Path, config: ModelConfig, dtypes: Mapping[str, str], chunk: int = CHUNK
 ) -> Engines:
-    """Engines for a graph file of a bundle's folder."""
+    """Open both engines for a graph file of a bundle's folder."""
     ort = OrtEngine(graph, config, threads=1, chunk=chunk, state_dtypes=dtypes)
     cuda = cuda_engine(graph, config, dtypes, chunk, ort.identity)
     return Engines(ort, cuda, graph.parent.parent)
 
 
 def tiny_engine(name: str, quant: str) -> CudaEngine:
-    """The `cuda` engine of the model `name` alone, made anew."""
+    """Open a new `cuda` engine of the model `name`."""
     graph, dtypes = _built(name, quant, None)
     identity = Identity("tiny")
     return cuda_engine(graph, quantized_models.network(name).config, dtypes, CHUNK, identity)
 
 
 def sliding_and_whole(name: str, quant: str, chunk: int) -> tuple[CudaEngine, CudaEngine]:
-    """Two engines of the model `name`: caches with windows slide in the first one alone."""
+    """Open two engines of the model `name`; only in the first do caches with windows slide."""
     graph, dtypes = _built(name, quant, None)
     config, identity = quantized_models.network(name).config, Identity("tiny")
     slid, whole = (
@@ -94,7 +94,7 @@ def cuda_engine(
     *,
     slides: bool = True,
 ) -> CudaEngine:
-    """`slides`: caches of layers with a window do."""
+    """Open a `cuda` engine; `slides`: whether caches of layers with a window slide."""
     folder = graph.parent.parent
     plan = lower(graph.read_bytes(), folder)
     plan = sliding(plan) if slides else plan
@@ -111,7 +111,7 @@ def cuda_engine(
 
 
 def poison(engine: CudaEngine, state: DeviceState) -> None:
-    """Spoil everything that a run must not rely on: NaN, and 0x7f in integers."""
+    """Fill everything that a run must not rely on with NaN, and with bytes of 0x7f for integers."""
     ledger = state.ledger
     with engine.exclusive as device:
         for memory in (state.workspace.arena, state.workspace.memory):
@@ -128,7 +128,7 @@ def poison(engine: CudaEngine, state: DeviceState) -> None:
 
 
 def spoil_caches(engine: CudaEngine, state: DeviceState) -> None:
-    """NaN in every slot of the KV caches behind the tokens."""
+    """Write NaN to every KV cache slot after the last token."""
     with engine.exclusive as device:
         for name, at, row in state.cache_starts():
             used = state.position - (state.ledger.first if state.layout.slides(name) else 0)

@@ -1,4 +1,4 @@
-"""Places of values in the arena: never two at once in one place, and little more than they need."""
+"""Placement of values in the arena: live values do not overlap, and little memory is wasted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE = Size()
 
 
 def plan_of(elements: dict[str, Size], uses: list[list[str]]) -> LaunchPlan:
-    """Launches that name the values listed for each."""
+    """Return launches that use the listed values."""
     arguments = {len(names) for names in uses}
     variants = {
         n: Variant(
@@ -52,7 +52,7 @@ def plan_of(elements: dict[str, Size], uses: list[list[str]]) -> LaunchPlan:
 
 
 def check(plan: LaunchPlan, which: Program, sizes: dict[str, int], arena: Arena) -> int:
-    """Raises unless all is well; returns the bytes that are alive at once, at most."""
+    """Check the placement; return the peak of live bytes."""
     spans = {}
     for name, start in arena.offsets.items():
         buffer = plan.values[name]
@@ -117,7 +117,7 @@ def test_one_value_named_twice_by_a_launch_is_one() -> None:
 def test_hardly_more_is_taken_than_is_alive_at_once(
     tmp_path: Path, tokens: int, rows: int | None
 ) -> None:
-    """At an eighth of the widths of Mamba-2.8B, where 1024 tokens take 65 MB."""
+    """Check at an eighth of Mamba-2.8B's widths, where 1024 tokens take 65 MB."""
     layer = Mamba1Config(d_inner=640, d_state=16, dt_rank=20)
     config = ModelConfig(family="test", vocab_size=6285, d_model=320, layers=(layer,) * 3)
     build_graph(config, random_tensors(config), tmp_path, int8_plan(config, ("fp32",) * 3))

@@ -1,6 +1,7 @@
-"""CoreDevice over the real cuda-core on a fake driver: what reaches the driver, in what order.
+"""CoreDevice over the real cuda-core on a fake driver: calls that reach the driver, and their
+order.
 
-This proves how the API is used, not that a GPU computes: see `fake_driver`.
+This checks the use of the API, not that a GPU computes: see `fake_driver`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def test_memory_starts_as_zeros_and_copies_are_done_in_order() -> None:
     done = ran(copies)
     expected = [0] * 4 + list(range(32)) + [0x7F] * 4 + [0] * 24
     assert done.result["late"] == expected
-    # a host buffer starts as zeros, and nothing has come before the stream is waited for
+    # a host buffer starts as zeros, and nothing arrives before the stream is synchronized
     assert done.result["early"] == [0] * 64
     assert done.result["aligned"]
     assert (done.result["name"], done.result["sm"]) == ("GPU 0 (Fake 0)", 87)
@@ -130,7 +131,7 @@ def test_nothing_can_be_allocated_and_copied() -> None:
 def dropped_source() -> Any:
     device = open_device()
     memory, out = device.allocate(8), device.host(8)
-    device.write(memory, 0, host_of(device, np.full(8, 5, np.uint8)))  # nobody holds the source
+    device.write(memory, 0, host_of(device, np.full(8, 5, np.uint8)))  # nothing holds the source
     device.read(out, memory, 0)
     device.wait()
     return out.tolist()
@@ -260,7 +261,7 @@ def refused_launches() -> Any:
         except EngineError as error:
             out[name] = str(error)
     device.launch(loaded, (1, 1, 1), [memory.address, 1])
-    device.wait()  # nothing of this takes the device
+    device.wait()  # the device survives all of this
     return out
 
 

@@ -1,4 +1,4 @@
-"""Other libraries on a `CoreDevice`'s stream, over the fake driver: whose stream, when dropped."""
+"""Other libraries on a `CoreDevice`'s stream, over the fake driver: stream and lifetimes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.without_gpu
 
 
 class Foreign:
-    """What another library made; tells of its end."""
+    """A foreign library's object that reports its destruction."""
 
     def __init__(self, said: list[str]) -> None:
         self._said = said
@@ -25,7 +25,7 @@ class Foreign:
 
 
 class Holder:
-    """What uses it."""
+    """An object that uses `Foreign`."""
 
 
 @scenario()
@@ -71,7 +71,7 @@ def dropping() -> Any:
         device.enqueue(lambda _: None)
         del holder
         gc.collect()
-        found.append(list(said))  # not while something is recorded
+        found.append(list(said))  # not while recording
     device.wait()
     found.append(list(said))
     return found

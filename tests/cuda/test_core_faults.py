@@ -1,4 +1,4 @@
-"""What CoreDevice makes of a driver's errors, of a kernel that hangs, of forks and of threads.
+"""CoreDevice under driver errors, hanging kernels, forks and threads.
 
 Over the real cuda-core on a fake driver: see `fake_driver`.
 """
@@ -25,7 +25,7 @@ ADD_ONE = ("*i32", "i32")
 # -- errors ---------------------------------------------------------------------------------------
 
 
-# where each call is first made, and a code that a driver may well answer with
+# the call site of each driver call, and a plausible error code
 PLACES = {
     "cuInit:1:999": "made",
     "cuDeviceGetCount:1:999": "made",
@@ -50,7 +50,7 @@ PLACES = {
 }
 
 
-# an error at a call, or of a kernel; who notices
+# an error of a call or of a kernel, and who notices it
 LOSSES = {
     "cuMemAlloc:1:700": "allocate",
     "cuMemcpyHtoDAsync:1:714": "write",
@@ -63,7 +63,7 @@ LOSSES = {
 
 @scenario(*({"fail": fail} for fail in [*PLACES, *LOSSES]))
 def every_call() -> Any:
-    """One of everything; where it fails first, and what is left of the device then."""
+    """Make every kind of call; return where it first fails, and the state of the device then."""
     try:
         device = open_device()
     except EngineError as error:
@@ -123,7 +123,7 @@ def test_an_error_that_sticks_takes_the_device_and_not_the_process(fail: str) ->
     assert done.result["lost"]
     for _, text in later:
         assert text.startswith("the device is lost: CUDA_ERROR_")
-    # nothing is freed, nothing is destroyed; cuda-core lets go of the context, which is held
+    # nothing is freed or destroyed; cuda-core releases the context, which is held elsewhere
     failed = [line for line in done.lines("failed ") if "cuDevicePrimaryCtxRelease" not in line]
     assert len(failed) == 1
     assert done.stderr == ""
@@ -135,8 +135,8 @@ def bad_kernel() -> Any:
     memory = device.allocate(16)
     loaded = device.load(*kernel("add_one", ADD_ONE))
     with device.record() as recorded:
-        device.launch(loaded, (1, 1, 1), [memory.address, 5])  # one past the end
-    recorded[0].replay()  # what is wrong shows later
+        device.launch(loaded, (1, 1, 1), [memory.address, 5])  # one element past the end
+    recorded[0].replay()  # the error shows later
     first = error_of(device.wait)
     made = error_of(open_device)
     second = [error_of(attempt) for attempt in (device.wait, recorded[0].replay, device.memory)]
@@ -150,7 +150,7 @@ def test_an_illegal_address_shows_where_the_stream_is_waited_for() -> None:
     )
     lost = "the device is lost: CUDA_ERROR_ILLEGAL_ADDRESS while running on the GPU"
     assert all(text.startswith(lost) for text in done.result["second"])
-    # a second device of this process has the same context
+    # a second device of this process shares the context
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in done.result["made"]
     assert done.stderr == ""
 
@@ -174,7 +174,7 @@ def test_out_of_memory_names_sizes_and_passes() -> None:
     said = done.result["refused"]
     assert all(str(size) in said for size in (500 << 20, free, 1 << 30)) and "capacity" in said
     assert done.result["memory"] == [free, 1 << 30]
-    # memory dropped while its zeroing was under way counts as free when it is needed
+    # memory dropped while being zeroed counts as free when it is needed
     assert done.result["dropped"] == "nothing was raised"
     assert done.live["memory"] == 0
 
@@ -206,7 +206,7 @@ def jetson() -> Any:
 def test_a_jetson_that_refuses_large_buffers_gives_memory_in_pieces() -> None:
     done = ran(jetson)
     assert done.result["refused"] == "nothing was raised"
-    # what is free is what the system can give, not what the driver says
+    # the free memory is what the system can give, not what the driver reports
     assert 0 < done.result["free"] < 1 << 40
     assert done.result["bytes"] == [0] * 24 + [7] * 40
     sizes = [int(line.split()[1]) for line in done.lines("piece ")]
@@ -270,7 +270,7 @@ def interrupted() -> Any:
     try:
         device.wait()
     except KeyboardInterrupt:
-        # and not by the end of the process, which waits for the kernel here
+        # and not at process exit, which would wait for the kernel
         device._faults.lose("the test is over")
         return "interrupted"
 

@@ -95,7 +95,7 @@ def refused_in_recording() -> Any:
                 out[name] = str(error)
         device.fill(memory, 0, 4, 1)
     before = recorded[0].kept
-    # an exception inside throws the recording away and leaves the device usable
+    # an exception inside discards the recording and leaves the device usable
     try:
         with device.record() as failed:
             device.fill(memory, 0, 16, 9)
@@ -136,8 +136,8 @@ def test_memory_dropped_while_recording_is_freed_afterwards() -> None:
 
 
 def _timed(replays: list[float], *, latency: float) -> list[list[float]]:
-    """What `wait` sleeps after replays of one graph; each takes `latency`, and before waiting the
-    host is busy for so long.
+    """Return the sleeps of `wait` after replays of one graph that take `latency`; the host is busy
+    for a given time before each wait.
     """
     from edge.runtime.cuda import core
 
@@ -175,7 +175,7 @@ def _timed(replays: list[float], *, latency: float) -> list[list[float]]:
         clock[0] += busy
         device.wait()
         found.append([slept[0], clock[0] - ends[0]])
-    device.wait()  # nothing was replayed: nothing is slept
+    device.wait()  # nothing was replayed, so it does not sleep
     return found
 
 
@@ -186,7 +186,7 @@ def steady() -> Any:
 
 @scenario()
 def after_a_stop() -> Any:
-    """The process is stopped for half a minute in the second step."""
+    """The process is suspended for half a minute in the second step."""
     return _timed([0.0, 30.0, *[0.0] * 20], latency=0.003)
 
 
@@ -198,7 +198,7 @@ def test_wait_sleeps_until_shortly_before_the_graph_was_done_last_time() -> None
 
 
 def test_a_step_that_took_long_once_is_forgotten_soon() -> None:
-    """At most a tenth of a second is slept too long, and half as long is believed each time."""
+    """It oversleeps by at most a tenth of a second, and halves its estimate at each step."""
     late = [late for _, late in ran(after_a_stop).result[2:]]
     assert max(late) <= 0.1
     assert all(each < 1e-3 for each in late[16:])

@@ -1,4 +1,4 @@
-"""Where CoreDevice works: GPUs, contexts and streams that are the user's, and what is missing.
+"""CoreDevice's placement: GPUs, the user's contexts and streams, and missing parts.
 
 Over the real cuda-core on a fake driver: see `fake_driver`.
 """
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.without_gpu
 
 
 def _works(device: Any) -> list[int]:
-    """A launch between two copies, replayed."""
+    """Check a launch between two copies, replayed."""
     memory, host = device.allocate(8), device.host(8)
     host.view(np.int32)[:] = 5
     loaded = device.load(*kernel("add_one", ("*i32", "i32")))
@@ -42,7 +42,7 @@ def _current() -> int:
 
 
 def _user_stream() -> Any:
-    """A stream of a context of its own, as PyCUDA makes them; the context is not current."""
+    """Return a stream of its own context, as PyCUDA makes them; the context is not current."""
     from cuda.bindings import driver
 
     driver.cuInit(0)
@@ -103,7 +103,7 @@ def contexts() -> Any:
     same = int(device.place.context) == int(context)
     works = _works(device)
     kept = _current() == int(context)
-    # another GPU is asked for: its primary context, and the user's stays current
+    # for another GPU its primary context is used, and the user's stays current
     other = open_device(1)
     elsewhere = [_works(other), int(other.place.context) != int(context)]
     return {"same": same, "works": works, "kept": [kept, _current() == int(context)],
@@ -121,7 +121,7 @@ def test_a_context_that_is_current_is_used_and_stays_current() -> None:
 @scenario()
 def left_alone() -> Any:
     driver, context, _ = _user_stream()
-    device = open_device()  # no context is current: the primary one
+    device = open_device()  # no context is current, so the primary one is used
     driver.cuCtxPushCurrent(context)
     works = _works(device)
     held = device.allocate(16)
@@ -289,7 +289,7 @@ def test_memory_of_the_user_is_used_and_never_freed() -> None:
     assert done.live["memory"] == 1  # the user's
 
 
-# -- code as ptxas makes it -----------------------------------------------------------------------
+# -- code from ptxas ------------------------------------------------------------------------------
 
 
 @scenario({"sm": 87}, {"sm": 90})
@@ -335,7 +335,7 @@ def test_a_cubin_for_another_gpu_is_refused() -> None:
     assert "CUDA_ERROR_NO_BINARY_FOR_GPU" in error and "edge export --target" in error
 
 
-# -- what may be missing --------------------------------------------------------------------------
+# -- missing parts --------------------------------------------------------------------------------
 
 
 @scenario({"version": 12060}, {"version": 13020})

@@ -1,4 +1,4 @@
-"""The CUDA engine around its runs: memory taken once, errors, threads, processes."""
+"""The CUDA engine around its runs: memory allocated once, errors, threads, processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.without_gpu
 
 
 class CountingDevice(InterpretDevice):
-    """Counts what is asked of it."""
+    """A device that counts calls."""
 
     def __init__(self) -> None:
         super().__init__(toy.PACKAGE)

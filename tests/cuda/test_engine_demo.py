@@ -1,4 +1,4 @@
-"""The golden sentence of the embedded models, interpreted: a step, and the rest in one run."""
+"""The golden sentence of the embedded models, interpreted: one step, and the rest in one run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.runtime.ort import OrtEngine
 from tests import golden
 from tests.cuda.models import cuda_engine, poison
 
-# tokens of each run; interpreting one takes seconds, however long it is
+# tokens of each run; interpreting a run takes seconds, whatever its length
 RUNS = (1, 30)
 
 
@@ -28,7 +28,7 @@ def test_golden_sentence(name: str) -> None:
     sentence = golden.SENTENCES[name]
     sizes = {"window": 1, "capacity": 64}
     theirs, ours = ort.new_state(**sizes), cuda.new_state(**sizes)
-    # the state after the prompt comes from the other engine: the interpreter is slow
+    # the state after the prompt comes from the other engine, since the interpreter is slow
     sentence.check(ort.run(np.array([sentence.prompt_ids]), theirs, commit=True)[0])
     ours.restore(theirs.snapshot())
     done = 0

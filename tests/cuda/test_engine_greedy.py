@@ -1,4 +1,4 @@
-"""The likeliest token found on the device: what the logits say, without the logits."""
+"""Greedy tokens found on the device equal those of the logits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_nan_is_told_and_the_state_stays_where_it_was() -> None:
 
 
 def _stepper(engine: CudaEngine, vocab_size: int) -> Stepper:
-    """One that takes the likeliest of the ids below `vocab_size`."""
+    """Return a greedy stepper over the ids below `vocab_size`."""
     context = Context(engine, engine.new_state(window=4))
     context.advance([3, 5])
     sampler = Sampler(SamplingParams(temperature=0.0), new_rng(None))
@@ -62,7 +62,7 @@ def test_padding_ids_are_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("run", "run_greedy"):
         monkeypatch.setattr(CudaEngine, name, _recorded(runs, getattr(CudaEngine, name)))
     assert _stepper(engine, best + 1).step(7) == best
-    assert runs == ["run", "run_greedy"]  # the prompt's, and no logits
+    assert runs == ["run", "run_greedy"]  # the prompt's run; no logits after it
     limited = _stepper(engine, best)
     assert limited.step(7) == logits[:best].argmax()
     assert runs[2:] == ["run", "run_greedy", "run"]

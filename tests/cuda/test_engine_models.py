@@ -1,4 +1,4 @@
-"""Whole models, interpreted, against ONNX Runtime: logits and states in every way of running."""
+"""Whole models, interpreted, against ONNX Runtime: logits and states in every kind of run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "mamba2-w8a8": ("mamba2", "w8a8", "int8"),
     "hybrid-w8a8": ("all", "w8a8", None),
 }
-# of each kernel that trees are run by, in each of its types; the others differ in what is between
+# one case for each kernel that runs trees, in each of its types; other cases differ only in other
+# kernels
 TREES = ["deltanet", "mamba1", "mamba1-w8a8", "mamba2-fp16", "mamba2-w8a8", "hybrid", "hybrid-w8a8"]
 
 
 class Pair:
-    """A state on each engine; whatever is done to one is done to the other, and compared."""
+    """One state on each engine; every action is done on both, and the results are compared."""
 
     def __init__(self, made: Engines, window: int = WINDOW) -> None:
         self.made = made
@@ -63,8 +64,8 @@ class Pair:
 
 
 def close(found: np.ndarray, expected: np.ndarray, *, rounded: bool) -> None:
-    """Values that are rounded to 8 or 16 bits on the way may tip over to the next step, and move
-    all that follow; `test_engine_track.py` is strict about each.
+    """Compare values. Those rounded to 8 or 16 bits on the way may round to the neighbouring step
+    and move all later ones; `test_engine_track.py` is strict about each.
     """
     assert found.shape == expected.shape
     error, largest = found - expected, np.abs(expected).max()
@@ -73,7 +74,7 @@ def close(found: np.ndarray, expected: np.ndarray, *, rounded: bool) -> None:
 
 
 def last_rows(found: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What both have of a KV cache: of layers that look back on 5 tokens one may keep 4 alone."""
+    """Return the KV cache rows that both have; with a window of 5 tokens one may keep only 4."""
     counts = found.shape[2], other.shape[2]
     kept = min(counts)
     assert kept >= min(4, max(counts))
@@ -96,12 +97,12 @@ def same_arrays(found: dict, expected: dict, rounded: bool) -> None:  # type: ig
 
 @pytest.mark.parametrize("case", CASES)
 def test_chunks_steps_and_going_back(case: str) -> None:
-    # runs that take seconds; longer ones of these kernels are in the other cases and in the trees
+    # runs that take seconds; other cases and the trees have longer runs of these kernels
     short = case in ("mamba1", "mamba2") or case.startswith(("hybrid", "parallel", "normed"))
     window = 1 if short else WINDOW
     pair = Pair(engines(*CASES[case]), window)
     pair.run(tokens(11 if short else 19, seed=1), commit=True)
-    for step in range(window + 1):  # with the last one the oldest is applied for good
+    for step in range(window + 1):  # the last one applies the oldest for good
         pair.run(tokens(1, seed=2 + step))
     pair.same()
     pair.run(tokens(window, seed=9), rows="all")
@@ -156,7 +157,7 @@ def test_states_go_from_one_engine_to_the_other(case: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("case", ["attention", "mamba1-w8a8", "mamba2-w8a8"])
 def test_several_sequences(case: str) -> None:
-    """As if each were alone; trees with attention too, which ONNX Runtime cannot run."""
+    """Each sequence as if it were alone; also trees with attention, which `ort` cannot run."""
     made = engines(*CASES[case])
     together = made.cuda.new_state(batch=3, window=3, capacity=CAPACITY)
     pairs = [Pair(made, window=3) for _ in range(3)]
@@ -184,7 +185,7 @@ def test_several_sequences(case: str) -> None:
         alone = {name: array[index : index + 1] for name, array in arrays.items()}
         same_arrays(alone, pair.ort.arrays(), pair.rounded)
     spread = made.cuda.new_state(batch=6, window=1, capacity=CAPACITY + 1)
-    together.spread(spread)  # tokens of it are pending
+    together.spread(spread)  # some of its tokens are pending
     for name, array in spread.arrays().items():
         np.testing.assert_array_equal(array, np.repeat(arrays[name], 2, 0))
     forked = pairs[0].cuda

@@ -1,7 +1,7 @@
 """The CUDA engine with Triton's own cubins, over the real cuda-core on a fake driver.
 
-The kernels are not run; that they are launched with the parameters their cubins have, that a step
-is one launch of a graph, and what becomes of errors in the middle of a model, is what is shown.
+The kernels do not run. The tests check that launches match the cubins' parameters, that a step is
+one graph launch, and how errors in the middle of a model are handled.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _engine() -> Any:
 
 
 def _seen() -> Counter[str]:
-    """What the driver was asked for since the last time, by the log's first word."""
+    """Count the driver calls since the last time, by the log's first word."""
     log = Path(os.environ["FAKE_CUDA_LOG"])
     lines = log.read_text().splitlines()
     log.write_text("")

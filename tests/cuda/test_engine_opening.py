@@ -24,7 +24,7 @@ pytestmark = pytest.mark.without_gpu
 
 
 class Gpu(InterpretDevice):
-    """An interpreter that says it is a GPU, and keeps what it is given to load."""
+    """An interpreter that reports itself as a GPU and keeps what it is asked to load."""
 
     sm = 87
 
@@ -74,7 +74,9 @@ def test_a_bundle_interpreted(tmp_path: Path) -> None:
 
 
 def test_the_engine_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """EDGE_DEVICE says where; the kernels are looked for where all are, and these are not there."""
+    """EDGE_DEVICE selects the device; its kernels are looked up in the usual folder, which lacks
+    them.
+    """
     monkeypatch.setenv("EDGE_DEVICE", "interpret")
     with (
         open_bundle(write(tmp_path / "b")) as bundle,

@@ -20,7 +20,7 @@ DEMO = Path(opening.__file__).parents[2] / "apps" / "bundles" / "demo-draft"
 
 
 class PickyDevice(InterpretDevice):
-    """Takes the cubin `here` alone."""
+    """Accepts only the cubin `here`."""
 
     sm = 87
 

@@ -1,4 +1,4 @@
-"""Sessions on the CUDA engine, interpreted: an exported bundle, answers, drafts, going back."""
+"""Sessions on the CUDA engine, interpreted: an exported bundle, answers, drafts, rewinding."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_the_same_answers_as_onnx_runtime(cuda: Model, tmp_path: Path) -> None:
 
 
 def test_a_tree_of_drafts(cuda: Model) -> None:
-    """Drafter and target on the device: the drafter's state is spread there, the target's selects
-    a path.
+    """Drafter and target run on the device: the drafter's state is spread there, the target's
+    selects a path.
     """
     plain, drafting = model("chat").session(), cuda.session(draft=cuda, draft_tree=(2, 1))
     expected, result = (

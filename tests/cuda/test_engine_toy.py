@@ -34,7 +34,7 @@ def ids(count: int, batch: int = 1, seed: int = 0) -> np.ndarray:
 
 
 def poison(engine: CudaEngine, state: DeviceState) -> None:
-    """NaN in everything that a run must not rely on."""
+    """Write NaN to everything that a run must not rely on."""
     with engine.exclusive as device:
         for memory in (state.workspace.arena, state.workspace.memory):
             device.fill(memory, 0, memory.nbytes, 0xFF)
@@ -44,7 +44,7 @@ def poison(engine: CudaEngine, state: DeviceState) -> None:
 
 
 class VerbsMachine(RuleBasedStateMachine):
-    """What holds of `tests/test_state_verbs.py`, exactly, and for any batch."""
+    """The rules of `tests/test_state_verbs.py`, exactly, and for any batch."""
 
     @initialize(batch=st.sampled_from([1, 2, 3]), window=st.sampled_from([1, 2, 5]))
     def start(self, batch: int, window: int) -> None:
@@ -92,7 +92,7 @@ class VerbsMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def tree(self, data: st.DataObject) -> None:
-        # the plan's programs for trees hold no more rows
+        # the plan's tree programs hold no more rows
         count = data.draw(st.integers(1, min(self.window, 16 // self.batch)))
         if not self.fits(count):
             return
@@ -176,7 +176,7 @@ class VerbsMachine(RuleBasedStateMachine):
         reach = self.state.reach
         self.state.spread(other)
         assert (other.reach, self.state.reach) == (0, reach)
-        if count == 1:  # what was spread goes on as if nothing had been
+        if count == 1:  # a spread state continues as if nothing had happened
             return
         for name, array in self.state.arrays().items():
             assert np.array_equal(other.arrays()[name], np.repeat(array, count, 0))
@@ -197,7 +197,7 @@ class VerbsMachine(RuleBasedStateMachine):
 
     @rule()
     def run_that_fails(self) -> None:
-        """What it wrote is not seen."""
+        """The failed run's writes are invisible."""
         count = min(self.window, CAPACITY - self.tokens.shape[1])
         if count < 1:
             return

@@ -1,4 +1,4 @@
-"""Each launch of whole models against the reference ops, given the same values to start from."""
+"""Each launch of whole models against the reference ops, starting from the same values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "hybrid": ("all", "fp32", None),
     "hybrid-w8a8": ("all", "w8a8", None),
 }
-# rows M = T·B of one row, few and many: the three kinds of chain there are kernels for
+# rows M = T·B of one, few and many: the three kinds of chain that kernels exist for
 RUNS = {"step": (1, 1, False), "few": (2, 2, False), "many": (6, 3, True)}
-# the types of state change a launch of the scan alone, and "all" has each layer of the others
+# state types change only the scan's launch, and "all" has every other layer of the rest
 _ONCE = {"mamba1-w8a8-fp16": "many", "mamba2-w8a8": "few", "hybrid": "step", "deltanet": "few"}
 
 
@@ -33,7 +33,7 @@ def test_every_launch_makes_what_its_op_says(case: str, run: str) -> None:
     count, batch, commit = RUNS[run]
     made = engines(*CASES[case])
     if made.ort.config.has_attention:
-        # the reference of attention takes several tokens of one sequence only
+        # the reference attention takes several tokens of one sequence only
         count, batch = count * batch, 1
     graph = GraphRunner(open_reference(made.folder), made.ort.config)
     before = made.ort.new_state(batch=batch, window=4, capacity=40)
@@ -49,7 +49,7 @@ def test_every_launch_makes_what_its_op_says(case: str, run: str) -> None:
     for name, (found, expected) in values.items():
         same(name, found, expected, half)
     if commit:
-        # the kernels have stored it; only the ledger does not say so yet
+        # the kernels have stored it; only the ledger does not reflect it yet
         state.ledger = state.ledger.commit(count).after
         for name, array in state.snapshot().recurrent.items():
             assert array.dtype == after[name].dtype
@@ -57,11 +57,13 @@ def test_every_launch_makes_what_its_op_says(case: str, run: str) -> None:
 
 
 def same(name: str, found: np.ndarray, expected: np.ndarray, half: bool) -> None:
-    """Rounded values one step apart at most, nearly nowhere; x is rounded for fp16 weights."""
+    """Check that rounded values differ by at most one step, nearly nowhere; x is rounded for fp16
+    weights.
+    """
     most, places = apart(found, expected)
     if found.dtype == np.int8:
         assert most <= 1 and places <= 1 + found.size // 10_000, (name, most, places)
     else:
-        # a state in fp16 may be rounded the other way as well
+        # an fp16 state may round the other way as well
         limit = 2e-3 if half or expected.dtype == np.float16 else 2e-5
         assert most <= limit, (name, most)

@@ -1,4 +1,4 @@
-"""`tests/gpu/pack.sh` for a few tests: the kit is whole, and what is in it is found and used."""
+"""`tests/gpu/pack.sh` with a few tests: the kit is complete, and its contents are used."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TESTS, SM = "tests/kernels/test_embed.py", 87
 
 
 def outside() -> dict[str, str]:
-    """The environment without what tests set."""
+    """The environment without the variables set by tests."""
     inside = ("PYTEST", "EDGE", "TRITON", "FAKE_CUDA")
     return {name: value for name, value in os.environ.items() if not name.startswith(inside)}
 
 
 def packed(folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Tests of one file, without wheels and without models."""
+    """Pack the tests of one file, without wheels and models."""
     own = {
         "KIT": str(folder / "kit"), "THERE": str(folder / "there"), "PYTHON": sys.executable,
         "XDG_CACHE_HOME": str(folder / "cache"), "FILES": TESTS, "JOBS": "0",
@@ -61,8 +61,8 @@ def test_a_kit_is_whole_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def run_where_nothing_can_be_compiled(line: str, folder: Path) -> None:
-    """The printed line unpacks, runs the tests as on a GPU, and leaves one file of results: a
-    driver of the tests takes the cubins, and computes nothing.
+    """The printed line unpacks, runs the tests as on a GPU, and leaves one file of results. A
+    driver of the tests accepts the cubins but computes nothing.
     """
     log, empty, kernels = folder / "log", folder / "empty", folder / "there/kernels"
     programs = folder / "bin"
@@ -85,7 +85,7 @@ def run_where_nothing_can_be_compiled(line: str, folder: Path) -> None:
     told = (folder / "there/gpu-C/test_embed.log").read_text()
     assert "AssertionError" in told and "ExportError" not in told, told
     assert not empty.exists(), "something was compiled"
-    # but the first kernel, which step A launches
+    # except the first kernel, which step A launches
     assert log.read_text().count("\nlaunch ") >= len(list(kernels.iterdir())) - 1 > 2
 
 

@@ -1,7 +1,7 @@
-"""`tests/gpu/run.sh` itself: no failure ends it, and none is lost; what it calls is there.
+"""`tests/gpu/run.sh` itself: no failure ends it or gets lost, and what it calls exists.
 
-A Python that only notes what it was called with stands for the real one; a rehearsal with that is
-in `test_gpu_pack`.
+A stand-in for Python only records how it was called; `test_gpu_pack` has a rehearsal with the real
+one.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _KILL_THE_SHELL = (
 
 @dataclass(frozen=True)
 class Done:
-    """What a run of the script did.
+    """The outcome of a run of the script.
 
     Attributes:
-        calls: the command lines that Python was given, without its name.
-        lines: of summary.txt.
+        calls: the command lines that Python received, without its name.
+        lines: lines of summary.txt.
     """
 
     code: int
@@ -58,7 +58,9 @@ class Done:
 
 
 def run(folder: Path, *stages: str, acts: dict[str, str] | None = None, **settings: str) -> Done:
-    """The script with a stand-in for Python, which does `acts` where a command line has its key."""
+    """Run the script with a stand-in for Python, which does `acts` when a command line has their
+    key.
+    """
     calls, programs = folder / "calls", folder / "bin"
     programs.mkdir()
     stand_in = _STAND_IN.format(python=sys.executable, calls=str(calls), acts=acts or {})
@@ -76,7 +78,7 @@ def run(folder: Path, *stages: str, acts: dict[str, str] | None = None, **settin
 
 
 def script(folder: Path, *stages: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """The script as a person starts it, with its results in `folder`/out."""
+    """Run the script as a user would, with its results in `folder`/out."""
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "PYTHONPATH") if name in os.environ}
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     return subprocess.run(
@@ -87,7 +89,7 @@ def script(folder: Path, *stages: str, **settings: str) -> subprocess.CompletedP
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """All stages, in which nothing fails."""
+    """All stages, without failures."""
     return run(tmp_path_factory.mktemp("whole"))
 
 
@@ -100,7 +102,7 @@ def test_every_step_has_a_line_and_none_is_lost(whole: Done) -> None:
     files = {line.split()[0] for line in whole.lines if line.startswith("test_")}
     kernels = {file.stem for file in (ROOT / "tests/kernels").glob("test_*.py")}
     assert files > kernels and "test_enqueue_ops" in files
-    # models are written once each, and only then measured
+    # each model is written once, before any is measured
     modules = [call[1] for call in whole.calls]
     prepared = [n for n, call in enumerate(whole.calls) if "--prepare" in call]
     assert len(prepared) == 12 == len([name for name in names if name.startswith("prepare-")])
@@ -137,7 +139,7 @@ def test_a_step_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
             LIMIT="3", FILES="tests/test_x.py tests/test_y.py", JOBS="1", MODELS="a", RECIPES="b",
         )  # fmt: skip
 
-    with ThreadPoolExecutor() as pool:  # what takes three seconds is waiting
+    with ThreadPoolExecutor() as pool:  # the three seconds are spent waiting
         for stage, done in zip(HANGS, pool.map(hanging, HANGS), strict=True):
             _, name, last = HANGS[stage]
             assert done.code == 1 and done.line(name).startswith("ended after 3 s")
@@ -192,7 +194,7 @@ class TestCommandLines:
 
 
 def test_without_a_driver_nothing_is_begun(tmp_path: Path) -> None:
-    """Stage B would write 25 GB of models for nobody."""
+    """Stage B would write 25 GB of models for nothing."""
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("bash", "dirname", "env"):

@@ -1,4 +1,4 @@
-"""The logic of `tests/gpu/run.sh`, through the interpreter: what a GPU would be asked."""
+"""The logic of `tests/gpu/run.sh`, through the interpreter: what a GPU would be asked to do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_script_is_a_script() -> None:
 
 
 class Wide(InterpretDevice):
-    """Has room for many programs: a prompt of Mamba-1 is run in parts."""
+    """A device with room for many programs, so that Mamba-1's prompt runs in parts."""
 
     multiprocessors = 132
 
@@ -71,7 +71,7 @@ def test_models_are_checked_and_then_measured(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_models_layers_repeat(name: str) -> None:
-    """A whole model is one period of its layers over and over, with a plan of the same kind."""
+    """A whole model repeats one period of its layers, with a plan of the same kind."""
     config = MODELS[name]
     size = period(config)
     assert config.layers == config.layers[:size] * (len(config.layers) // size)
@@ -87,6 +87,6 @@ def test_a_deeper_model_has_the_layers_of_the_short_one(tmp_path: Path) -> None:
             plan = open_plan(bundle)
         kinds.append([plan.variants[plan.launches[i].variant].key for i in step_launches(plan)])
     first, last = kinds
-    # embedding, layers, head: the layers are there twice
+    # embedding, layers, head: the layers appear twice
     assert len(last) - len(first) == 2 * 6
     assert set(last) == set(first)

@@ -1,4 +1,4 @@
-"""The device that interprets: what a GPU would let pass it finds."""
+"""The interpreting device detects what a GPU would let pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def overrun(kind: str = "*fp32:16", **changes: object) -> Variant:
 
 
 def test_it_is_a_device(device: InterpretDevice) -> None:
-    checked: Device = device  # by its shape, for mypy
+    checked: Device = device  # for mypy, by its structure
     assert (checked.name, checked.sm) == ("Triton's interpreter", 0)
 
 
@@ -119,7 +119,7 @@ def test_triton_must_be_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arguments_of_several_types_at_one_address(device: InterpretDevice) -> None:
-    """As values of a run without tokens are: of no size, all in the same place."""
+    """As for the values of a run without tokens, which have no size and share one place."""
     kernel = device.load(
         overrun(
             kernel="toy_kernels.nothing", arguments=("a", "b", "c"),

@@ -1,4 +1,4 @@
-"""KV caches that slide: the bits of whole ones, whatever is done, far past the window."""
+"""Sliding KV caches give the same bits as whole ones in every operation, far past the window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHUNK, LONG, SHORT = 7, 130, 40
 
 
 class Pair:
-    """A state whose caches slide, and one that keeps all; both do the same."""
+    """A state with sliding caches and one that keeps everything; both do the same."""
 
     def __init__(
         self, name: str, quant: str, window: int, batch: int = 1, capacity: int = SHORT
@@ -48,7 +48,7 @@ class Pair:
             spoil_caches(self.engines[0], self.states[0])
 
     def check(self) -> None:
-        """Their states are the same as far as one is kept."""
+        """Compare their states over the tokens that both keep."""
         slid, whole = (state.arrays() for state in self.states)
         for name, array in slid.items():
             theirs = whole[name]
@@ -60,7 +60,7 @@ class Pair:
 
 
 def walk(pair: Pair, rng: random.Random, folder: Path) -> None:
-    """Do one thing to both."""
+    """Do one operation on both."""
     slid, whole = pair.states
     left = pair.capacity - slid.position
     ids = np.asarray(
@@ -88,7 +88,7 @@ def walk(pair: Pair, rng: random.Random, folder: Path) -> None:
             state.rewind(count)
     elif verb == "copy":
         pair.states = [state.fork() for state in pair.states]
-    elif verb == "swap":  # each goes on from the other's snapshot, in a used state
+    elif verb == "swap":  # each continues from the other's snapshot, in a used state
         snapshots = [state.snapshot() for state in pair.states]
         slid.restore(snapshots[rng.randint(0, 1)])
         whole.restore(snapshots[rng.randint(0, 1)])

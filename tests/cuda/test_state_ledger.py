@@ -16,11 +16,11 @@ from edge.runtime.ledger import ADVANCED, LAST, ReplayLedger, ReplayStep, log_sl
 pytestmark = pytest.mark.without_gpu
 
 GARBAGE = -7
-WIDTH = 4  # of the convolution
+WIDTH = 4  # width of the convolution
 
 
 class Memory:
-    """What kernels keep of a model whose state is the list of its tokens."""
+    """The memory that kernels keep, for a model whose state is the list of its tokens."""
 
     def __init__(self, window: int, slots: int) -> None:
         self.states: list[tuple[int, ...]] = [(), *[(GARBAGE,)] * (slots - 1)]
@@ -28,7 +28,7 @@ class Memory:
         self.log = [GARBAGE] * log_slots(window)
 
     def run(self, step: ReplayStep, tokens: list[int]) -> list[tuple[tuple[int, ...], list[int]]]:
-        """Each token's history and convolution window, by the rules that kernels follow."""
+        """Return each token's history and convolution window, by the rules that kernels follow."""
         index = np.full((len(tokens), WIDTH), -1, np.int32)
         state_index = np.full(WIDTH - 1, -1, np.int32)
         fill_taps(step, WIDTH, index, state_index)
@@ -152,7 +152,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 continue
             step = ledger.applied()
             assert step.after == ledger, "a copy must not cost what can be taken back"
-            # what is gone back behind may be written over
+            # after a rewind, memory beyond it may be overwritten
             memory = copy.deepcopy(self.memory) if back else self.memory
             memory.run(step, [])
             assert memory.states[ledger.spare] == tokens
@@ -165,7 +165,7 @@ TestLedger.settings = settings(max_examples=150, stateful_step_count=30)
 
 @pytest.mark.parametrize("window", [1, 2, 8])
 def test_single_steps_keep_a_whole_window_in_reach(window: int) -> None:
-    """And replay nothing, where there are slots for that."""
+    """And replay nothing, while there are enough slots."""
     for slots in (2, state_slots(window)):
         ledger = ReplayLedger(window, slots)
         for count in range(5 * window):
@@ -187,7 +187,7 @@ def test_a_wide_tree_costs_no_more_reach_than_its_longest_path() -> None:
 
 
 def test_a_run_kept_whole_leaves_nothing_to_replay() -> None:
-    """After one of which tokens were taken back, the next stores the state before it."""
+    """If tokens of the run were rewound, the next run stores the state before it."""
     ledger = ReplayLedger(8, state_slots(8))
     pending: list[int] = []
     stored: list[int] = []

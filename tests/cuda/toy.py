@@ -1,4 +1,4 @@
-"""The model of `toy_kernels`: its plan, an engine for it, and what it must answer."""
+"""The model of `toy_kernels`: its plan, an engine for it, and its expected answers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def engine(device: InterpretDevice | None = None, chunk: int = 20) -> CudaEngine
 
 
 def expected(tokens: Sequence[int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Logits [T, V] of one sequence, and the state after it."""
+    """Return the logits [T, V] of one sequence, and the state after it."""
     x = np.concatenate([np.zeros((K - 1, C)), TABLE[list(tokens)]])
     h, values, logits = np.zeros(C), [], []
     for t in range(len(tokens)):

@@ -1,6 +1,6 @@
-"""Kernels of a model that can be computed by hand: every rule for states, none of the sizes.
+"""Kernels of a model that can be computed by hand: every rule for states, in tiny sizes.
 
-All values are whole numbers, so that sums are exact in any order. One program runs each.
+All values are whole numbers, so sums are exact in any order. Each kernel runs as one program.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def scan(run, replay, slots, ancestors, x, state, log, y, T, B, C: tl.constexpr,
 
 @triton.jit
 def attend(run, ancestors, x, keys, values, y, T, B, P, C: tl.constexpr, TREE: tl.constexpr):
-    """Sum of everything visible, keys thrice; P rows are in each cache."""
+    """Sum everything visible, keys thrice; each cache has P rows."""
     c = tl.arange(0, C)
     past = tl.load(run + PAST)
     for b in range(B):
@@ -122,7 +122,7 @@ def head(rows, positions, scanned, attended, logits, L, B, C: tl.constexpr):
 
 @triton.jit
 def overrun(x, rows, C: tl.constexpr):
-    """Writes one row too many."""
+    """Write one row too many."""
     c = tl.arange(0, C)
     for row in range(rows + 1):
         tl.store(x + row * C + c, tl.zeros((C,), tl.float32))

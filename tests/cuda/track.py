@@ -1,8 +1,8 @@
-"""Every value of an interpreted run beside the references', on one track.
+"""Every value of an interpreted run beside the reference's, kept in step.
 
-Rounded models part after a while whatever is right: a value that lies between two steps tips over,
-and all that follows differs. So the references go on from the values that the kernels made: what is
-compared is what one launch makes of the same inputs.
+Quantized models diverge after a while even when everything is right: a value between two steps
+rounds the other way, and all later values differ. So each reference op starts from the kernels'
+values, and a comparison covers one launch on the same inputs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NUMPY = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "u8": np.uint8, "
 def kernels_values(
     engine: CudaEngine, state: DeviceState, tokens: np.ndarray, commit: bool
 ) -> Values:
-    """What each launch of a chain leaves in the arena: value → rows of channels, flat.
+    """Return what each launch of a chain leaves in the arena: value → rows of channels, flat.
 
-    The state stays where it was.
+    The state is left unchanged.
     """
     workspace, count = state.workspace, tokens.shape[1]
     step = state.ledger.commit(count) if commit else state.ledger.run(count)
@@ -68,9 +68,10 @@ def _read(
 
 
 def apart(found: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
-    """How far apart two arrays are at most, and at how many places.
+    """Return the largest difference of two arrays, and at how many places they differ.
 
-    int8: in steps, places that differ. Others: relative to the largest, places beyond 1e-5 of it.
+    For int8: difference in steps, and places that differ. Otherwise: relative to the largest value,
+    and places beyond 1e-5 of it.
     """
     distance = np.abs(found.astype(np.float64) - expected)
     if found.dtype == np.int8:
@@ -82,8 +83,8 @@ def apart(found: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
 def beside_references(
     engine: CudaEngine, state: DeviceState, graph: GraphRunner, tokens: np.ndarray, *, commit: bool
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], Values]:
-    """By value what a kernel made and what the reference makes of the same inputs; and the state
-    after the run by the references. The engine's state stays where it was.
+    """Return, by value, the kernel's result and the reference's on the same inputs, and the
+    reference's state after the run. The engine's state is left unchanged.
     """
     reference = graph.session
     assert isinstance(reference, ReferenceGraph)

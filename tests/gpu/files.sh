@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The test files that run kernels, the slowest first: those of FILES, or all.
+# List the test files that run kernels, slowest first: those in FILES, or all.
 cd "$(dirname "$0")/../.."
 if [ -n "${FILES:-}" ]; then
     printf '%s\n' $FILES

@@ -1,7 +1,7 @@
-"""Is what is compiled ahead of time understood here? One kernel, from source to numbers.
+"""Check with one kernel, from source to numbers, whether this driver runs ahead-of-time cubins.
 
-A driver may be older than the ptxas that made a cubin. Then bundles' kernels do not load here, and
-this says so; kernels compiled here, by the Triton that is installed, may still do.
+A driver may be older than the ptxas that made a cubin. Then bundles' kernels do not load, and this
+program says so; kernels compiled here by the installed Triton may still work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TESTS = ("pytest", "hypothesis", "onnxruntime", "transformers", "typer")
 
 
 def main() -> int:
-    """Exit code 0 when it runs, 1 with a reason when not."""
+    """Return exit code 0 if it runs, 1 with a reason otherwise."""
     if missing := [name for name in TESTS if not _present(name)]:
         print(f"tests will lack Python packages: {' '.join(missing)}")
     if missing := [name for name in NEEDED if not _present(name)]:
@@ -63,7 +63,7 @@ def _present(name: str) -> bool:
 
 
 def lowered() -> tuple[Variant, tuple[int, int, int]]:
-    """`Quantize` of a row, as the exporter lowers it, and its grid."""
+    """Lower `Quantize` of a row as the exporter does; return it with its grid."""
     from edge.plugins.lowering.context import Constant, Lowering, Node, Regime, Tables
     from edge.plugins.lowering.lowerings import LOWER
 
@@ -79,7 +79,7 @@ def lowered() -> tuple[Variant, tuple[int, int, int]]:
 
 
 def runs(device: Device, kernel: Any, variant: Variant, grid: tuple[int, int, int]) -> bool:
-    """Whether the kernel rounds a row as it should."""
+    """Return whether the kernel rounds a row correctly."""
     row = np.linspace(-300, 300, COUNT, dtype=np.float32)
     host = device.host(4 * COUNT + 4)
     host[: 4 * COUNT] = row.view(np.uint8)

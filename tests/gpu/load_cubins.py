@@ -1,4 +1,4 @@
-"""Does this driver take what was compiled elsewhere? Every kernel of EDGE_PRECOMPILED, loaded.
+"""Load every kernel of EDGE_PRECOMPILED, to see whether this driver accepts them.
 
 A driver older than the ptxas that made a cubin may refuse it; then kernels are compiled here.
 """
@@ -15,7 +15,7 @@ from edge.runtime.cuda.core import CoreDevice
 
 
 def main() -> int:
-    """Exit code 1 when any is refused; each refusal is printed once, and how often it came."""
+    """Return exit code 1 if any is refused; each refusal is printed once, with its count."""
     folder = os.environ.get(cache.PRECOMPILED)
     if not folder:
         print(f"{cache.PRECOMPILED} names no folder: kernels will be compiled here")
@@ -34,7 +34,7 @@ def main() -> int:
         makers[made.ptxas] += 1
         try:
             ObjectCode.from_cubin(made.cubin).get_kernel(made.kernel.symbol)
-        except Exception as problem:  # whatever a driver says, it is counted
+        except Exception as problem:  # every error of the driver is counted
             refused[f"{type(problem).__name__}: {problem}"] += 1
     by = ", ".join(f"{count} by ptxas {name}" for name, count in makers.items())
     print(f"{device.name}: {len(files) - refused.total()} of {len(files)} kernels load ({by})")

@@ -1,4 +1,4 @@
-"""One prompt, steps, a verified draft and a rewind of a bundle: what compute-sanitizer watches.
+"""One prompt, steps, a verified draft and a rewind of a bundle, for compute-sanitizer to watch.
 
 compute-sanitizer --tool memcheck python -m tests.gpu.one_run demo
 """
@@ -15,7 +15,7 @@ PROMPT, DRAFT = 40, 4
 
 
 def main(bundle: str) -> None:
-    """Every kind of run, each once."""
+    """Do each kind of run once."""
     with load(bundle, engine="cuda") as model:
         engine = model.engine
         state = engine.new_state(window=8)

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# What a GPU machine without network needs beside this tree, into build/gpu-kit:
+# Collect what a GPU machine without a network needs besides this tree in build/gpu-kit:
 #
 #   tests/gpu/pack.sh [SM]      90 by default
 #
-#   kernels.tar.xz    what tests/gpu/run.sh launches, compiled for sm_SM
+#   kernels.tar.xz    the kernels that tests/gpu/run.sh launches, compiled for sm_SM
 #   wheels/           packages that images with torch and triton usually lack
-#   libedge_tensorrt*.so    the plugin library and its host, where `make plugins` has built them
+#   libedge_tensorrt*.so    the plugin library and its host, if `make plugins` has built them
 #
-# Prints the sizes, and the command lines to run there. The exit code is 1 when tree and kit are
-# larger than LIMIT_MB. Kernels that were compiled before come from the cache.
+# Prints the sizes, and the commands to run on that machine. The exit code is 1 if tree and kit
+# exceed LIMIT_MB. Kernels compiled earlier come from the cache.
 #
 #   KIT       another folder           PYTHON    .venv/bin/python, else python3
-#   FILES     of tests, for all        MODELS, RECIPES, DEMOS   as in run.sh; empty: none
+#   FILES     test files instead of all    MODELS, RECIPES, DEMOS   as in run.sh; empty: none
 #   WHEELS    packages; empty: none    LIMIT_MB  64
 #   PYTHON_VERSION, PLATFORMS          of the other machine: 3.12, manylinux on x86-64
-#   THERE     where the kit is unpacked: /tmp/gpu-kit
+#   THERE     folder to unpack the kit into: /tmp/gpu-kit
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 sm=${1:-90}
@@ -31,7 +31,7 @@ fi
 rm -rf "$kit" "$work/variants"
 mkdir -p "$kit" "$work"
 
-# name==version, as constraints.txt has it, else as it is installed here
+# name==version from constraints.txt, else the version installed here
 pinned() {
     grep -E "^$1==" constraints.txt ||
         "$python" -c "import importlib.metadata as m; print('$1==' + m.version('$1'))"
@@ -49,7 +49,7 @@ wheels() {
         --dest "$kit/wheels" "${packages[@]}"
 }
 
-# bytes of this tree, without what git ignores
+# bytes of this tree, without ignored files
 tree_bytes() {
     git ls-files -coz --exclude-standard | xargs -0 du -cb 2>/dev/null |
         awk '$2 == "total" { sum += $1 } END { print sum }'
@@ -86,7 +86,7 @@ du -ab "$kit" | sort -k 2
 total=$((tree + $(du -sb "$kit" | cut -f 1)))
 printf '%s bytes with the tree, of %s\n\n' "$total" "$limit"
 
-# plain Python unpacks: neither pip nor xz need be there
+# plain Python unpacks it: neither pip nor xz is needed there
 prepare="mkdir -p $there && python3 -m tarfile -e $kit/kernels.tar.xz $there"
 [ -z "$packages" ] ||
     prepare+=" && for w in $kit/wheels/*.whl; do python3 -m zipfile -e \$w $there/packages; done"

@@ -1,9 +1,9 @@
-"""Compile what tests and models launch for a GPU that is elsewhere: `tests/gpu/pack.sh`.
+"""Compile the kernels of tests and models for a GPU elsewhere: `tests/gpu/pack.sh`.
 
     python -m tests.gpu.precompile VARIANTS OUT SM
 
-VARIANTS is a folder of `Variant`s as EDGE_TEST_VARIANTS and `tests.gpu.variants` make it, OUT what
-EDGE_PRECOMPILED names on the other machine.
+VARIANTS is a folder of `Variant`s as EDGE_TEST_VARIANTS and `tests.gpu.variants` write it; OUT is
+the folder for EDGE_PRECOMPILED on the other machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.gpu.variants import read
 
 
 def main(variants: Path, out: Path, sm: int) -> None:
-    """OUT has these kernels then, and no others."""
+    """Leave exactly these kernels in OUT."""
     every = read(variants)
     out.mkdir(parents=True, exist_ok=True)
     made = compile_variants(every, [sm], _shown)[sm]

@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# Everything that waits for an NVIDIA GPU:
+# Run everything that needs an NVIDIA GPU:
 #
 #   tests/gpu/run.sh [A] [B] [C]      all three by default
 #
-#   A  what this machine is; kernels that were compiled elsewhere; device memory, streams and graphs;
-#      the demonstration models beside ONNX Runtime, and their golden sentence; `edge doctor`
+#   A  facts about this machine; kernels compiled elsewhere; device memory, streams and graphs;
+#      the demo models beside ONNX Runtime, and their golden sentence; `edge doctor`
 #      and `edge profile`
-#   B  models of published sizes: right first, then TPOT, TTFT, kernels, memory; torch beside them
-#   C  every kernel and engine test, a process a file; compute-sanitizer over a run
+#   B  models of published sizes: correctness, then TPOT, TTFT, kernels, memory; torch beside them
+#   C  every kernel and engine test, one process per file; compute-sanitizer over a run
 #
 # No failure ends it. Each step has a log in $OUT and a line in $OUT/summary.txt, which is printed
-# as it ends; the exit code is 1 when a step failed. Needs a driver and a Python with torch, triton,
-# cuda-core, pytest and what the runtime needs: step A says what is missing. For a machine without
-# network tests/gpu/pack.sh brings kernels and packages.
+# as it ends; the exit code is 1 if a step failed. Needs a driver and a Python with torch, triton,
+# cuda-core, pytest and the runtime's requirements: step A reports what is missing. For a machine
+# without a network, tests/gpu/pack.sh provides kernels and packages.
 #
 #   OUT      build/gpu by default        PYTHON   .venv/bin/python, else python3
-#   JOBS     test files at a time        FILES    for C, in place of all
-#   DEMOS    demonstration models for A  MODELS, RECIPES, REPEATS   for B
-#   BUNDLES  B's models, $OUT/bundles    LIMIT    seconds for each step, in place of its own
-#   EDGE_PRECOMPILED        kernels that pack.sh compiled; without, they are compiled here
-#   EDGE_TENSORRT_PLUGINS   the plugin library (make plugins); without, its core is tested alone
+#   JOBS     test files at a time        FILES    for C, instead of all
+#   DEMOS    demo models for A           MODELS, RECIPES, REPEATS   for B
+#   BUNDLES  B's models, $OUT/bundles    LIMIT    seconds for each step, instead of its own
+#   EDGE_PRECOMPILED        kernels that pack.sh compiled; without it, they are compiled here
+#   EDGE_TENSORRT_PLUGINS   the plugin library (make plugins); without it, only its core is tested
 #   EDGE_TEST_DEVICE=cpu    a rehearsal without a GPU: kernels are interpreted, and steps of A and B
-#                           that ask the driver fail
+#                           that need the driver fail
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 for stage in "$@"; do
@@ -42,7 +42,7 @@ fi
 mkdir -p "$OUT"
 : > "$OUT/summary.txt"
 
-# verdict CODE SECONDS LIMIT: 137 is also a process that was killed for its memory
+# verdict CODE SECONDS LIMIT: 137 may also be a process killed for its memory use
 verdict() {
     case $1 in
         0) echo ok ;;
@@ -53,7 +53,7 @@ verdict() {
 }
 export -f verdict
 
-# step NAME SECONDS COMMAND…: under a limit, with a log; its last line goes into the summary
+# step NAME SECONDS COMMAND…: run with a time limit and a log, whose last line goes to the summary
 step() {
     local name=$1 limit=${LIMIT:-$2} began=$SECONDS code last spent
     shift 2
@@ -68,7 +68,7 @@ models=${MODELS:-mamba-2.8b,mamba2-2.7b,hybrid-1b,mamba-1.4b,mamba-130m,qwen3.5-
 recipes=${RECIPES:-w8a8,fp16}
 bundles=${BUNDLES:-$OUT/bundles}
 
-# models are written while other steps run: a core each
+# models are written while other steps run, one core each
 prepare() {
     local model quant
     for model in ${models//,/ }; do
@@ -98,10 +98,10 @@ stage_B() {
     wait
     step figures 580 "$python" -m edge.apps.bench.gpu --bundles "$bundles" --out "$OUT/figures" \
         --models "$models" --recipes "$recipes" --repeats "${REPEATS:-40}"
-    # how work spreads over as few multiprocessors as a small GPU has
+    # how work spreads over the few multiprocessors of a small GPU
     step figures-8 200 "$python" -m edge.apps.bench.gpu --bundles "$bundles" --multiprocessors 8 \
         --no-peers --out "$OUT/figures-8" --models "$models" --recipes "${recipes%%,*}" --prompts 512
-    # long enough for readings of power
+    # long enough for power readings
     step profile-largest 200 "$python" -m edge.apps.cli profile \
         "$bundles/${models%%,*}-${recipes%%,*}" --engine cuda --json
 }
@@ -110,14 +110,14 @@ stage_C() {
     local file files
     files=$(tests/gpu/files.sh)
     xargs -P "${JOBS:-$(nproc)}" -n 1 tests/gpu/one_file.sh <<< "$files" | tee -a "$OUT/summary.txt"
-    # xargs gives up what is left when a process of its own is killed
+    # xargs drops the remaining files when one of its processes is killed
     for file in $files; do
         file=$(basename "$file" .py)
         grep -q "^$file " "$OUT/summary.txt" ||
             printf '%-26s %-12s\n' "$file" "FAILED (it left no result)" | tee -a "$OUT/summary.txt"
     done
     command -v compute-sanitizer > /dev/null || return 0
-    # API errors are left out: cuda-core counts parameters by asking until there are no more
+    # API errors are not reported: cuda-core counts parameters by querying until a query fails
     step memcheck 120 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
         "$python" -m tests.gpu.one_run demo
     for tool in racecheck initcheck; do

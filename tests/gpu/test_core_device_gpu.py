@@ -1,6 +1,6 @@
-"""CoreDevice on a real GPU: the same flow of data as over the fake driver, and real faults.
+"""CoreDevice on a real GPU: the same data flow as over the fake driver, and real faults.
 
-Kernels are compiled here for the GPU that is found, by nvcc or, without it, by Triton.
+Kernels are compiled for the GPU of this machine, by nvcc or, without it, by Triton.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edge.runtime.cuda.core import CoreDevice
 pytestmark = pytest.mark.gpu
 
 ROWS, WIDTH = 37, 300
-# what `rows.add` does for these constants
+# the same as `rows.add` for these constants
 _SOURCE = """
 extern "C" __global__ void add(const float *a, const float *b, float *y) {
     extern __shared__ float s[];
@@ -37,7 +37,7 @@ extern "C" __global__ void forever(volatile int *never) { while (*never == 0) {}
 
 
 class Add(NamedTuple):
-    """y = a + b, f32 [ROWS, WIDTH]; how it was compiled."""
+    """y = a + b, f32 [ROWS, WIDTH], and how it was compiled."""
 
     variant: Variant
     compiled: CompiledKernel
@@ -55,7 +55,7 @@ def device() -> CoreDevice:
 
 @pytest.fixture(scope="module")
 def nvcc(device: CoreDevice, tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """The cubin of _SOURCE; None without nvcc, or with one that does not know this GPU."""
+    """Compile _SOURCE; None without nvcc, or if nvcc does not know this GPU."""
     compiler = shutil.which("nvcc")
     if compiler is None:
         return None
@@ -68,7 +68,9 @@ def nvcc(device: CoreDevice, tmp_path_factory: pytest.TempPathFactory) -> Path |
 
 @pytest.fixture(scope="module")
 def add(device: CoreDevice, nvcc: Path | None) -> Add:
-    """By nvcc with dynamic shared memory above 48 KB, so that this is asked for; else by Triton."""
+    """Compile with nvcc, using over 48 KB of dynamic shared memory to test the opt-in; otherwise
+    with Triton.
+    """
     plain: dict[str, Any] = {"kernel": "rows.add", "arguments": ("a", "b", "y"), "warps": 4}
     types = ("*fp32:16", "*fp32:16", "*fp32:16")
     if nvcc is not None:
@@ -168,7 +170,7 @@ def test_memory_comes_back(device: CoreDevice) -> None:
     for _ in range(40):
         device.allocate(size)
         device.wait()
-    # other programs may take some meanwhile
+    # other programs may allocate meanwhile
     assert free - device.memory()[0] < 20 * size
 
 
@@ -246,7 +248,7 @@ def _process(script: str, *arguments: str) -> str:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # destructors have nothing to say
+    assert done.stderr == ""  # destructors print nothing
     return done.stdout
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def driver() -> Iterator[Any]:
-    """`pycuda.driver` with a context of its own, current on this thread."""
+    """Return `pycuda.driver` with its own context, current on this thread."""
     driver = pytest.importorskip(
         "pycuda.driver", reason="pip install 'mamba-edge[pycuda]', on a GPU", exc_type=ImportError
     )
@@ -45,7 +45,7 @@ def test_a_stream_and_an_allocation_are_used(driver: Any) -> None:
     memory = device.borrow(int(allocation), 256, allocation)
     device.fill(memory, 0, 256, 7)
     back = driver.pagelocked_empty(256, np.uint8)
-    # behind the fill, in the user's own stream
+    # after the fill, in the user's own stream
     driver.memcpy_dtoh_async(back, allocation, stream)
     stream.synchronize()
     assert (back == 7).all()

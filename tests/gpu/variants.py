@@ -1,9 +1,9 @@
-"""Note what would have to be compiled for a GPU: a file for each `Variant`, by its key.
+"""Write down the kernels to compile for a GPU: a file for each `Variant`, by its key.
 
     python -m tests.gpu.variants OUT [--models A,B] [--recipes w8a8,fp16] [--bundles demo,…]
 
-The first kernel, the embedded bundles' kernels, and those of the models that `tests/gpu/run.sh B`
-measures. Tests note theirs themselves: `tests.on_device`.
+These are the first kernel, the embedded bundles' kernels, and those of the models that
+`tests/gpu/run.sh B` measures. Tests write theirs themselves: `tests.on_device`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge.launch import Variant
 
 
 def write(folder: Path, variants: Iterable[Variant]) -> None:
-    """Keep each that is not there yet."""
+    """Write each variant that is not there yet."""
     folder.mkdir(parents=True, exist_ok=True)
     for each in variants:
         file = folder / f"{each.key}.json"
@@ -29,20 +29,20 @@ def write(folder: Path, variants: Iterable[Variant]) -> None:
 
 
 def read(folder: Path) -> list[Variant]:
-    """What was noted there."""
+    """Read the variants of a folder."""
     return [
         Variant.model_validate_json(file.read_bytes()) for file in sorted(folder.glob("*.json"))
     ]
 
 
 def of_bundle(path: Path) -> tuple[Variant, ...]:
-    """The kernels of a bundle's plan."""
+    """Return the kernels of a bundle's plan."""
     with open_bundle(path) as bundle:
         return open_plan(bundle).variants
 
 
 def of_model(name: str, quant: str) -> tuple[Variant, ...]:
-    """The kernels of a measured model: one period of its layers has them all."""
+    """Return the kernels of a measured model: one period of its layers has them all."""
     from edge.apps.bench.models import MODELS, model_named, period, write_bundle
 
     config = model_named(name, MODELS, "models")

@@ -1,4 +1,4 @@
-"""Made-up roots of boards, and the few programs of theirs that a script asks."""
+"""Made-up file systems of boards, with the few programs that a script calls."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 JETSON = Path(__file__).resolve().parents[2] / "jetson"
 
-# as the boards write it; the second number of JetPack's release is L4T's
+# in the boards' format; the second number of JetPack's release is that of L4T
 RELEASE = "# R{major} (release), REVISION: {minor}, GCID: 38968081, BOARD: generic, EABI: aarch64\n"
 ORIN_NANO = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
 TOOLS = ("bash", "cat", "dirname", "env", "grep", "head", "realpath", "sed", "tr")
-# only asked for, never run: the tests make dry runs
+# only looked up, never run: the tests make dry runs
 BUILDING = ("cmake", "g++", "make")
 INCLUDES = ("usr/include/aarch64-linux-gnu/NvInfer.h", "usr/local/cuda/include/cuda_runtime_api.h")
 
@@ -23,7 +23,7 @@ def write(path: Path, text: str) -> None:
 
 
 def root(folder: Path, l4t: str | None = "36.4.3", model: str | None = ORIN_NANO) -> Path:
-    """A board's root with TensorRT and CUDA headers; `l4t` as in 36.4.3."""
+    """Make a board's root with TensorRT and CUDA headers; `l4t` as in 36.4.3."""
     made = folder / "root"
     made.mkdir()
     if l4t is not None:
@@ -39,8 +39,8 @@ def root(folder: Path, l4t: str | None = "36.4.3", model: str | None = ORIN_NANO
 def programs(
     folder: Path, machine: str = "aarch64", python: str = "3.10", others: str = ""
 ) -> Path:
-    """A PATH's folder: the machine's usual tools, its `uname`, and its Python; `others`: builds of
-    ONNX Runtime that this Python sees, PyPI's for CPUs aside.
+    """Make a PATH folder with the machine's usual tools, its `uname`, and its Python; `others`:
+    builds of ONNX Runtime that this Python sees besides PyPI's CPU build.
     """
     made = folder / "bin"
     made.mkdir()
@@ -56,7 +56,7 @@ def programs(
 
 
 def answer_python(path: Path, version: str, others: str = "") -> None:
-    """A Python that answers what the installer asks, and does nothing else."""
+    """Write a Python that answers the installer's questions, and does nothing else."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _script(
         path,

@@ -1,4 +1,6 @@
-"""The Dockerfiles and the service unit say what exists. That they run on a board is unproven."""
+"""The Dockerfiles and the service unit refer to existing things. That they run on a board is
+unproven.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ LINKS = ("apps", "export", "plugins", "runtime")
 
 
 def instructions(file: Path) -> list[tuple[str, str]]:
-    """(INSTRUCTION, the rest) of each; continued lines joined, comments gone."""
+    """Return (INSTRUCTION, the rest) for each; lines are joined, comments removed."""
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     found = [line.split(None, 1) for line in joined.splitlines() if line.strip()]
@@ -62,7 +64,7 @@ echo "$*" >> {asked}
         assert all(
             f"--build-arg BASE={image} -t edge:{file.suffix[1:]} --pull" in b for b in builds
         )
-        # a daemon that tells no digest
+        # a daemon that reports no digest
         (tmp_path / "kept").unlink()
         docker.write_text("#!/bin/sh\n")
         refused = subprocess.run(call, env=outside, capture_output=True, text=True)
@@ -75,7 +77,7 @@ echo "$*" >> {asked}
                 words = [word for word in shlex.split(rest) if not word.startswith("--")]
                 sources += words[:-1]
         assert all((ROOT / source).exists() for source in sources), sources
-        # the four links of edge/ lead to folders beside it
+        # the four links of edge/ point to sibling folders
         needed = {"edge", *LINKS, "pyproject.toml", "README.md", "LICENSE", "NOTICE"}
         assert needed <= set(sources)
         assert not [s for s in sources if s.endswith((".engine", ".plan"))]

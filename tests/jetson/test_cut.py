@@ -1,4 +1,4 @@
-"""Single nodes of the device graph: cut out, they do what they do in the whole graph."""
+"""Single nodes cut out of the device graph behave as in the whole graph."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_node_alone_yields_what_it_does_in_the_graph(case: tuple[str, str]) ->
         assert all(np.isfinite(array.astype(np.float64)).all() for array in feeds.values()), op
         found = run(*case, model, feeds)
         assert list(found) == list(node.output)
-        # floating-point sums may be in another order
+        # floating-point sums may have a different order
         assert all(one.right and one.worst < 1e-5 for one in cut.compare(found, values)), op
 
 

@@ -1,4 +1,4 @@
-"""jetson/install.sh on made-up boards: what it would do, and whom it refuses."""
+"""jetson/install.sh on made-up boards: what it would do, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The ROS 2 packages: the talker with a real model; messages, launch and parameters as text.
 
-The node itself is tested under ROS 2 alone: jetson/ros2/edge_chat/test.
+The node itself is tested only under ROS 2: jetson/ros2/edge_chat/test.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from edge_chat.talker import GoalRequest, NodeSettings, Outcome, Refused, Talker
 
 SETTINGS = NodeSettings(bundle="demo-draft", threads=1, temperature=0.0, max_tokens=40)
 HELLO = GoalRequest("Hello, how are you?")
-ANSWER = "I'm doing well, thanks for asking! How are you doing today?"  # what it greedily says
-# long enough that it does not end by itself before it is cancelled
+ANSWER = "I'm doing well, thanks for asking! How are you doing today?"  # the greedy answer
+# too long to end before it is cancelled
 LONG = GoalRequest("Hello, how are you?", temperature=3.0, seed=5, max_tokens=100_000)
 LIMIT_S = 60
 
 
 @pytest.fixture
 def talker() -> Iterator[Talker]:
-    """An active one."""
+    """An active talker."""
     made = Talker()
     made.configure(SETTINGS)
     made.activate()
@@ -90,7 +90,7 @@ class TestTalker:
         begun.set()
         outcome = goals[0].wait(LIMIT_S)
         assert outcome.finish_reason == "cancelled"
-        # the tail that was held back may follow
+        # the held-back tail may follow
         assert len(pieces) <= 2 and outcome.text == "".join(pieces)
         assert done(talker, HELLO).finish_reason == "stop"
 
@@ -194,7 +194,7 @@ class TestTalker:
             patch.setattr(talker, "_warm_up", lambda: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 talker.activate()
-        talker.shutdown()  # what on_error does
+        talker.shutdown()  # as on_error does
         talker.configure(SETTINGS)
         talker.activate()
         assert done(talker, HELLO).text == ANSWER
@@ -260,7 +260,7 @@ _PLAIN = {
 
 
 def sections(path: Path) -> list[dict[str, tuple[str, str]]]:
-    """Fields of each section: name → (type, default)."""
+    """Return the fields of each section: name → (type, default)."""
     found: list[dict[str, tuple[str, str]]] = [{}]
     for line in path.read_text().splitlines():
         text = line.partition("#")[0].strip()
@@ -273,7 +273,7 @@ def sections(path: Path) -> list[dict[str, tuple[str, str]]]:
 
 
 def message(section: dict[str, tuple[str, str]]) -> Any:
-    """An object with these fields alone, at their defaults."""
+    """Return an object with only these fields, at their defaults."""
     made = type("Message", (), {"__slots__": tuple(section)})()
     for name, (kind, default) in section.items():
         if kind.endswith("[]"):
@@ -323,7 +323,7 @@ def test_the_packages_are_complete() -> None:
     depends = {e.text for e in ElementTree.parse(PACKAGE / "package.xml").getroot().iter("depend")}
     assert {"rclpy", "diagnostic_msgs", "edge_chat_msgs"} <= depends
     named = {e.text for e in ElementTree.parse(PACKAGE / "package.xml").getroot() if e.text}
-    for file in PACKAGE.rglob("*.py"):  # what is imported is named; setup.py is for the build
+    for file in PACKAGE.rglob("*.py"):  # imports are declared; setup.py is for the build
         if file.name != "setup.py":
             assert _imported(file) - named <= {"edge", "edge_chat", "pytest"}, file
     setup = (PACKAGE / "setup.py").read_text()
@@ -334,7 +334,7 @@ def test_the_packages_are_complete() -> None:
 
 
 def _imported(file: Path) -> set[str]:
-    """Packages that a file imports, beside the standard library's."""
+    """Return the packages that a file imports, except the standard library."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(), feature_version=(3, 10))):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Engines of one node: how they are built, as far as that goes without a GPU, and what is told.
+"""Engines of one node: how they are built, as far as possible without a GPU, and the report.
 
 That TensorRT builds and runs them on a board is unproven: jetson/verify.sh.
 """
@@ -22,7 +22,7 @@ DEMO = Path(__file__).parents[2] / "apps" / "bundles" / "demo"
 
 
 def test_tensorrt_for_rtx_builds_every_cut_node_by_the_same_road() -> None:
-    # of three tokens, a number that the parser knows: it then refuses shapes that do not fit
+    # with three tokens, which the parser knows, it refuses shapes that do not fit
     try:
         trt = bindings.load("rtx")
     except EngineError as problem:

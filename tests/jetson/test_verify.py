@@ -1,4 +1,4 @@
-"""jetson/verify.sh: steps that fail, crash or hang are results; what cannot be tried says why."""
+"""jetson/verify.sh: failures, crashes and hangs are results; skipped steps say why."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class TestRunning:
     def test_without_the_exporter_kernels_are_not_run(
         self, name: str, tmp_path: Path, monkeypatch: Any
     ) -> None:
-        """JetPack 6 has Python 3.10, whatever is installed there."""
+        """JetPack 6 has Python 3.10, whatever is installed here."""
         (one,) = [each for each in STEPS if each.name == name]
         for need in ("gpu", "bindings", "tests"):
             monkeypatch.setitem(NEEDS, need, lambda _: None)

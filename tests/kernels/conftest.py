@@ -1,4 +1,4 @@
-"""Every kernel is tested in all places."""
+"""Every kernel is tested wherever it can run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests import on_device
 
-# what these ask is not of a device
+# these tests do not depend on the device
 _APART = ("test_quick_interpreter", "test_races", "test_signatures")
 
 

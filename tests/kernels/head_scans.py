@@ -1,4 +1,4 @@
-"""Scans of heads on small random layers, through their lowering and Triton's interpreter."""
+"""Per-head scans on small random layers, through their lowering and Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OUTPUTS = ("y", "states")
 
 @dataclass(frozen=True)
 class Layer:
-    """Sizes and forms of one layer.
+    """Sizes and types of one layer.
 
     Attributes:
-        bits: how the state is kept.
-        int8: values and weights are int8.
-        channels: scales of values and state are one a channel, not one for all.
+        bits: width of the stored state.
+        int8: whether values and weights are int8.
+        channels: whether values and state have one scale per channel, not one for all.
     """
 
     heads: int = 2
@@ -53,7 +53,7 @@ class Layer:
         return self.heads, self.p, self.n
 
     def weights(self) -> dict[str, Tensor]:
-        """A (A_log where it is int8), D, dt_bias, and all scales."""
+        """Return A (A_log if int8), D, dt_bias, and all scales."""
         random = torch.Generator().manual_seed(self.seed)
         if not self.int8:
             return {
@@ -79,7 +79,7 @@ class Layer:
         return made
 
     def tokens(self, count: int, batch: int, seed: int = 1) -> dict[str, Tensor]:
-        """x, dt, B, C of [count, batch, width]."""
+        """Return x, dt, B, C of [count, batch, width]."""
         random = torch.Generator().manual_seed(seed)
         shapes = {name: (count, batch, width) for name, width in self.widths.items()}
         if self.int8:
@@ -90,7 +90,7 @@ class Layer:
         return {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
 
     def start(self, batch: int, seed: int = 2) -> Tensor:
-        """A state [batch, H, P, N]."""
+        """Return a state [batch, H, P, N]."""
         random = torch.Generator().manual_seed(seed)
         shape = (batch, *self.state_shape)
         if self.bits == 8:
@@ -98,7 +98,7 @@ class Layer:
         return torch.randn(shape, generator=random).to(_STATES[self.bits])
 
     def reference(self, tokens: dict[str, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
-        """y [T, batch, H·P] and the state after the last token."""
+        """Return y [T, batch, H·P] and the state after the last token."""
         w = self.weights()
         x, dt, b, c = (tokens[name].swapaxes(0, 1) for name in _VALUES)
         if not self.int8:
@@ -115,7 +115,7 @@ class Layer:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Attributes that every scan of heads has."""
+        """Return the attributes that every per-head scan has."""
         sizes = {"heads": self.heads, "head_dim": self.p, "groups": self.groups}
         return {**sizes, "d_state": self.n}
 
@@ -151,7 +151,7 @@ class DeltaLayer(Layer):
         return {name: w for name, w in super().weights().items() if name != "D"}
 
     def tokens(self, count: int, batch: int, seed: int = 1) -> dict[str, Tensor]:
-        """Keys have unit length: with longer ones a state grows without end."""
+        """Return inputs with keys of unit length: with longer ones a state grows without bound."""
         made = super().tokens(count, batch, seed)
         keys = made["B"].unflatten(-1, (self.groups, self.n))
         return {**made, "B": torch.nn.functional.normalize(keys, dim=-1).flatten(-2)}
@@ -173,11 +173,11 @@ class DeltaLayer(Layer):
 
 @dataclass(frozen=True)
 class Run:
-    """One launch: `old` tokens lie in the log, of which the first PENDING are replayed.
+    """One launch: `old` tokens are in the log, and the first PENDING of them are replayed.
 
     Attributes:
         replay: log slots to replay, oldest first.
-        slots: where new tokens are kept, -1 nowhere.
+        slots: log slots of the new tokens, -1 for none.
         ancestors: [T, T] of a tree.
     """
 
@@ -197,7 +197,7 @@ class Run:
 
 @dataclass
 class Outcome:
-    """What a run left: y [T, batch, H·P], state [2, batch, …], logs [S, batch, width]."""
+    """The results of a run: y [T, batch, H·P], state [2, batch, …], logs [S, batch, width]."""
 
     y: Tensor
     state: Tensor
@@ -205,7 +205,7 @@ class Outcome:
 
 
 def launch(run: Run) -> Outcome:
-    """Lower the op, run what it launches. The other state slot and free log rows are poisoned."""
+    """Lower the op and run its launches. The other state slot and free log rows are poisoned."""
     layer, batch = run.layer, run.state.shape[0]
     steps = run.new["x"].shape[0]
     bench = Workbench(run.regime, T=steps, B=batch, S=run.log_slots)
@@ -263,7 +263,7 @@ def part(tokens: dict[str, Tensor], rows: slice | list[int]) -> dict[str, Tensor
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Bit for bit, NaN like any other."""
+    """Compare bit for bit, NaN included."""
     return a.shape == b.shape and bool(torch.equal(_bits(a), _bits(b)))
 
 
@@ -272,7 +272,7 @@ def _bits(x: Tensor) -> Tensor:
 
 
 def untouched(x: Tensor) -> bool:
-    """Still as `poisoned` left it."""
+    """Check that a tensor is still as `poisoned` left it."""
     return same(x, poisoned(x.numel(), x.dtype).view(x.shape))
 
 

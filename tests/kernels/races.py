@@ -1,15 +1,16 @@
-"""Races between the programs of a launch, found while kernels are interpreted one after another.
+"""Detect races between the programs of a launch while the interpreter runs them one by one.
 
-A GPU runs a launch's programs in any order and many at once; the interpreter runs them in one. Here
-their order is shuffled, and of each the bytes are noted that it reads and writes. A launch fails
+A GPU runs a launch's programs in any order and many at once; the interpreter has a fixed order.
+Here the order is shuffled, and the bytes that each program reads and writes are recorded. A launch
+fails
 
-- when two programs write a byte, and not the same value;
+- when two programs write different values to a byte;
 - when a program reads a byte that another writes;
-- when one store writes a byte twice, and not the same value;
-- when a program reads what it wrote and no barrier lies between: its threads are not in step.
+- when one store writes two different values to a byte;
+- when a program reads what it wrote without a barrier in between: its threads are not in step.
 
-Two programs may write the same value. What a masked load leaves out is poison, as it is undefined
-on a GPU unless `other` says what it is. Warps within a program are not looked at otherwise.
+Two programs may write the same value. Masked-out elements of a load are poison, since they are
+undefined on a GPU without `other`. Warps within a program are not checked otherwise.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _NOTHING: Array = np.zeros(0, np.int64)
 
 
 class Race(AssertionError):
-    """What two programs of a launch do to the same bytes."""
+    """A conflict between two programs of a launch over the same bytes."""
 
 
 @dataclass
 class Program:
-    """What one program did: addresses of bytes, and the bytes it wrote."""
+    """The accesses of one program: addresses of bytes, and the bytes it wrote."""
 
     reads: list[Array] = field(default_factory=list)
     writes: list[Array] = field(default_factory=list)
@@ -46,7 +47,7 @@ class Program:
 
 
 class Launch:
-    """One launch while it runs. Raises Race from its verbs."""
+    """One launch while it runs. Its methods raise Race."""
 
     def __init__(self, kernel: str, grid: tuple[int, int, int], rng: np.random.Generator) -> None:
         self.kernel, self.grid = kernel, grid
@@ -54,7 +55,7 @@ class Launch:
         self._programs: list[Program] = []
 
     def begin(self, *place: int) -> tuple[int, ...]:
-        """The program that runs when it would be the turn of the one at `place`."""
+        """Start the program whose turn it is after shuffling, instead of the one at `place`."""
         turn = self._order[np.ravel_multi_index(place, self.grid)]
         self._programs.append(Program())
         return tuple(int(i) for i in np.unravel_index(turn, self.grid))
@@ -84,7 +85,7 @@ class Launch:
         self._programs[-1].since_barrier.clear()
 
     def check(self) -> None:
-        """All programs have run: what did they do to each other?"""
+        """Check all programs against each other after the last one has run."""
         numbers = range(len(self._programs))
         wrote = np.concatenate([_NOTHING, *(a for p in self._programs for a in p.writes)])
         values = np.concatenate([_NOTHING, *(v for p in self._programs for v in p.values)])
@@ -105,22 +106,22 @@ class Launch:
 
 
 def _distinct(parts: Sequence[Array]) -> Array:
-    """Each address once, in order: what np.unique does, which hashes them, slowly."""
-    addresses = np.sort(np.concatenate([_NOTHING, *parts]), kind="stable")  # merges what is ordered
+    """Return the distinct addresses, sorted; np.unique hashes them, which is slow."""
+    addresses = np.sort(np.concatenate([_NOTHING, *parts]), kind="stable")  # merges sorted parts
     return addresses[np.diff(addresses, prepend=-1) != 0]
 
 
 def _among(addresses: Array, wrote: Array) -> tuple[Array, Array]:
-    """Where in the ordered `wrote` each address would be, and whether it is."""
+    """Return where in the sorted `wrote` each address would be, and whether it is there."""
     at = np.minimum(np.searchsorted(wrote, addresses), len(wrote) - 1)
     return at, wrote[at] == addresses
 
 
 @contextmanager
 def watched(seed: int = 0) -> Iterator[Counter[str]]:
-    """Every launch of an InterpretDevice is watched, and raises Race.
+    """Watch every launch of an InterpretDevice; it raises Race.
 
-    Yields the most programs of a launch by kernel, as they come.
+    Yields the maximum number of programs by kernel, updated as launches come.
     """
     most: Counter[str] = Counter()
     rng = np.random.default_rng(seed)
@@ -139,7 +140,7 @@ def watched(seed: int = 0) -> Iterator[Counter[str]]:
 
 @contextmanager
 def _noted(launch: Launch) -> Iterator[None]:
-    """What the interpreter does is told to `launch`."""
+    """Report the interpreter's accesses to `launch`."""
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
     place = InterpreterBuilder.set_grid_idx
 
@@ -169,6 +170,6 @@ def _noted(launch: Launch) -> Iterator[None]:
 
 
 def _bytes(pointers: Array, size: int) -> Array:
-    """Addresses of all bytes of elements of `size`."""
+    """Return the addresses of all bytes of elements of `size`."""
     starts = pointers.astype(np.int64).reshape(-1)
     return (starts[:, None] + np.arange(size)).reshape(-1)

@@ -1,4 +1,4 @@
-"""Kernels with a race each, for the test of `races`; programs run in blocks of WIDTH."""
+"""Kernels with one race each, for the test of `races`; programs run in blocks of WIDTH."""
 
 from __future__ import annotations
 

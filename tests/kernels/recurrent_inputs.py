@@ -1,4 +1,4 @@
-"""A run of a recurrent kernel: tokens waiting in the logs, new ones, and what it may write."""
+"""A run of a recurrent kernel: pending tokens in the logs, new tokens, and what it may write."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ KEEP, ADVANCED, LAST = range(3)  # values of run[STORE]
 
 @dataclass(frozen=True)
 class Run:
-    """What the host says of a run.
+    """The host's description of a run.
 
     Attributes:
         pending: tokens of the feeds that wait in the logs, in order.
-        new: tokens of the feeds that the run is given.
+        new: tokens of the feeds that the run gets.
         advance, store, source: fields of `run`.
-        parents: of the new tokens, for a tree; -1 is what comes before them.
-        logged: whether the new tokens are kept in the logs.
+        parents: parents of the new tokens of a tree; -1 is the token before them.
+        logged: whether the new tokens are written to the logs.
         spare: log slots that nothing uses.
-        programs: how many the device is said to run side by side.
+        programs: number of programs that the device claims to run in parallel.
     """
 
     pending: Sequence[int] = ()
@@ -47,12 +47,12 @@ class Run:
 
     @property
     def replay(self) -> list[int]:
-        """Log slots of the pending tokens: not in order, as they come to be after some runs."""
+        """Return log slots of the pending tokens, out of order as they are after some runs."""
         return [int(s) for s in self._shuffled()[: len(self.pending)]]
 
     @property
     def stash(self) -> list[int]:
-        """Log slots of the new tokens; every third is not kept, or none is."""
+        """Return log slots of the new tokens; -1 for every third, or for all if not `logged`."""
         found = self._shuffled()[len(self.pending) :][: len(self.new)]
         return [int(s) if self.logged and i % 3 != 2 else -1 for i, s in enumerate(found)]
 
@@ -63,7 +63,7 @@ class Run:
         return CHAIN if len(self.new) <= 16 else MANY
 
     def path(self, t: int) -> list[int]:
-        """New tokens from the first to token `t` on its way."""
+        """Return the new tokens on the path from the first to token `t`."""
         if self.parents is None:
             return list(range(t + 1))
         nodes: list[int] = []
@@ -73,11 +73,13 @@ class Run:
         return nodes
 
     def before(self, t: int) -> list[int]:
-        """Tokens of the feeds that new token `t` comes after, itself last."""
+        """Return the tokens of the feeds up to and including new token `t`."""
         return [*self.pending, *(self.new[i] for i in self.path(t))]
 
     def taps(self, width: int) -> tuple[Tensor, Tensor]:
-        """Rows of [state | log | new]: a convolution's windows [T, K], the stored state's [K-1]."""
+        """Return rows of [state | log | new]: a convolution's windows [T, K], the stored state's
+        [K-1].
+        """
         state = list(range(width - 1))
         log = [width - 1 + slot for slot in self.replay]
         first = width - 1 + self.slots
@@ -121,14 +123,14 @@ class Run:
 
 @dataclass
 class Logs:
-    """Logs of a run: filled with the pending tokens, then compared with what must be there."""
+    """Logs of a run: filled with the pending tokens, later compared with the expected contents."""
 
     run: Run
     batch: int
     before: dict[str, Tensor] = field(default_factory=dict)
 
     def fill(self, bench: Workbench, name: str, rows: Tensor) -> None:
-        """`rows` [tokens, B, width] of all tokens of the feeds."""
+        """Fill the log from `rows` [tokens, B, width] of all tokens of the feeds."""
         log = poisoned(self.run.slots * self.batch * rows.shape[2], rows.dtype)
         log = log.view(self.run.slots, self.batch, rows.shape[2])
         for slot, token in zip(self.run.replay, self.run.pending, strict=True):
@@ -137,7 +139,9 @@ class Logs:
         bench.given("log", name, log)
 
     def check(self, bench: Workbench, name: str, rows: Tensor, close: float = 0.0) -> None:
-        """The new tokens are in their slots, to within `close`, and nothing else has changed."""
+        """Check that the new tokens are in their slots, to within `close`, and nothing else has
+        changed.
+        """
         expected = self.before[name].clone()
         for slot, token in zip(self.run.stash, self.run.new, strict=True):
             if slot >= 0:
@@ -155,7 +159,7 @@ def _i32(rows: Sequence[Any]) -> Tensor:
 
 
 def two_slots(state: Tensor, source: int) -> Tensor:
-    """[2, …] with `state` at `source` and poison beside it."""
+    """Return [2, …] with `state` at `source` and poison in the other slot."""
     other = poisoned(state.numel(), state.dtype).view(state.shape)
     return torch.stack([state, other] if source == 0 else [other, state])
 

@@ -1,4 +1,4 @@
-"""Runs what a lowering launches, on tensors, where `tests.on_device` says."""
+"""Run the launches of a lowering on tensors, where `tests.on_device` says."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ _DTYPES: dict[str, torch.dtype] = {
     "i64": torch.int64,
 }
 _NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in _DTYPES.items()}  # type: ignore[misc]
-_GUARD = 64  # poisoned elements after every buffer: a write past the end shows
+_GUARD = 64  # poisoned elements after every buffer, which reveal a write past the end
 CHAIN, MANY, TREE = Regime("chain", 16), Regime("chain", None), Regime("tree", 16)
 
 
 def poisoned(count: int, dtype: torch.dtype) -> Tensor:
-    """NaN, or 0x7f in every byte."""
+    """Return a tensor of NaN, or of 0x7f in every byte."""
     if dtype.is_floating_point:
         return torch.full((count,), float("nan"), dtype=dtype)
     return torch.full((count * dtype.itemsize,), 0x7F, dtype=torch.uint8).view(dtype)
 
 
 class Workbench:
-    """One program: give it values and constants, lower nodes, run, look at every buffer.
+    """One program: set values and constants, lower nodes, run, inspect every buffer.
 
     Attributes:
-        sizes: of T, B, L, C, S.
+        sizes: sizes of T, B, L, C, S.
         memory: (space, name) → the whole buffer, poisoned where nothing was written.
     """
 
@@ -62,7 +62,7 @@ class Workbench:
         self.lowering = Lowering(regime, self.tables, self.constants)
 
     def value(self, name: str, x: Tensor, stride: int = 0, start: int = 0) -> None:
-        """x [rows, width] as channels `start` … of a buffer whose rows are `stride` long."""
+        """Set x [rows, width] as channels `start` … of a buffer whose rows are `stride` long."""
         count, width = x.shape
         stride = stride or width
         rows: Rows = "TB" if count == self.sizes["T"] * self.sizes["B"] else "LB"
@@ -78,7 +78,7 @@ class Workbench:
         self.memory["weight", name] = _guarded(array)
 
     def given(self, space: str, name: str, x: Tensor) -> None:
-        """An input, cache, state or log, whole."""
+        """Set a whole input, cache, state or log."""
         self.memory[space, name] = _guarded(x)
 
     def lower(
@@ -89,7 +89,7 @@ class Workbench:
         outputs: tuple[str, ...] | Mapping[str, str],
         **attributes: Any,
     ) -> None:
-        """Values by the statement's names, or in its order."""
+        """Lower a node, with values by the statement's names or in its order."""
         if isinstance(inputs, tuple) and isinstance(outputs, tuple):
             node = bound(op, outputs[0], inputs, outputs, attributes)
         else:
@@ -120,7 +120,7 @@ class Workbench:
             assert bool(same.all()), f"{space} {name} is written past its end"
 
     def _read_or_written(self, calls: list[Launch]) -> Buffers:
-        """What the launches point to; values that nobody gave are poison."""
+        """Return what the launches point to; values that were not set are poison."""
         found: Buffers = {}
         for pointer in (a for launch in calls for a in launch.arguments if isinstance(a, Pointer)):
             key = (pointer.space, pointer.name)
@@ -133,7 +133,7 @@ class Workbench:
         return found
 
     def read(self, name: str) -> Tensor:
-        """A value's rows [rows, width], a copy."""
+        """Return a copy of a value's rows [rows, width]."""
         view = self.lowering.views[name]
         count = self.sizes[view.rows[0]] * self.sizes["B"]
         rows = self.memory["value", view.buffer][: count * view.stride].view(count, view.stride)
@@ -144,7 +144,7 @@ class Workbench:
 
 
 class _Buffers:
-    """Copies in device memory, a Memory each."""
+    """Copies in device memory, one Memory each."""
 
     def __init__(self, device: Device, given: Buffers) -> None:
         self._device, self._given = device, given
@@ -161,7 +161,7 @@ class _Buffers:
         return self._there[key].address + pointer.at * self._given[key].itemsize
 
     def back(self) -> Buffers:
-        """What is there when all is done."""
+        """Copy everything back after the run."""
         found = {}
         for key, memory in self._there.items():
             stage = self._device.host(memory.nbytes)
@@ -176,7 +176,7 @@ def _guarded(x: Tensor) -> Tensor:
 
 
 def assert_steps(found: Tensor, expected: Tensor) -> None:
-    """int8 results: at most one step apart, on at most 1 value in 10,000 (or one value)."""
+    """Check int8 results: at most one step apart, on at most 1 value in 10,000 (or one value)."""
     apart = (found.int() - expected.int()).abs()
     assert found.shape == expected.shape and int(apart.max()) <= 1
     assert int((apart > 0).sum()) <= max(1, found.numel() // 10_000)

@@ -44,13 +44,13 @@ class Case:
             cache[:, :, :past] = torch.randn(batch, kv, past, p, generator=make) * spread
             self.caches[name] = cache
             self.bench.given("cache", name, cache)
-        run = torch.full((8,), 1 << 30, dtype=torch.int32)  # no other field is looked at
+        run = torch.full((8,), 1 << 30, dtype=torch.int32)  # other fields are not read
         run[launch.PAST] = past
         self.bench.given("input", "run", run)
         self.angles = torch.randn(steps, dim // 2, generator=make) * 9
 
     def run(self, ancestors: Tensor | None = None) -> Tensor:
-        """Lower and run; y [B, heads, T, P]. The caches must then hold k and v, and no more."""
+        """Lower and run; return y [B, heads, T, P]. Caches must then hold only k and v."""
         if ancestors is not None:
             self.bench.given("input", "ancestors", ancestors.to(torch.int32))
         inputs = {name: name for name in ("q", "k", "v")}
@@ -85,13 +85,13 @@ class Case:
         return written
 
     def expected(self, ancestors: Tensor | None = None) -> Tensor:
-        """By the reference, in fp64."""
+        """Compute the reference in fp64."""
         end = self.past + self.steps
         keys, values = (cache[:, :, :end].double() for cache in self._written().values())
         past = torch.ones(self.steps, self.past, dtype=torch.bool)
         own = torch.ones(self.steps, self.steps).tril() if ancestors is None else ancestors
         mask = torch.cat([past, own.bool()], 1)
-        if self.window:  # the last of what each token would see
+        if self.window:  # the last slots that each token would see
             mask &= mask.flip(1).cumsum(1).flip(1) <= self.window
         q = self._turned("q").double()
         return attention(q, keys, values, mask, self.scale, self.softcap).float()
@@ -101,7 +101,7 @@ def _close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-# (T, B, heads, kv heads, head_dim, past): several splits, parts of tiles, padded heads
+# (T, B, heads, kv heads, head_dim, past): several splits, partial tiles, padded heads
 STEPS = [
     (1, 1, 4, 2, 64, 0), (1, 1, 2, 2, 40, 700), (2, 1, 4, 1, 64, 63), (5, 3, 3, 1, 24, 130),
     (16, 1, 3, 1, 128, 31), (7, 2, 2, 2, 8, 1), (1, 3, 8, 2, 16, 250), (3, 1, 2, 1, 160, 40),
@@ -120,7 +120,7 @@ def test_steps(steps: int, batch: int, heads: int, kv: int, p: int, past: int) -
     [(4, 4, 64, 0), (2, 2, 128, 300), (5, 5, 40, 63), (8, 2, 64, 64), (1, 1, 8, 4500)],
 )
 def test_one_token(heads: int, kv: int, p: int, past: int) -> None:
-    """Without GQA one token is one row, which has a path of its own."""
+    """Without GQA one token is one row, which takes a separate path."""
     case = Case(ONE, 1, 1, heads, kv, p, past)
     _close(case.run(), case.expected())
 
@@ -166,7 +166,7 @@ def test_rotated(regime: Regime) -> None:
 
 @pytest.mark.parametrize("regime", [ONE, CHAIN, TREE, MANY])
 def test_scores_that_would_overflow_exp(regime: Regime) -> None:
-    """Scores of ±1000: exp of one would be inf, and sums of far smaller ones 0."""
+    """Scores of ±1000: one exp would be inf, and a sum of far smaller ones 0."""
     case = Case(regime, 1, 1, 2, 2, 32, 200, spread=20.0)
     ancestors = torch.ones(1, 1) if regime.kind == "tree" else None
     y = case.run(ancestors)
@@ -175,7 +175,7 @@ def test_scores_that_would_overflow_exp(regime: Regime) -> None:
 
 @pytest.mark.parametrize("regime", [ONE, CHAIN, TREE, MANY])
 def test_fp16_caches(regime: Regime) -> None:
-    """Keys, rotated or not, and values are rounded once, and read as they are kept."""
+    """Keys, rotated or not, and values are rounded once, and read back as stored."""
     steps, dim = (1, 0) if regime is ONE else (9, 16)
     case = Case(regime, steps, 1, 2, 2 if regime is ONE else 1, 40, 77, dim=dim, half=True)
     ancestors = _tree(steps) if regime.kind == "tree" else None
@@ -185,7 +185,7 @@ def test_fp16_caches(regime: Regime) -> None:
 @pytest.mark.parametrize("regime", [ONE, CHAIN, TREE, MANY])
 @pytest.mark.parametrize("window", [1, 3, 70])
 def test_a_window(regime: Regime, window: int) -> None:
-    """That ends in the run, in the past, or, of the first tokens, before it."""
+    """The window starts in the run, in the past, or, for the first tokens, before it."""
     steps, kv = (1, 2) if regime is ONE else (9, 1)
     for past in (0, 66, 150):
         case = Case(regime, steps, 1, 2, kv, 24, past, window=window)
@@ -196,7 +196,7 @@ def test_a_window(regime: Regime, window: int) -> None:
 @pytest.mark.parametrize("regime", [ONE, CHAIN, TREE, MANY])
 @pytest.mark.parametrize("softcap", [0.7, 50.0])
 def test_soft_capped_scores(regime: Regime, softcap: float) -> None:
-    """A cap that bends most scores, and one that few come near; of what a window shows, too."""
+    """A cap that bends most scores, and one that few scores reach; with a window too."""
     steps, kv = (1, 2) if regime is ONE else (9, 1)
     for past, window in ((0, 0), (66, 0), (150, 70)):
         case = Case(regime, steps, 1, 2, kv, 24, past, window=window, softcap=softcap, spread=2.0)
@@ -217,5 +217,5 @@ def test_the_grid_does_not_depend_on_the_past() -> None:
 def test_heads_that_do_not_fit_are_refused() -> None:
     case = Case(CHAIN, 1, 1, 3, 3, 8, 0)
     case.kv = 2
-    with pytest.raises(ExportError, match="3 heads of 8 over 2"):
+    with pytest.raises(ExportError, match="3 heads of 8 do not fit"):
         case.run()

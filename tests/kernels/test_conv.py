@@ -48,7 +48,7 @@ def feeds_of(kind: str, tokens: int, batch: int, width: int, c: int = 144) -> Fe
 
 
 def run_conv(feeds: Feeds, run: Run, op: str = "CausalConv1d") -> Result:
-    """Through the lowering; the log and the slot it starts from are checked here."""
+    """Run the lowering; check the log and the slot it starts from."""
     _, batch, channels = feeds["x"].shape
     width = feeds["weight"].shape[0]
     bench, logs, new = run.bench(batch), Logs(run, batch), list(run.new)
@@ -79,7 +79,7 @@ def run_conv(feeds: Feeds, run: Run, op: str = "CausalConv1d") -> Result:
 
 
 def expected(feeds: Feeds, path: list[int]) -> tuple[Tensor, Tensor]:
-    """y [B, C] of the last token of the path, and the state after it."""
+    """Return y [B, C] of the last token of the path, and the state after it."""
     if "x_scale" in feeds:
         y, after = conv_expected(feeds, path)
         return torch.from_numpy(y), torch.from_numpy(np.ascontiguousarray(after))
@@ -132,7 +132,7 @@ def test_without_silu(new: int, batch: int) -> None:
 @kinds
 @pytest.mark.parametrize("batch", [1, 3])
 def test_trees(kind: str, batch: int) -> None:
-    """Every token's window is that of its own path."""
+    """Every token's window follows its own path."""
     feeds = feeds_of(kind, 8, batch, 4)
     parents = [-1, 0, 0, 1, -1]
     found = check(feeds, Run(range(3), range(3, 8), parents=parents))
@@ -152,7 +152,7 @@ def test_advances_by_any_number_of_pending_tokens(kind: str, advance: int, new: 
 
 @kinds
 def test_nothing_new_advances_the_state(kind: str) -> None:
-    """T = 0, of a batch whose state has more rows than a program takes at once."""
+    """T = 0, with a batch whose state has more rows than one program takes at once."""
     feeds = feeds_of(kind, 2, 7, 4)
     check(feeds, Run(range(2), (), store=LAST))
     settled = run_conv(feeds, Run((), (), store=LAST))
@@ -185,7 +185,7 @@ def test_sequences_do_not_know_of_each_other(kind: str) -> None:
 
 
 def test_saturates_and_rounds_half_to_even() -> None:
-    """With one tap of weight 1 and huge inputs silu(v) is v: steps are known exactly."""
+    """With one tap of weight 1 and huge inputs silu(v) is v, so the steps are known exactly."""
     q = np.array([3, -1, 0, 1, 25, 26, 27, 100, 127], np.int8)
     feeds = {
         "x": q[None, None], "x_scale": np.array([64], np.float32),

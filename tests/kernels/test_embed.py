@@ -1,4 +1,4 @@
-"""Embedding tables as kernels, against the references: the very same numbers."""
+"""Embedding tables as kernels, against the references: identical numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Experts against plain PyTorch: the router, the order, products of every form, and their sum.
+"""Experts against plain PyTorch: the router, the order, every kind of product, and the weighted
+sum.
 
-Odd sizes, rows that are columns of wider ones, experts that nobody chose; Triton's kernels, those
-for CPUs and the ONNX functions.
+With odd sizes, views of wider rows, and experts that nobody chose; on Triton's kernels, those for
+CPUs and the ONNX functions.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def normal(*shape: int) -> Tensor:
 def test_the_router_chooses_as_the_reference(form: str) -> None:
     attributes = {"k": 4, **ROUTES[form]}
     logits, bias = normal(6, 12), 0.3 * normal(12)
-    logits[1] = 0.5  # of equal ones the first
+    logits[1] = 0.5  # ties go to the first
     chosen, gates = reference.route(logits, bias, **attributes)
     bench = Workbench(CHAIN, T=3, B=2)
     bench.value("logits", logits, stride=15, start=2)
@@ -57,7 +58,7 @@ def test_the_router_chooses_as_the_reference(form: str) -> None:
 
 
 def chosen_of(rows: int) -> Tensor:
-    """Distinct experts a row, never the second."""
+    """Return distinct experts per row, never the second."""
     generator = torch.Generator().manual_seed(rows)
     others = torch.tensor([e for e in range(EXPERTS) if e != 1], dtype=torch.int32)
     orders = [torch.randperm(6, generator=generator)[:SLOTS] for _ in range(rows)]
@@ -65,7 +66,7 @@ def chosen_of(rows: int) -> Tensor:
 
 
 def weights_of(form: str) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
-    """Op, weights by name, and attributes."""
+    """Return the op, weights by name, and attributes."""
     whole = normal(EXPERTS * OUTPUTS, COLUMNS)
     lead = (EXPERTS, OUTPUTS)
     if form in ("f32", "f16"):
@@ -76,7 +77,7 @@ def weights_of(form: str) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
         stored = {"weight": quants.reshape(*lead, -1), "weight_scale": scale.reshape(lead)}
         return "ExpertLinearInt8", stored, {}
     if form.endswith("min"):
-        # away from 0, and too small for fp16 where activations are int8
+        # nonzero minimums, too small for fp16 where activations are int8
         moved = (whole + 0.4) * (1e-5 if form == "int4 min" else 1)
         parts = map(torch.from_numpy, quantize_minimum(moved.numpy(), 32))
         names = ("packed", "scales", "minimums")
@@ -129,7 +130,7 @@ def test_a_product_is_the_reference(form: str, steps: int, own: bool) -> None:
     x[1:2, :COLUMNS] = 0
     wanted = expected(form, x, chosen, parts)
     found = on_the_bench(form, x, chosen, parts, steps)
-    # x in fp16, or rounded to int8 block by block, as the statements allow
+    # x in fp16, or rounded to int8 per block, as the statements allow
     apart = 0.01 if form in ("8", "4", "4 min") else 2e-3 if form == "f16" else 1e-5
     assert (found - wanted).abs().max() < apart * wanted.abs().max()
 

@@ -30,7 +30,7 @@ def _bench(width: int, steps: int, batch: int, int8: bool) -> tuple[Workbench, l
         z = torch.randint(-128, 128, (rows, width), generator=make, dtype=torch.int8)
     bench = Workbench(CHAIN if rows <= 16 else MANY, T=steps, B=batch)
     bench.value("x", x, stride=width + 3, start=2)
-    # the gate is a part of what the input projection makes
+    # the gate is a part of the input projection's output
     bench.value("z", z, stride=2 * width + 7, start=width)
     bench.constant("weight", weight[0])
     return bench, [x, z, weight[0]]
@@ -121,7 +121,7 @@ ROTATED = [(512, 2, 3), (2560, 1, 1), (1792, 3, 1), (1536, 16, 1), (100, 5, 1), 
 def _rotated(
     width: int, steps: int, batch: int, groups: int, one: bool
 ) -> tuple[Workbench, Tensor]:
-    """The fused op lowered, and what it has to give."""
+    """Return the bench with the fused op lowered, and its expected output."""
     bench, (x, z, weight) = _bench(width, steps, batch, True)
     make = torch.Generator().manual_seed(3)
     z_scale, scale = (

@@ -1,4 +1,4 @@
-"""GELU against PyTorch: far out on both sides, columns of wider rows, both forms."""
+"""GELU against PyTorch: large values of both signs, columns of wider rows, both variants."""
 
 from __future__ import annotations
 

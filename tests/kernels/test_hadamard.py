@@ -40,7 +40,7 @@ def test_rotation(n: int, steps: int, batch: int) -> None:
 
 
 def test_the_inverse_is_the_transpose() -> None:
-    """H_20 and H_40 are not symmetric: a graph turns back with slowᵀ."""
+    """H_20 and H_40 are not symmetric: a graph rotates back with slowᵀ."""
     bench, x, slow, _ = _bench(640, 2, 1)
     assert not torch.equal(slow, slow.T)
     bench.constant("back", slow.T.contiguous())
@@ -65,8 +65,8 @@ def test_rounded_rotation(n: int, steps: int, batch: int, one: bool) -> None:
 @pytest.mark.parametrize(("p", "q"), [(24, 64), (8, 16), (5, 48)])
 @pytest.mark.parametrize("which", ["slow", "fast", "entry"])
 def test_matrices_that_are_not_doubled(p: int, q: int, which: str) -> None:
-    """A kernel may add where a matrix is made by doubling: any other is multiplied by as it is, and
-    so is one with a single other number.
+    """A kernel may use additions for a matrix made by doubling. Any other matrix is multiplied as
+    it is, even one that differs in a single element.
     """
     bench, x, slow, fast = _bench(p * q, 3, 1)
     if fast.shape[0] != q:

@@ -24,7 +24,7 @@ SHAPES = [
 
 
 def _expected(x: Tensor, weight: Tensor) -> Tensor:
-    """Exact sums of what is multiplied: x as it is, or rounded to fp16 beside fp16 weights."""
+    """Return exact sums of the multiplied values: x itself, or rounded to fp16 for fp16 weights."""
     if weight.dtype == torch.float16:
         x = x.clamp(-65504, 65504).half()
     return F.linear(x.double(), weight.double()).float()

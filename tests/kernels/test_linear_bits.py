@@ -16,7 +16,8 @@ from tests.kernels.rowwise import CHAIN, MANY, Workbench
 ONE = Regime("chain", 1)
 
 
-# blocks of 20 are no power of two; 128 is two pieces; start 1 breaks the pairs of 4-bit columns
+# blocks of 20 are not a power of two; 128 takes two pieces; start 1 misaligns the pairs of 4-bit
+# columns
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def multiply(
     weight: torch.Tensor,
     start: int = 0,
 ) -> None:
-    """Hold x · weightᵀ by the kernel against the product in fp64."""
+    """Compare the kernel's x · weightᵀ with the product in fp64."""
     (outputs, columns), (count, width) = weight.shape, feeds["packed"].shape[1:]
     block = columns // count
     bench = Workbench(regime, T=size[0], B=size[1], L=0)
@@ -108,7 +109,7 @@ def multiply(
         taken = fake_quantize_rows(x.unflatten(1, (-1, block))).flatten(1)
     expected = F.linear(taken.double(), weight.double()).float()
     near = 1e-5 * columns**0.5
-    # the first row's largest product may be some 10⁴: what the sums lose is in proportion
+    # products of the first row may reach some 10⁴, and the sums lose digits in proportion
     first = max(1.0, float(x[0].abs().max()) / 100)
     torch.testing.assert_close(bench.read("y")[:1], expected[:1], rtol=near, atol=first * near)
     torch.testing.assert_close(bench.read("y")[1:], expected[1:], rtol=near, atol=near)
@@ -127,6 +128,6 @@ def test_what_is_not_finite_is_seen(regime: Regime, steps: int, spoiled: float) 
     bench.lower(LOWER, "LinearBits", ("x", "packed", "scales"), ("y",), **sizes)
     bench.run()
     found = bench.read("y")
-    # fp16's largest value takes the place of an infinite one, where x is rounded to that
+    # where x is rounded to fp16, inf becomes the largest fp16 value
     finite = spoiled == spoiled and not on_device.native()
     assert bool((found[1].isfinite() == finite).all()) and bool(found[[0, 2]].isfinite().all())

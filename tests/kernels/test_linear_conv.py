@@ -1,4 +1,4 @@
-"""A product and the convolution of its columns in one launch are the two launches, bit for bit."""
+"""A product fused with the convolution of its columns equals the two launches, bit for bit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RUNS = [
 
 
 def _bench(kind: str, run: Run, batch: int) -> tuple[Workbench, Logs]:
-    """Values, weights, state and log; the same for both ways."""
+    """Set values, weights, state and log, the same for both ways."""
     rng = np.random.default_rng(batch)
     make = torch.Generator().manual_seed(batch)
     int8 = kind == "int8"
@@ -77,14 +77,14 @@ MADE = {"y": "made", "conv_y": "y", "conv_states": "states"}
 
 
 def ops_of(kind: str) -> tuple[str, str]:
-    """The product and the convolution."""
+    """Return the product and the convolution."""
     if kind == "int8":
         return "LinearInt8Quantize", "CausalConv1dInt8"
     return "Linear", "CausalConv1d"
 
 
 def inputs_of(kind: str) -> dict[str, str]:
-    """Values by the names of the pair."""
+    """Return values by the names of the pair."""
     product, convolution = (OPS[op] for op in ops_of(kind))
     names = [v.name for v in product.inputs]
     behind = [name for v, name in behind_product(convolution).items() if v != "x"]

@@ -13,7 +13,8 @@ from tests.kernels.rowwise import CHAIN, MANY, Workbench, assert_steps
 ONE = Regime("chain", 1)
 
 
-# blocks of 20 are no power of two; 5 blocks are no multiple of a step's; start 1 breaks the pairs
+# blocks of 20 are not a power of two; 5 blocks are not a multiple of a step's; start 1 misaligns
+# pairs
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("kept", [None, torch.float16, torch.float32])
 @pytest.mark.parametrize("one_scale", [True, False])

@@ -12,7 +12,8 @@ from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import CHAIN, MANY, Workbench, assert_steps
 
 ONE = Regime("chain", 1)
-# (regime, T, B, K, N): tails of every tile; K=160 and N=576 are dt_proj and Mamba-2 in_proj's
+# (regime, T, B, K, N): tails of every tile; K=160 and N=576 are those of dt_proj and Mamba-2's
+# in_proj
 FEW = [(ONE, 1, 1, 640, 256), (CHAIN, 5, 3, 192, 100), (CHAIN, 7, 1, 1160, 33), (CHAIN, 2, 2, 8, 1)]
 ROWS = [(MANY, 17, 1, 200, 130), (MANY, 63, 3, 64, 24), (MANY, 9, 1, 1160, 40)]
 
@@ -28,7 +29,7 @@ def _scale(make: torch.Generator, size: int) -> Tensor:
 def _bench(
     regime: Regime, steps: int, batch: int, columns: int, outputs: int, scales: int
 ) -> tuple[Workbench, dict[str, Tensor]]:
-    """x as a view inside wider rows; `scales` of the weight and of y: 1, or one a channel."""
+    """Set x as a view inside wider rows; `scales` of the weight and of y: 1, or one per channel."""
     make = torch.Generator().manual_seed(columns + outputs)
     given = {
         "x": _int8(make, steps * batch, columns),
@@ -76,7 +77,7 @@ def test_every_row_can_have_its_own_scale(
 
 
 def test_the_tile_of_a_large_model_is_exact() -> None:
-    """in_proj's K of 2560 with the tiles of its many outputs; the largest sums there can be."""
+    """in_proj's K of 2560 with the tiles for its many outputs; the largest possible sums."""
     columns, outputs = 2560, 8192
     weight = torch.full((outputs, columns), -128, dtype=torch.int8)
     x = torch.full((1, columns), -128, dtype=torch.int8)
@@ -92,7 +93,7 @@ def test_the_tile_of_a_large_model_is_exact() -> None:
 
 
 def test_wanted_rows_are_a_size_of_their_own() -> None:
-    """The head's rows: L·B of them, also where the program takes any number of tokens."""
+    """The head has L·B rows, whatever number of tokens the program takes."""
     make = torch.Generator().manual_seed(5)
     x, weight, one = _int8(make, 3, 96), _int8(make, 40, 96), torch.full((1,), 0.01)
     bench = Workbench(MANY, T=20, L=3)

@@ -1,4 +1,4 @@
-"""Products of columns of wider rows, against PyTorch: to the bit."""
+"""Products of columns of wider rows, against PyTorch, bit for bit."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def _bench(width: int, steps: int, batch: int, wanted: int = 1) -> tuple[Workben
     x, added = (torch.randn(rows, width, generator=make) * 3 + 1 for _ in range(2))
     weight, bias = (torch.randn(width, generator=make) for _ in range(2))
     bench = Workbench(CHAIN if rows <= 16 else MANY, T=steps, B=batch, L=wanted)
-    # a view in the middle of wider rows, as a split of channels leaves one
+    # a view in the middle of wider rows, as after a split of channels
     bench.value("x", x, stride=width + 5, start=3)
     bench.value("added", added)
     bench.constant("weight", weight)
@@ -68,7 +68,7 @@ def test_rounded_norms_are_the_references(
     bench.run()
     h = x + added if op.startswith("Add") else x
     expected = quantize(rms_norm(h, weight, EPS), scale)
-    assert int((expected.abs() == 127).sum()) > 0  # saturated values are among them
+    assert int((expected.abs() == 127).sum()) > 0  # some values saturate
     assert_steps(bench.read("y"), expected)
     if op.startswith("Add"):
         assert torch.equal(bench.read("sum"), h)
@@ -76,7 +76,7 @@ def test_rounded_norms_are_the_references(
 
 @pytest.mark.parametrize("op", OPS)
 def test_only_wanted_rows_are_normed(op: str) -> None:
-    """Row l·B+b of the result is made of rows[l]·B+b, of x and of added."""
+    """Row l·B+b of the result comes from rows[l]·B+b of x and of added."""
     width, steps, batch, rows = 40, 5, 3, [4, 0, 2, 2]
     bench, (x, added, weight, bias) = _bench(width, steps, batch, wanted=len(rows))
     bench.given("input", "rows", torch.tensor(rows, dtype=torch.int32))

@@ -1,4 +1,4 @@
-"""The best tokens of rows of logits."""
+"""The largest logits of each row and their tokens."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _expected(logits: Tensor, k: int) -> Tensor:
     return torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :k]
 
 
-# the interpreter sorts slowly: many of a small vocabulary, few of one of several blocks
+# the interpreter sorts slowly: many tokens of a small vocabulary, few of one with several blocks
 @pytest.mark.parametrize(("size", "k"), [(100, 64), (64, 64), (100, 40), (100, 1), (2100, 3)])
 def test_they_are_in_order_and_the_lowest_token_is_first_among_equals(size: int, k: int) -> None:
     make = torch.Generator().manual_seed(size)
-    # few different values, of both signs: there are many ties
+    # few distinct values of both signs, so there are many ties
     logits = torch.randint(-6, 4, (2, size), generator=make).float() / 7
     logits[1] = torch.randn(size, generator=make)
     values, ids = _best(logits, k)

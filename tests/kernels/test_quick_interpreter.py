@@ -1,4 +1,4 @@
-"""The interpreter that the tests use makes what Triton's own does, and sees integers overflow."""
+"""The tests' faster interpreter gives the results of Triton's own, and detects integer overflow."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_model_has_the_same_bits(name: str, quant: str) -> None:
 
 
 def _run(made: Engines) -> dict[str, np.ndarray]:
-    """Logits of a tree and the state after it."""
+    """Return the logits of a tree and the state after it."""
     state = made.cuda.new_state(window=3, capacity=16)
     logits = made.cuda.run(tokens(3, seed=1), state, parents=[-1, 0, 0], rows="all").copy()
     state.select(2)

@@ -1,6 +1,6 @@
 """No launch has a race: a case of every kernel, with several programs, in a shuffled order.
 
-The results are compared as each kernel's own tests do.
+Results are compared as in each kernel's own tests.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Cases = tuple[Callable[[], object], ...]
 
 
 def scans() -> Cases:
-    """Several blocks of channels, sequences, pending tokens and new ones, trees."""
+    """Return cases with several channel blocks, sequences, pending and new tokens, and trees."""
 
     def run(kind: str, store: int = LAST, parents: list[int] | None = None) -> None:
         feeds = test_scan.feeds_of(kind, 8, 2, True, e=150)
@@ -151,7 +151,7 @@ def exact() -> Cases:
 
 
 def of_other_files() -> Cases:
-    """`RACES` of the files beside this one."""
+    """Return `RACES` of the neighbouring test files."""
     names = sorted(file.stem for file in Path(__file__).parent.glob("test_*.py"))
     modules = [importlib.import_module(f"tests.kernels.{name}") for name in names]
     return tuple(case for module in modules for case in getattr(module, "RACES", ()))
@@ -161,7 +161,7 @@ GROUPS = (scans, scans_of_heads, convolutions, attentions, products, of_rows, ex
 
 
 def every_kernel() -> set[str]:
-    """Kernels that are launched: compiled functions that no other calls."""
+    """Return the kernels that are launched: compiled functions that no other one calls."""
     trees = {
         file.stem.removeprefix("triton_"): ast.parse(file.read_text())
         for pattern in ("*/triton_*.py", "kernels/*.py")
@@ -194,7 +194,7 @@ PROGRAMS, WIDTH = 6, 16
 
 
 def race(name: str, **constants: bool) -> NDArray[np.float32]:
-    """Launch a kernel of `racing`; its y."""
+    """Launch a kernel of `racing`; return its y."""
     device = InterpretDevice("tests.kernels")
     variant = Variant(
         kernel=f"racing.{name}", arguments=("x", "y"), types=("*fp32", "*fp32"),
@@ -217,7 +217,7 @@ def race(name: str, **constants: bool) -> NDArray[np.float32]:
 )
 def test_a_race_is_found(name: str, said: str) -> None:
     constants = {"BARRIER": False} if name == "unordered" else {}
-    race(name, **constants)  # it runs, and nobody sees anything
+    race(name, **constants)  # it runs, and the race goes unnoticed
     with watched(), pytest.raises((Race, EngineError), match=said):
         race(name, **constants)
 

@@ -1,4 +1,4 @@
-"""Rotation and append in one launch, against the references: the same bits."""
+"""Rotation and append in one launch, against the references, bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAST, CAPACITY = 6, 29
 
 
 def _bench(steps: int, batch: int, widths: dict[str, int]) -> tuple[Workbench, dict[str, Tensor]]:
-    """q, k and v are parts of one product."""
+    """Set q, k and v as parts of one product."""
     make = torch.Generator().manual_seed(steps)
     bench = Workbench(CHAIN if steps * batch <= 16 else MANY, T=steps, B=batch, C=CAPACITY)
     stride, start, parts = sum(widths.values()) + 4, 4, {}
@@ -87,7 +87,7 @@ def test_rotate_and_append(
 
 
 def test_queries_and_keys_are_rotated_alike_or_not_at_all() -> None:
-    """Else the rotation stays a node of its own, which no kernel runs."""
+    """Otherwise the rotation stays a separate node, which no kernel runs."""
 
     def nodes(tables: str) -> list[Node]:
         attributes = {"heads": 1, "head_dim": 8, "dim": 8}

@@ -1,4 +1,4 @@
-"""Rounding to int8 and back as kernels, against the references: the same bits."""
+"""Rounding to int8 and back as kernels, against the references, bit for bit."""
 
 from __future__ import annotations
 

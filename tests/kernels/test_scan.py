@@ -1,4 +1,4 @@
-"""Mamba-1's scan as a kernel: outputs, states, logs, and all that must stay as it was."""
+"""Mamba-1's scan as a kernel: outputs, states, logs, and everything that must not change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Feeds = dict[str, Any]
 STATE = "layers.3.ssm_state"
 VALUES = ("x", "dt", "B", "C", "z")
 LOGGED = ("x", "dt", "B")
-# fp32 values, or int8 ones with a state of so many bits
+# fp32 values, or int8 ones with a state of this many bits
 KINDS = ["fp32", "32", "16", "8"]
 kinds = pytest.mark.parametrize("kind", KINDS)
 PARENTS = [-1, 0, 0, 2, -1, 1, 2]
@@ -52,7 +52,7 @@ def feeds_of(
     n: int = 16,
     groups: tuple[int, int] = (1, 1),
 ) -> Feeds:
-    """`groups` of B and of C."""
+    """Return feeds; `groups` of B and of C."""
     rng = np.random.default_rng(tokens * 10 + batch)
     if kind != "fp32":
         return scan_feeds(rng, tokens, batch, int(kind), a_channel, e, n, groups)
@@ -66,7 +66,7 @@ def feeds_of(
 
 
 def with_product(feeds: Feeds, rank: int, half: bool = False) -> Feeds:
-    """The same feeds, but dt is a product: its factors are there too."""
+    """Return the same feeds with the two factors of dt, for a fused product."""
     tokens, batch, channels = feeds["x"].shape
     rng = np.random.default_rng(rank)
     if "x_scale" not in feeds:
@@ -91,7 +91,7 @@ def with_product(feeds: Feeds, rank: int, half: bool = False) -> Feeds:
 
 
 def run_scan(feeds: Feeds, run: Run) -> Result:
-    """The run, through its lowering; logs and the slot it starts from are checked here."""
+    """Run through the lowering; check the logs and the slot it starts from."""
     _, batch, channels = feeds["x"].shape
     rounded = "x_scale" in feeds
     op = SELECTIVE_SCAN_INT8 if rounded else SELECTIVE_SCAN
@@ -111,7 +111,7 @@ def run_scan(feeds: Feeds, run: Run) -> Result:
         elif value.role == "weight":
             bench.constant(value.name, torch.from_numpy(given))
     for name in product:
-        if name == "low_dt":  # the first columns of the product that B and C are of
+        if name == "low_dt":  # the first columns of the product that holds B and C
             rows = torch.from_numpy(feeds[name][new].reshape(len(new) * batch, -1))
             bench.value(name, rows, rows.shape[1] + of_b + of_c)
         else:
@@ -138,7 +138,7 @@ def run_scan(feeds: Feeds, run: Run) -> Result:
 
 
 def expected(feeds: Feeds, path: list[int]) -> tuple[Tensor, Tensor]:
-    """y [B, E] of the last token of `path`, and the state after it."""
+    """Return y [B, E] of the last token of `path`, and the state after it."""
     x, dt, B, C, z = batch_first(*(feeds[name][path] for name in VALUES))
     if "x_scale" not in feeds:
         A_log = torch.from_numpy(np.log(-feeds["A"])).T
@@ -153,7 +153,7 @@ def expected(feeds: Feeds, path: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def check(feeds: Feeds, run: Run) -> Result:
-    """Against the reference: every y, and the stored state."""
+    """Compare every y and the stored state with the reference."""
     found, compared = run_scan(feeds, run), Compared()
     tolerance = TOLERANCE[8 * feeds["ssm_state"].itemsize]
     for t in range(len(run.new)):
@@ -187,14 +187,14 @@ def test_chains(kind: str, pending: int, new: int, batch: int, a_channel: bool) 
 def test_parts_of_a_prompt(
     kind: str, pending: int, new: int, batch: int, programs: int, store: int
 ) -> None:
-    """Two, four, three parts and one: the same as token by token, up to the order of sums."""
+    """Two, four or three parts give the same as token by token, up to the order of sums."""
     feeds = feeds_of(kind, pending + new, batch, True)
     run = Run(range(pending), range(pending, pending + new), pending - 1, store, programs=programs)
     found = run_scan(feeds, run)
     alone = run_scan(feeds, replace(run, programs=0))
     for mine, other in ((found.y, alone.y), (found.states, alone.states)):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4, equal_nan=True)
-    if not native():  # which cuts nothing into parts
+    if not native():  # which never splits a prompt
         assert same_bits(found.y, alone.y) == (programs // batch < 2 or new < 64)
     compared = Compared()
     for t in (0, 31, 32, 62, new - 1):
@@ -209,7 +209,9 @@ def test_parts_of_a_prompt(
 @kinds
 @pytest.mark.parametrize(("e", "n"), [(45, 3), (150, 16), (33, 128), (1044, 16)])
 def test_other_widths(kind: str, e: int, n: int) -> None:
-    """Not multiples of a block, more and fewer states than usual, and more than caches are for."""
+    """Widths that are not multiples of a block, with more and fewer states than usual, and more
+    than the caches are for.
+    """
     feeds = feeds_of(kind, 5, 2, True, e, n)
     run = Run(range(2), range(2, 5), 1, ADVANCED)
     check(feeds, run)
@@ -220,7 +222,7 @@ def test_other_widths(kind: str, e: int, n: int) -> None:
     ("e", "n", "groups", "new"), [(96, 16, (2, 6), 4), (75, 5, (1, 3), 18), (80, 16, (2, 2), 1)]
 )
 def test_groups_of_channels(kind: str, e: int, n: int, groups: tuple[int, int], new: int) -> None:
-    """Each with its own B and C: of as many channels as a block has, of fewer, of more."""
+    """Each group has its own B and C, with as many channels as a block, fewer, or more."""
     feeds = feeds_of(kind, 2 + new, 1 + new % 2, True, e, n, groups)
     check(feeds, Run(range(2), range(2, 2 + new), 1, LAST if new > 5 else ADVANCED))
     if new == 4:
@@ -231,7 +233,7 @@ def test_groups_of_channels(kind: str, e: int, n: int, groups: tuple[int, int], 
 @kinds
 @pytest.mark.parametrize("batch", [1, 2])
 def test_trees(kind: str, batch: int) -> None:
-    """Each token's y is that of its own path, and the state is the one before the tree."""
+    """Each token's y follows its own path, and the state is the one before the tree."""
     feeds = feeds_of(kind, 10, batch, a_channel=True)
     run = Run(range(3), range(3, 10), 2, ADVANCED, parents=PARENTS)
     tree = check(feeds, run)
@@ -253,7 +255,7 @@ def test_a_tree_without_branches_is_a_chain(kind: str) -> None:
 @pytest.mark.parametrize("a_channel", [False, True])
 @pytest.mark.parametrize("rank", [48, 160])
 def test_makes_dt_of_int8_values(kind: str, a_channel: bool, rank: int) -> None:
-    """y, and the bits of the log and the states, are those of a scan that is given dt."""
+    """y, and the bits of the log and the states, equal those of a scan that gets dt as input."""
     feeds = feeds_of(kind, 10, 2, a_channel)
     made = with_product(feeds, rank)
     assert len(np.unique(made["dt"])) > 100
@@ -285,7 +287,7 @@ def test_fp16_values_and_logs() -> None:
 
 @kinds
 def test_nothing_new_advances_the_state(kind: str) -> None:
-    """T = 0: what is pending is applied, to the other slot."""
+    """T = 0: the pending tokens are applied, into the other slot."""
     feeds = feeds_of(kind, 4, 2)
     check(feeds, Run(range(4), (), store=LAST, source=1))
     settled = run_scan(feeds, Run((), (), store=LAST))
@@ -301,7 +303,7 @@ def test_advances_by_any_number_of_pending_tokens(kind: str) -> None:
 
 @kinds
 def test_a_chain_is_its_single_steps(kind: str) -> None:
-    """Prefilled, replayed, or stepped: the same bits of y and of the state."""
+    """Prefill, replay and steps give the same bits of y and of the state."""
     feeds = feeds_of(kind, 17, 2, a_channel=True)
     together = run_scan(feeds, Run((), range(17), store=LAST))
     for pending in (3, 16):
@@ -326,7 +328,7 @@ def test_sequences_do_not_know_of_each_other(kind: str) -> None:
 
 
 def test_an_int8_state_saturates_and_rounds_half_to_even() -> None:
-    """Δ is exactly 32 and nothing is left of the state before: h is x·B / 2."""
+    """Δ is exactly 32 and the old state vanishes: h is x·B / 2."""
     b = np.array([1, 3, 5, -1, -3, -5, 7, 127, -128, 0], np.int8)
     one, steps = np.ones(1, np.float32), np.array([1, 2, 4], np.int8)
     feeds = feeds_of("8", 1, 1, e=3, n=10) | {

@@ -1,7 +1,7 @@
 """Mamba-2's prefill in chunks, against the sequential reference, and what it may change.
 
-The tolerance is that of sums of N + T fp32 products, in another order than the reference's: 2·10⁻⁵
-of the largest output (of the largest state).
+The tolerance is that of sums of N + T fp32 products in a different order: 2·10⁻⁵ of the largest
+output (of the largest state).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_decay_of_any_strength_is_safe() -> None:
 
 
 def run_after(layer: Layer, pending: int, steps: int, **how: int) -> Run:
-    """`pending` tokens in the log, then `steps` new ones, of which some are kept."""
+    """Return a run with `pending` tokens in the log and `steps` new ones, some of them kept."""
     tokens = layer.tokens(pending + steps, 2)
     slots = tuple((7 * j + 3) % 12 for j in range(12))
     return Run(

@@ -1,4 +1,4 @@
-"""The kernels of scans of heads: against the references, and what a run may and may not change."""
+"""The per-head scan kernels: against the references, and what a run may and may not change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 def outputs_agree(layer: Layer, found: Tensor, expected: Tensor) -> None:
-    """Where a rounded state came out a step apart, a later y differs by that step times C."""
+    """Compare outputs; where a rounded state is one step off, a later y differs by that step times
+    C.
+    """
     if layer.bits == 32:
         close(found, expected)
         return
@@ -51,7 +53,7 @@ def outputs_agree(layer: Layer, found: Tensor, expected: Tensor) -> None:
 
 
 def states_agree(found: Tensor, expected: Tensor) -> None:
-    """int8 by steps; fp16 but for a rounding; fp32."""
+    """Compare states: int8 in steps, fp16 up to a rounding, or fp32."""
     if found.dtype == torch.int8:
         assert_steps(found, expected)
     elif found.dtype == torch.float16:
@@ -125,7 +127,7 @@ def test_the_tiles_that_ship(layer: Layer) -> None:
 
 
 def stepwise(layer: Layer, tokens: dict[str, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
-    """Token by token, each run storing its state."""
+    """Run token by token, storing the state each time."""
     ys = []
     for t in range(tokens["x"].shape[0]):
         out = launch(Run(layer, state, part(tokens, slice(t, t + 1)), store=2))
@@ -151,7 +153,7 @@ def test_prefill_gives_the_bits_of_steps(layer: Layer) -> None:
 
 
 def replayed(layer: Layer, pending: int, steps: int, **how: int) -> tuple[Run, Outcome]:
-    """`pending` tokens in the log, at slots in no order, then `steps` new ones."""
+    """Run with `pending` tokens in the log, at unordered slots, and `steps` new ones."""
     tokens = layer.tokens(pending + steps, 2)
     slots = tuple((7 * j + 3) % 12 for j in range(pending + steps))
     run = Run(
@@ -227,7 +229,7 @@ def test_sequences_are_independent() -> None:
 
 
 def ancestors_of(parents: list[int]) -> Tensor:
-    """[T, T] of each token's parent, -1 for none."""
+    """Return [T, T] from each token's parent, -1 for none."""
     found = torch.eye(len(parents))
     for t, parent in enumerate(parents):
         if parent >= 0:

@@ -1,4 +1,4 @@
-"""What plans hand to kernels is what the kernels take, in their order."""
+"""Plans pass to kernels exactly their parameters, in their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ pytestmark = pytest.mark.without_gpu
 
 
 def parameters(kernel: str) -> dict[str, inspect.Parameter]:
-    """Of `file.function`; the interpreter's wrapper keeps what it was made of as `fn`."""
+    """Return the parameters of `file.function`; the interpreter's wrapper keeps the original as
+    `fn`.
+    """
     file, _, name = kernel.partition(".")
     function: Any = getattr(importlib.import_module(str(kernel_module(file))), name)
     return dict(inspect.signature(function.fn).parameters)
@@ -32,7 +34,7 @@ def is_constant(parameter: inspect.Parameter) -> bool:
 def check(variant: Variant) -> None:
     taken = parameters(variant.kernel)
     given, constants = variant.arguments, variant.constants
-    # a parameter that came later has a default, for plans of before
+    # a parameter added later has a default, for older plans
     later = {name for name, one in taken.items() if one.default is not inspect.Parameter.empty}
     absent = later - set(given) - set(constants)
     assert tuple(name for name in taken if name not in {*constants, *absent}) == given
@@ -44,7 +46,7 @@ def check(variant: Variant) -> None:
             assert name in constants, f"{name} must be a constant"
             assert name.isupper(), f"{name} is a constant in small letters"
         else:
-            # a pointer that is not there is a constant too
+            # a missing pointer is a constant too
             assert name not in constants or constants[name] is None, f"{name} is no constant"
 
 

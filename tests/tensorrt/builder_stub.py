@@ -1,7 +1,7 @@
-"""A stand-in for TensorRT's builder, where there is none: it parses with onnx and builds nothing.
+"""A stand-in for TensorRT's builder where it is missing: it parses with onnx and builds nothing.
 
-It holds whoever calls it to what TensorRT's documentation says: what must live how long, which
-version has which flag, where weights are looked for.
+It enforces TensorRT's documentation on its caller: object lifetimes, flags of each version, and
+where weights are looked up.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ GIVEN, MEASURED = b"timings: ", b"measured"
 
 @dataclass
 class Seen:
-    """What the stand-in was asked, and what it is to answer.
+    """The calls that the stand-in received, and its answers.
 
     Attributes:
         builds: whether a build succeeds.
-        refuses: timings that are another GPU's.
+        refuses: timing caches of another GPU.
     """
 
     builds: bool = True
@@ -175,7 +175,7 @@ class Builder:
 
 
 def module(seen: Seen) -> ModuleType:
-    """What stands in for `import tensorrt`."""
+    """Return a stand-in for `import tensorrt`."""
     names = ModuleType("tensorrt")
     flags = SimpleNamespace(TF32="TF32")
     pools = SimpleNamespace(WORKSPACE="workspace", TACTIC_DRAM="tactics")

@@ -29,31 +29,31 @@ def _sanitized(compiler: str) -> bool:
 
 
 def sanitized() -> Path:
-    """The program, with sanitizers where the compiler has them."""
+    """Build the program, with sanitizers if the compiler has them."""
     options = _SANITIZED if shutil.which("g++") and _sanitized("g++") else ()
     return compiled_by("g++", *options)
 
 
 def compiled_by(compiler: str, *options: str) -> Path:
-    """The program as this compiler makes it."""
+    """Build the program with this compiler."""
     sources = [str(_SOURCES / f"{part}.cpp") for part in _PARTS]
     main = str(_FOLDER / "decoder" / "decode.cpp")
     return compiled("decode", compiler, *_OPTIONS, "-Werror", *options, main, *sources)
 
 
 def decoded(program: Path, kind: Literal["L", "B"], items: Iterable[bytes]) -> list[str]:
-    """What it prints of each: it must come to its end, whatever the bytes are."""
+    """Return the program's output for each input; it must exit normally for any bytes."""
     data = (kind.encode() + struct.pack("<Q", len(item)) + item for item in items)
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(b"".join(data))
         run = subprocess.run([str(program), file.name], capture_output=True)
     assert run.returncode == 0, run.stderr[-3000:].decode()
-    # of changed bytes, keys too
+    # changed bytes may be in keys too
     return run.stdout.decode(errors="replace").split("\n")[:-1]
 
 
 def text_of(launches: NodeLaunches) -> str:
-    """What it prints of these when it has understood them."""
+    """Return the program's output for inputs it understood."""
     parts: list[Any] = []
     for given in launches.inputs:
         parts += ["in", given.dtype, given.rank]

@@ -1,4 +1,4 @@
-"""A device graph, node by node: device ops by their plugins, the others by ONNX's reference."""
+"""A device graph run node by node: device ops by their plugins, others by ONNX's reference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DTYPES: Mapping[int, DType] = {
 
 @dataclass(frozen=True)
 class Described:
-    """A tensor's type and dimensions: numbers, and symbols of a run."""
+    """A tensor's type and dimensions: numbers, and symbols that vary by run."""
 
     dtype: DType
     dims: tuple[int | str, ...]
@@ -41,17 +41,17 @@ class Described:
 
 
 class DeviceGraph:
-    """See the module. Constants are in device memory from the beginning.
+    """A device graph, run node by node. Constants are in device memory from the beginning.
 
     Attributes:
-        nodes: in order.
-        inputs, outputs: of the graph, described.
-        constants: in device memory.
-        at_most: every value at its largest, as the nodes say that make it.
+        nodes: nodes in order.
+        inputs, outputs: descriptions of the graph's inputs and outputs.
+        constants: constants in device memory.
+        at_most: largest shape of every value, as the producing nodes report.
     """
 
     def __init__(self, model: ModelProto, folder: Path, library: Library, largest: Sizes) -> None:
-        """`largest`: of every symbol, for any run."""
+        """`largest`: maximum of every symbol, for any run."""
         load_external_data_for_model(model, str(folder))
         graph = model.graph
         self.nodes = tuple(graph.node)
@@ -67,7 +67,7 @@ class DeviceGraph:
             self.at_most |= self._made_ready(node)
 
     def _made_ready(self, node: NodeProto) -> dict[str, Tensor]:
-        """A node's outputs at their largest; its plugin is built, kept and restored."""
+        """Return a node's largest outputs; its plugin is built, serialized and restored."""
         given = [self.at_most[name] for name in node.input]
         if node.domain == DEVICE_DOMAIN:
             running = Running(self._library, node.op_type, attributes(node), given, aliases(node))
@@ -85,8 +85,8 @@ class DeviceGraph:
     def run(
         self, inputs: Mapping[str, Placed], outputs: Mapping[str, Placed] | None = None
     ) -> dict[str, Placed]:
-        """Every value of a run, those of `outputs` where that says. What is issued may still be
-        under way.
+        """Return every value of a run, or those named in `outputs`. The issued work may not be
+        finished.
         """
         values = {**self.constants, **inputs}
         for node in self.nodes:
@@ -111,7 +111,7 @@ def attributes(node: NodeProto) -> dict[str, Any]:
 
 
 def aliases(node: NodeProto) -> dict[int, int]:
-    """Output → the input whose memory it is: named as that, and `.out`."""
+    """Return output → the input whose memory it shares: named like it with `.out`."""
     places = list(node.input)
     return {
         index: places.index(name.removesuffix(OUT))

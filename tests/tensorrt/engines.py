@@ -30,12 +30,13 @@ WINDOW, BATCH, CAPACITY = 4, 3, 64
 
 
 class Trio:
-    """Three engines of one model, whose states belong to the same identity.
+    """Three engines of one model, whose states are interchangeable.
 
     Attributes:
-        tensorrt: out of place, as TensorRT for RTX runs it; `plugins`: in place, as TensorRT does.
-        graph: the device graph's file.
-        rounded: values are rounded to 8 or 16 bits on the way.
+        tensorrt: out of place, as TensorRT for RTX runs it.
+        plugins: in place, as TensorRT does.
+        graph: file of the device graph.
+        rounded: whether values are rounded to 8 or 16 bits on the way.
     """
 
     def __init__(self, name: str, quant: str, state: str | None) -> None:
@@ -52,7 +53,7 @@ class Trio:
 
 @functools.cache
 def trio(name: str, quant: str, state: str | None = None) -> Trio:
-    """The model `name` of tests/test_graph_models.py, its scans' states of type `state`."""
+    """Open the model `name` of tests/test_graph_models.py, with scan states of type `state`."""
     return Trio(name, quant, state)
 
 
@@ -61,12 +62,13 @@ def built_for(config: ModelConfig, chunk: int = CHUNK) -> EngineSizes:
 
 
 def tensorrt_engine(cuda: CudaEngine, graph: Path, kind: Kind) -> TensorRTEngine:
-    """For the model of `cuda`, whose device graph is in the file `graph`; a device of its own.
+    """Return an engine for the model of `cuda` and the device graph in file `graph`; on its own
+    device.
 
-    What would be TensorRT is its `loaded.module`.
+    Its `loaded.module` stands in for TensorRT.
     """
     plan, built, trees = cuda.plan, built_for(cuda.config), kind == "tensorrt"
-    if RUN in plan.inputs:  # caches that slide, which TensorRT's do not
+    if RUN in plan.inputs:  # sliding caches, which TensorRT does not have
         plan = lower(graph.with_name("ort.onnx").read_bytes(), graph.parent.parent)
     device = ort_tensorrt.Stream()
     trt = TensorRT(kind, ort_tensorrt.module(device), (10, 3, 0))
@@ -93,7 +95,7 @@ def tensorrt_engine(cuda: CudaEngine, graph: Path, kind: Kind) -> TensorRTEngine
 
 
 def native(engine: TensorRTEngine) -> ort_tensorrt.Engine:
-    """What it runs, in TensorRT's place."""
+    """Return what runs in TensorRT's place."""
     executor = engine.executor
     assert isinstance(executor, GraphExecutor)
     found: ort_tensorrt.Engine = executor.contexts._engine  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The device graph in ONNX Runtime, by its functions: one state, run as an engine would."""
+"""The device graph run in ONNX Runtime through its functions: one state, driven as by an engine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _TYPES = {
 
 
 class DeviceRunner:
-    """What lasts is `arrays`, by the graph's names; it starts as zeros, caches and logs as poison.
+    """Run a device graph. Persistent memory is `arrays`, by the graph's names; it starts as zeros,
+    caches and logs as poison.
 
     Attributes:
-        ledger: where the state is.
+        ledger: ledger of the state.
         picked: the best tokens that the last run found, i32 [L, B].
     """
 
@@ -48,9 +49,9 @@ class DeviceRunner:
         }
 
     def run(self, tokens: Array, *, commit: bool = False, rows: Sequence[int] = (-1,)) -> Array:
-        """Logits [L, B, V] of `rows` of the chain `tokens` [T, B], which can be taken back.
+        """Return the logits [L, B, V] of `rows` of the chain `tokens` [T, B], which can be rewound.
 
-        With `commit` only the state after the last is kept, of any number.
+        With `commit` only the state after the last is kept, for any number of tokens.
         """
         count = len(tokens)
         step = self.ledger.commit(count) if commit else self.ledger.run(count)
@@ -68,7 +69,7 @@ class DeviceRunner:
         self.ledger = self.ledger.back(count)
 
     def state(self) -> dict[str, Array]:
-        """The recurrent state and the valid slots of caches; nothing is pending."""
+        """Return the recurrent state and the valid slots of caches; nothing is pending."""
         assert not self.ledger.pending
         found = {
             name: array[self.ledger.source]
@@ -87,7 +88,7 @@ class DeviceRunner:
         return found
 
     def _inputs(self, run: DeviceRun) -> dict[str, Array]:
-        """A chain's: `ancestors` of one token, and of `replay` no entry more than there are."""
+        """Return a chain's inputs: `ancestors` of one token, and `replay` without spare entries."""
         step: ReplayStep = run.step
         sizes = self._sizes | {
             "T": len(run.tokens), "L": len(run.rows), "A": 1, "P": max(1, len(step.pending)),

@@ -32,14 +32,14 @@ from edge.plugins.tensorrt.launches import (
 )
 from tests.quantized_models import built, network, plan_of
 
-# a model of tests/test_graph_models.py, a recipe, how scans keep their states
+# a model of tests/test_graph_models.py, a recipe, the type of the scan states
 Case = tuple[str, str, StateType | None]
 _ROOT = TemporaryDirectory(prefix="edge-device-")
 _Item = TypeVar("_Item")
 
 
 class Made(NamedTuple):
-    """A graph for ONNX Runtime with its weights in `folder`, and what was made of it."""
+    """A graph for ONNX Runtime with its weights in `folder`, and the device graph made from it."""
 
     folder: Path
     config: ModelConfig
@@ -50,7 +50,7 @@ class Made(NamedTuple):
 
     @property
     def nodes(self) -> list[NodeProto]:
-        """Those that plugins run."""
+        """Return the nodes that plugins run."""
         return [node for node in self.device.graph.node if node.domain == DEVICE_DOMAIN]
 
 
@@ -72,7 +72,7 @@ def _made(name: str, quant: str, state: StateType | None) -> Made:
 
 
 def made(name: str, quant: str, state: StateType | None = None) -> Made:
-    """Once for all tests of a process."""
+    """Make the graphs of a case, once per process."""
     return _made(name, quant, state)
 
 
@@ -81,14 +81,14 @@ def attributes(node: NodeProto) -> dict[str, object]:
 
 
 def launches(node: NodeProto) -> NodeLaunches:
-    """What the node's plugin reads."""
+    """Return the launches that the node's plugin reads."""
     data = attributes(node)["launches"]
     assert isinstance(data, bytes)
     return _Reader(data).launches()
 
 
 class _Reader:
-    """`NodeLaunches` from its bytes, by what `edge.plugins.tensorrt.launches` says of them."""
+    """Read `NodeLaunches` from bytes in the format of `edge.plugins.tensorrt.launches`."""
 
     def __init__(self, data: bytes) -> None:
         assert data.startswith(MAGIC)

@@ -1,9 +1,9 @@
-"""Run on its own: the plugin library in the registry of TensorRT's lean runtime.
+"""A program: load the plugin library in the registry of TensorRT's lean runtime.
 
-PLUGINS LAUNCHES KERNELS, all files; LAUNCHES is JSON of [op, hexadecimal bytes]. Prints JSON: the
-creators, what each plugin made of LAUNCHES says of itself, and what wrong fields are answered with.
-A process of its own, because a library says what fails to whatever loaded it last; and since wrong
-bytes must not end it.
+The arguments PLUGINS LAUNCHES KERNELS are files; LAUNCHES is JSON of [op, hexadecimal bytes].
+Prints JSON: the creators, the properties of each plugin made from LAUNCHES, and the errors for
+wrong fields. It runs in its own process because a library reports errors to whoever loaded it last,
+and because wrong bytes must not crash it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def carries(*values: int) -> Any:
 
 
 def right(launches: bytes, kernels: bytes) -> Iterator[tuple[str, Fields]]:
-    """Phases, and fields that are as they should be."""
+    """Yield phases with valid fields."""
     known = field("kernels_id", bytes.fromhex(blob.identity(kernels)), "UNKNOWN")
     valid = field("launches", launches)
     yield "BUILD", [valid]
@@ -79,7 +79,7 @@ def described(plugin: Any) -> dict[str, Any]:
 
 
 class Loaded:
-    """The library in the registry, handed kernels."""
+    """The library in the registry, with kernels handed over."""
 
     def __init__(self, path: str, kernels: bytes) -> None:
         self.library = ctypes.CDLL(path)
@@ -104,12 +104,12 @@ class Loaded:
         }
 
     def plugins(self, name: str, launches: bytes, kernels: bytes) -> list[Any]:
-        """Of a node with right fields; None where one is refused."""
+        """Create plugins of a node with valid fields; None where one is refused."""
         made = [self.create(name, *each) for each in right(launches, kernels)]
         return [one if one is None else described(one) for one in made]
 
     def refusals(self, launches: bytes, kernels: bytes) -> list[str | None]:
-        """Why, or None where a plugin was made."""
+        """Return the reasons, or None where a plugin was made."""
         found: list[str | None] = []
         for phase, fields in wrong(launches, kernels):
             made = self.create("Linear", phase, fields)

@@ -1,8 +1,8 @@
-"""Run on its own: the plugin library loads kernels from a driver that does as it is told.
+"""A program: the plugin library loads kernels from a fake driver.
 
-DRIVER HOST [PLUGINS], all files: the driver of `tests/fake_cuda`, whose kernels here do nothing,
-and the others as `plugin_host.Library` has them. Prints JSON: by scenario what it returned.
-FAKE_CUDA_LOG names the file that the driver tells of launches in.
+The arguments DRIVER HOST [PLUGINS] are files: the driver of `tests/fake_cuda`, whose kernels do
+nothing here, and the others as in `plugin_host.Library`. Prints JSON: the result of each scenario.
+The driver logs launches to the file FAKE_CUDA_LOG.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def scenario(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class Driver:
-    """The fake one, with a context and a stream."""
+    """The fake driver, with a context and a stream."""
 
     def __init__(self, path: str) -> None:
         self.api = ctypes.CDLL(path)
@@ -64,7 +64,7 @@ class Driver:
 
     @contextmanager
     def failing(self, name: str, code: int) -> Iterator[None]:
-        """Every call of `name`."""
+        """Make every call of `name` fail."""
         os.environ["FAKE_CUDA_FAIL"] = ",".join(f"{name}:{n}:{code}" for n in range(1, 100))
         try:
             yield
@@ -73,11 +73,11 @@ class Driver:
 
     @property
     def libraries(self) -> int:
-        """Loaded, and not unloaded."""
+        """Return the number of libraries loaded and not unloaded."""
         return ctypes.c_long.in_dll(self.api, "live_libraries").value
 
     def launched(self, work: Callable[[], None]) -> list[str]:
-        """What the log tells of launches that `work` issues."""
+        """Return the log lines of the launches that `work` issues."""
         log = Path(os.environ["FAKE_CUDA_LOG"])
         before = len(log.read_text()) if log.exists() else 0
         work()
@@ -88,7 +88,7 @@ class Driver:
 def launches(
     *keys: str, grid: tuple[Size, Size, Size] = (ROWS, ONE, ONE), size: Size = ROWS
 ) -> Any:
-    """Each of these kernels once."""
+    """Launch each of these kernels once."""
     arguments = (Place("input", 0, 16), Place("output", 0), size, 0.5)
     return NodeLaunches(
         inputs=(Input("f32", 3),),
@@ -107,7 +107,7 @@ def cubin(*lines: str) -> bytes:
 
 
 def handed(kernels: dict[str, tuple[str, int, bytes]]) -> Library:
-    """The library, with kernels to build with: by key their symbol, shared memory and cubin."""
+    """Hand over kernels to build with: by key their symbol, shared memory and cubin."""
     known = {
         key: (CompiledKernel(file="f", symbol=symbol, shared_bytes=shared, scratch=2), code)
         for key, (symbol, shared, code) in kernels.items()
@@ -137,7 +137,7 @@ def run(plugin: Plugin, tokens: int = 3, batch: int = 2) -> None:
 
 
 def why(work: Callable[[], Any]) -> str:
-    """Of what was refused; "" where it was not."""
+    """Return the reason of a refusal, or "" if there is none."""
     try:
         work()
     except PluginError as problem:
@@ -211,7 +211,7 @@ def sizes_that_no_kernel_takes() -> list[str]:
 def code_is_loaded_once_and_unloaded_with_the_last_that_needs_it() -> list[int]:
     both = cubin(f"first 0 {SIZES}", f"second 0 {SIZES}")
     kernels = {"a": ("first", 0, both), "b": ("second", 0, both), "c": GOOD["k"]}
-    handed({"other": GOOD["k"]})  # lets go of those of other scenarios, and loads nothing
+    handed({"other": GOOD["k"]})  # releases those of other scenarios, and loads nothing
     before = DRIVER.libraries
     one, two = attached(kernels, launches("a", "b")), attached(kernels, launches("b", "c"))
     counts = [DRIVER.libraries - before]
@@ -229,7 +229,7 @@ def code_is_loaded_once_and_unloaded_with_the_last_that_needs_it() -> list[int]:
 def while_a_graph_is_recorded() -> list[Any] | None:
     found = handed(GOOD)
     if not found.symbol("edge_tensorrt_abi"):
-        return None  # the core alone loads kernels in `attached` only
+        return None  # the core alone loads kernels only in `attached`
     plugin, graph = restored(found, launches("k")), ctypes.c_void_p()
     with DRIVER.current():
         DRIVER.check(DRIVER.api.cuStreamBeginCapture(DRIVER.stream, 0))

@@ -1,8 +1,8 @@
-"""Where a plugin's launches go: a GPU, or the interpreter behind a driver without one.
+"""Where a plugin's launches run: a GPU, or the interpreter behind a driver without one.
 
-On a CPU the plugin library finds the driver of `tests/fake_cuda` under libcuda's name. What it
-launches waits in the stream, as on a GPU, until it is waited for; then each launch is done by
-Triton's interpreter, from the very bytes that the driver was given.
+On a CPU the plugin library finds the driver of `tests/fake_cuda` under libcuda's name. Its launches
+wait in the stream, as on a GPU, until it is synchronized. Then Triton's interpreter runs each
+launch from the bytes that the driver received.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests import on_device
 from tests.cuda.fake_driver import driver
 from tests.on_device import ON_GPU
 
-# kernels of this file are not there: that they are launched is all that is seen
+# kernels of this file do not exist: only their launches are observed
 UNKNOWN = "recorded."
-# hidden trailing pointers that every fake kernel has, which must come as null
+# hidden trailing pointers of every fake kernel, which must be null
 SCRATCH = 2
 _FORMATS = {"fp32": "<f", "i32": "<i", "i64": "<q"}
 
@@ -45,9 +45,9 @@ class Machine(Protocol):
     """A device with its stream.
 
     Attributes:
-        sm: what the kernels are compiled for.
-        launched: by the interpreter, since it was last emptied; empty on a GPU.
-        kept: what is under way uses it; let go when that is done.
+        sm: compute capability of the kernels.
+        launched: launches run by the interpreter since it was last cleared; empty on a GPU.
+        kept: objects in use by pending work; released when it is done.
     """
 
     device: Device
@@ -56,19 +56,19 @@ class Machine(Protocol):
     kept: list[object]
 
     def kernels(self, variants: Iterable[Variant]) -> bytes:
-        """`blob.pack` of them."""
+        """Return `blob.pack` of the kernels."""
         ...
 
     def load(self, variant: Variant) -> Any:
-        """One of them for `device.launch`."""
+        """Load one of them for `device.launch`."""
         ...
 
     def stream(self) -> Any:
-        """A context in which the stream, a number, may be issued to."""
+        """Enter a context in which work may be issued to the stream, a number."""
         ...
 
     def recorded(self, issue: Callable[[int], None]) -> Callable[[], None]:
-        """A graph of what `issue` gives to the stream; called, it is issued."""
+        """Record a graph of the work that `issue` gives to the stream; calling it replays it."""
         ...
 
     def wait(self) -> None: ...
@@ -76,7 +76,7 @@ class Machine(Protocol):
 
 @cache
 def machine() -> Machine:
-    """The one of this process, as EDGE_TEST_DEVICE says."""
+    """Return the machine of this process, as EDGE_TEST_DEVICE says."""
     return _Gpu() if ON_GPU else _Interpreted()
 
 
@@ -117,7 +117,7 @@ class _Interpreted:
                 self._check(self._driver.cuStreamCreate(ctypes.byref(self._stream), 1))
 
     def kernels(self, variants: Iterable[Variant]) -> bytes:
-        """Text that the fake driver takes for a cubin; a kernel's symbol is its key."""
+        """Return text that the fake driver takes for a cubin; a kernel's symbol is its key."""
         variants = list(variants)
         on_device.note(each for each in variants if not each.kernel.startswith(UNKNOWN))
         if on_device.NOTES:
@@ -161,7 +161,7 @@ class _Interpreted:
         return replay
 
     def wait(self) -> None:
-        """Raises what the interpreter raised."""
+        """Wait for the stream. Raises the interpreter's exception, if any."""
         with self.stream() as stream:
             self._check(self._driver.cuStreamSynchronize(ctypes.c_void_p(stream)))
         self.kept.clear()
@@ -215,14 +215,14 @@ def _value(kind: str, data: bytes) -> int | float:
 
 
 def _compiled(variant: Variant) -> CompiledKernel:
-    """Shared bytes that differ from kernel to kernel, some more than a kernel gets unasked."""
+    """Return compiled kernels with varying shared memory, some above the default limit."""
     shared = 16 * (int(variant.key[-3:], 16) + 1)
     return CompiledKernel(file="-", symbol=variant.key, shared_bytes=shared, scratch=SCRATCH)
 
 
 @contextmanager
 def _present() -> Iterator[None]:
-    """Nobody else in the process finds a GPU: outside of this the driver says there is none."""
+    """Make the GPU visible only inside; elsewhere in the process the driver reports none."""
     os.environ["FAKE_CUDA_DEVICES"] = "1"
     try:
         yield

@@ -1,4 +1,4 @@
-"""One node of a device graph on its own: values for it, and what the references make of them."""
+"""A single node of a device graph: inputs for it, and the references' outputs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.tensorrt.running import NUMPY, Placed, put
 
 
 class NodeCase(Case):
-    """`Case` with the constants, columns and widths of a graph's node.
+    """A `Case` with the constants, columns and widths of a graph's node.
 
     Attributes:
-        graph, node: whose it is.
+        graph, node: the graph and its node.
     """
 
     def __init__(self, graph: DeviceGraph, node: NodeProto) -> None:
@@ -39,7 +39,7 @@ class NodeCase(Case):
         }
 
     def shape(self, v: Value, **known: Any) -> list[Any]:
-        """As in the graph, but for the symbols of a run."""
+        """Return the shape in the graph, with the run's values for symbols."""
         actual = self.graph.at_most[self._inputs[v.name]].shape
         if v.name == "replay":
             return [known["P"]]
@@ -57,7 +57,7 @@ class NodeCase(Case):
         return np.dtype(NUMPY[self.graph.at_most[self._inputs[v.name]].dtype])
 
     def values(self, v: Value, **known: int) -> Array:
-        """Floating ones are numbers of fp16: products of fp16 weights round to those."""
+        """Return values; floats are representable in fp16, since fp16 products round to those."""
         found = super().values(v, **known)
         return found.astype(np.float16).astype(found.dtype) if found.dtype.kind == "f" else found
 
@@ -65,7 +65,7 @@ class NodeCase(Case):
         return self.graph.at_most[self._inputs[name]].shape[-1]
 
     def given(self, steps: Steps, batch: int) -> dict[str, Array]:
-        """Everything that goes in; the rows that a convolution reads are the runtime's."""
+        """Return all inputs; the rows that a convolution reads are the runtime's."""
         if "taps" in self._inputs:
             self.sizes = {"K": self.graph.at_most[self._inputs["taps"]].shape[1]}
         found = super().given(steps, batch)
@@ -81,7 +81,7 @@ class NodeCase(Case):
         return self._together(found)
 
     def _together(self, given: dict[str, Array]) -> dict[str, Array]:
-        """Inputs that are columns of one tensor, in one array."""
+        """Put inputs that are columns of one tensor into one array."""
         whole: dict[str, Array] = {}
         for name in viewable(self.op):
             array = whole.setdefault(self._inputs[name], given[name])
@@ -91,7 +91,7 @@ class NodeCase(Case):
         return given
 
     def run_plugin(self, given: dict[str, Array]) -> dict[str, Array]:
-        """Outputs by name, and `{input} before` and `after` of what may not change."""
+        """Return outputs by name, and `{input} before` and `after` for what must not change."""
         once: dict[str, Placed] = {}
         for name, value in self._inputs.items():
             if value not in once:
@@ -106,7 +106,7 @@ class NodeCase(Case):
         return found
 
     def wanted(self, given: dict[str, Array], steps: Steps) -> dict[str, Array]:
-        """Outputs by the references, each token of a tree as the end of a chain."""
+        """Return the references' outputs, with each token of a tree as the end of a chain."""
         if steps.parents is None or "Attention" in self.name:
             return expected(self.name, given, self.attributes, steps)
         chain = replace(steps, parents=None)

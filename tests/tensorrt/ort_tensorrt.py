@@ -1,14 +1,13 @@
-"""TensorRT's Python interface, as much of it as the runtime uses, spoken by ONNX Runtime.
+"""The part of TensorRT's Python interface that the runtime uses, implemented with ONNX Runtime.
 
-An engine is a device graph and the sizes it was built for; running it is running the graph's bodies
-at the addresses that a context was told, in place where inputs and outputs share one. Like TensorRT
-it refuses, by the error recorder, what lies beyond a profile, and unlike TensorRT also everything
-that the Developer Guide calls undefined: unaligned addresses, a capture of a run that was not
-rehearsed, the replay of a graph whose context was told something else since. Bodies take every run
-for a chain.
+An engine is a device graph and the sizes it was built for. A run executes the graph's bodies at the
+addresses given to a context, in place where inputs and outputs share one. Like TensorRT it reports
+what lies outside a profile through the error recorder. Unlike TensorRT it also refuses what the
+Developer Guide calls undefined: unaligned addresses, capturing a run that was not rehearsed,
+replaying a graph whose context has changed since. Bodies take every run for a chain.
 
-What it does not prove: that TensorRT does what its documents say. That the names and parameters
-are TensorRT's own is looked up in the real bindings by `test_contexts.py`.
+It does not prove that TensorRT behaves as documented. `test_contexts.py` checks the names and
+parameters against the real bindings.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _port(value: Any) -> EnginePort:
 
 
 class Stream(InterpretDevice):
-    """An interpreter with a stream that others may issue onto; what they issue can be recorded."""
+    """An interpreter with a stream for others to issue to; what they issue can be recorded."""
 
     def enqueue(self, work: Callable[[int], object]) -> None:
         work(STREAM)
@@ -70,8 +69,8 @@ class Stream(InterpretDevice):
 def serialized(
     graph: Path, built: profiles.EngineSizes, weights: Mapping[str, Weight] | None = None
 ) -> bytes:
-    """An engine; `graph` lies in the folder `graphs` beside weights.bin. `weights`: the plan's, of
-    an engine of plugins, of which all that can be are inputs.
+    """Serialize an engine; `graph` lies in the folder `graphs` beside weights.bin. `weights`: the
+    plan's weights, for an engine of plugins; all that can be inputs are.
     """
     facts = {
         "graph": str(graph),
@@ -115,13 +114,13 @@ class Execution:
     """IExecutionContext.
 
     Attributes:
-        told: how often a shape or address was given.
+        told: number of times a shape or address was set.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.error_recorder = engine.error_recorder
-        # an input of one shape has it
+        # an input with only one possible shape has it
         self._shapes: dict[str, tuple[int, ...]] = {
             name: tuple(map(int, engine.ports[name].dims))
             for name in engine.inputs
@@ -189,8 +188,8 @@ class Engine:
     """ICudaEngine.
 
     Attributes:
-        ran: sizes of every run: the shape of its tokens.
-        contexts: made so far.
+        ran: token shape of every run.
+        contexts: number of contexts created so far.
     """
 
     device_memory_size_v2 = SCRATCH
@@ -243,14 +242,14 @@ class Engine:
 
 
 def at(address: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """The memory there as an array."""
+    """Return the memory there as an array."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     raw = (ctypes.c_uint8 * nbytes).from_address(address)
     return np.frombuffer(raw, np.uint8).view(dtype).reshape(shape)
 
 
 def module(device: Stream, version: str = "10.3.0") -> Any:
-    """What `import tensorrt` would give; `engines`, `plugins`: what was loaded."""
+    """Return a stand-in for `import tensorrt`; `engines`, `plugins`: what was loaded."""
     found: Any = ModuleType("tensorrt")
     found.engines = []
 

@@ -1,6 +1,7 @@
-"""The device graph run by its plugins, in place of TensorRT: `EngineContexts` by its shape.
+"""The device graph run by its plugins in place of TensorRT, with the interface of `EngineContexts`.
 
-In place and with trees, as plugins are. Of the tensorrt engine it shows everything but TensorRT.
+It runs in place and with trees, as plugins do, and shows all of the tensorrt engine except
+TensorRT.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from tests.tensorrt.running import Placed
 
 
 class _Elsewhere(NamedTuple):
-    """Memory that somebody else keeps."""
+    """Memory owned by someone else."""
 
     address: int
     nbytes: int = 0
 
 
 class PluginContexts:
-    """See the module.
+    """Contexts that run the device graph by its plugins.
 
     Attributes:
         enqueued: sizes of the runs so far.
@@ -46,7 +47,7 @@ class PluginContexts:
 
 
 class _Bound:
-    # what ONNX's reference does of a graph is no part of a stream
+    # ONNX's reference ops do not run on the stream
     recordable = False
 
     def __init__(
@@ -86,7 +87,7 @@ class _Bound:
 
 
 def tensorrt_engine(made: Model) -> TensorRTEngine:
-    """For states as large as the model's plugins were built for."""
+    """Return an engine for states of the size that the model's plugins were built for."""
     engine = made.engine
     return TensorRTEngine(
         engine.config, engine.exclusive,

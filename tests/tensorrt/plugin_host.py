@@ -1,4 +1,4 @@
-"""The plugin library as TensorRT uses it, through `host/host.h`: needs no TensorRT library.
+"""The plugin library as TensorRT uses it, through `host/host.h`; needs no TensorRT library.
 
 make plugins TENSORRT_INCLUDE=…                      (the library, and the host beside it)
 EDGE_TENSORRT_PLUGINS=…/libedge_tensorrt.so pytest tests/tensorrt
@@ -26,10 +26,10 @@ _SOURCES = Path(__file__).parents[2] / "plugins" / "tensorrt" / "src"
 _CORE = ("blob", "driver", "kernels", "launches", "run", "sizes", "words")
 NAMESPACE, VERSION = "edge.device", "1"
 BUILD, RUN = 0, 1
-# DataType of NvInferRuntimeBase.h; bytes without a sign are told as int8
+# DataType of NvInferRuntimeBase.h; unsigned bytes are passed as int8
 _TYPES: Mapping[DType, int] = {"f32": 0, "f16": 1, "i8": 2, "u8": 2, "i32": 3, "i64": 8}
 _NAMES: Mapping[int, DType] = {0: "f32", 1: "f16", 2: "i8", 3: "i32", 8: "i64"}
-# PluginFieldType of NvInferRuntimePlugin.h: its number → bytes of an element
+# PluginFieldType of NvInferRuntimePlugin.h: its number → bytes per element
 _FIELDS = {0: 2, 1: 4, 2: 8, 3: 1, 4: 2, 5: 4, 6: 1, 8: 1, 10: 8}
 _INT32 = 5
 _ROOM = 16
@@ -54,12 +54,12 @@ class _Field(ctypes.Structure):
 
 
 class PluginError(Exception):
-    """A plugin or its creator said no; the message is what was logged."""
+    """An error of a plugin or its creator; the message is what was logged."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """What a plugin is told of a tensor; `address` is for `enqueue` alone."""
+    """A plugin's description of a tensor; `address` is only for `enqueue`."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Field:
-    """One field as it is handed over: PluginFieldType's number, and its bytes."""
+    """One field as it is passed: PluginFieldType's number, and its bytes."""
 
     type: int
     data: bytes
@@ -79,7 +79,9 @@ Fields = Mapping[str, Field]
 
 @cache
 def library() -> Library:
-    """The one of this process: that which EDGE_TENSORRT_PLUGINS names, else its core alone."""
+    """Return the library of this process: the one that EDGE_TENSORRT_PLUGINS names, else its core
+    alone.
+    """
     path = os.environ.get(VARIABLE)
     if not path:
         return Library(_core(), "")
@@ -89,7 +91,7 @@ def library() -> Library:
 
 
 def whole() -> Library:
-    """The library with its plugins. Skips the test where none is built."""
+    """Return the library with its plugins. Skips the test if none is built."""
     if not os.environ.get(VARIABLE):
         pytest.skip(
             "needs the plugin library: make plugins TENSORRT_INCLUDE=…, then "
@@ -105,15 +107,15 @@ def _core() -> Path:
 
 
 class Library:
-    """See the module.
+    """The plugin library.
 
     Attributes:
-        creators: ops of the plugins there are, all of NAMESPACE and VERSION.
-        version: of the TensorRT headers, (major, minor); (0, 0) for the core alone.
+        creators: ops of the available plugins, all of NAMESPACE and VERSION.
+        version: (major, minor) of the TensorRT headers; (0, 0) for the core alone.
     """
 
     def __init__(self, host: Path, plugins: str) -> None:
-        """Raises PluginError: it is no plugin library."""
+        """Raises PluginError when it is not a plugin library."""
         self.host = ctypes.CDLL(str(host))
         for name in ("log", "creator", "name"):
             getattr(self.host, f"edge_host_{name}").restype = ctypes.c_char_p
@@ -136,22 +138,24 @@ class Library:
         return names
 
     def log(self) -> str:
-        """What was logged since the last time."""
+        """Return what was logged since the last call."""
         text: bytes = self.host.edge_host_log()
         return text.decode()
 
     def symbol(self, name: str) -> int:
-        """The address of an exported function; 0 where there is none."""
+        """Return the address of an exported function, 0 if there is none."""
         return self.host.edge_host_symbol(name.encode()) or 0
 
     def fields(self, name: str) -> dict[str, int]:
-        """What a creator asks for: field → PluginFieldType's number."""
+        """Return the fields that a creator reads: field → PluginFieldType's number."""
         room = (_Field * _ROOM)()
         count = self.host.edge_host_fields(_full(name), room, _ROOM)
         return {field.name.decode(): field.type for field in room[:count]}
 
     def create(self, name: str, attributes: Mapping[str, bytes | int]) -> Plugin:
-        """As a parser does for a node: those of its attributes that the creator asks for."""
+        """Create a plugin as a parser does for a node, from those attributes that the creator
+        reads.
+        """
         fields = {}
         for field, kind in self.fields(name).items():
             if field in attributes:
@@ -163,7 +167,7 @@ class Library:
         return self.made(name, fields, BUILD)
 
     def made(self, name: str, fields: Fields, phase: int) -> Plugin:
-        """Raises PluginError."""
+        """Create a plugin. Raises PluginError."""
         given = (_Field * max(1, len(fields)))()
         kept = [ctypes.create_string_buffer(each.data, len(each.data)) for each in fields.values()]
         for at, (field, each) in enumerate(fields.items()):
@@ -177,7 +181,7 @@ class Library:
 
 
 class Plugin:
-    """One plugin; destroyed with its last reference. Everything raises PluginError."""
+    """One plugin; destroyed with its last reference. Every method raises PluginError."""
 
     def __init__(self, library: Library, handle: int) -> None:
         self._library, self._host = library, library.host
@@ -198,7 +202,7 @@ class Plugin:
     # -- while building --------------------------------------------------------------------------
 
     def outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What it yields for inputs of these types and shapes."""
+        """Return the outputs for inputs of these types and shapes."""
         count = self._host.edge_host_outputs(self._handle)
         given, made = _tensors(inputs), (_Tensor * count)()
         self._done(self._host.edge_host_types(self._handle, given, len(inputs), made, count))
@@ -206,18 +210,20 @@ class Plugin:
         return [Tensor(_NAMES[each.type], tuple(each.dims[: each.rank])) for each in made]
 
     def takes(self, position: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
-        """Whether tensor `position` of both, one after the other, may be of its type."""
+        """Return whether tensor `position`, counting inputs then outputs, may be of its type."""
         every = _tensors([*inputs, *outputs])
         counts = len(inputs), len(outputs)
         return bool(self._host.edge_host_format(self._handle, position, every, *counts))
 
     def alias(self, output: int) -> int | None:
-        """The input whose memory an output is, -1 for none; None: the interface cannot say."""
+        """Return the input whose memory an output shares, -1 for none; None if the interface cannot
+        say.
+        """
         found: int = self._host.edge_host_alias(self._handle, output)
         return None if found == -2 else found
 
     def workspace(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-        """Bytes for runs of shapes up to these."""
+        """Return the workspace in bytes for runs of shapes up to these."""
         found: int = self._host.edge_host_workspace(
             self._handle, _tensors(inputs), len(inputs), _tensors(outputs), len(outputs)
         )
@@ -225,7 +231,7 @@ class Plugin:
         return found
 
     def serialized(self) -> dict[str, Field]:
-        """What an engine keeps of it."""
+        """Return the bytes that an engine stores for it."""
         room = (_Field * _ROOM)()
         count = self._host.edge_host_serialize(self._handle, room, _ROOM)
         self._done(count < 0)
@@ -245,7 +251,7 @@ class Plugin:
     # -- while running ---------------------------------------------------------------------------
 
     def attached(self) -> Plugin:
-        """Its copy for one execution context."""
+        """Return its copy for one execution context."""
         return self._another(self._host.edge_host_attach(self._handle))
 
     def _another(self, handle: int | None) -> Plugin:

@@ -32,8 +32,8 @@ LARGEST = {
     "T": CHUNK, "B": BATCH, "L": CHUNK, "C": CAPACITY, "S": log_slots(WINDOW),
     "P": log_slots(WINDOW), "A": 16,
 }  # fmt: skip
-# besides those of tests/test_graph_models.py: a gate of int8 values without a norm, and logits that
-# are capped
+# besides those of tests/test_graph_models.py: a gate of int8 values without a norm, and capped
+# logits
 OWN = {
     "plain gate": (Mamba2Config(d_inner=64, d_ssm=64, d_state=8, head_dim=16, gated_norm=False),),
     "capped": (MlpConfig(d_intermediate=40),),
@@ -46,8 +46,8 @@ class Model:
     """The same model twice, on one machine: `engine` launches its plan, `graph` its plugins.
 
     Attributes:
-        path: of the graph for ONNX Runtime.
-        state_dtypes: of its states.
+        path: file of the graph for ONNX Runtime.
+        state_dtypes: types of its states.
     """
 
     engine: CudaEngine
@@ -62,7 +62,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Source:
-    """A graph for ONNX Runtime, in a folder with its weights, and what is made of it."""
+    """A graph for ONNX Runtime, in a folder with its weights, and what is made from it."""
 
     built: BuiltGraph
     folder: Path
@@ -72,7 +72,9 @@ class Source:
 
 @functools.cache
 def source(name: str, quant: str, state: str | None) -> Source:
-    """The model `name` of OWN or tests/test_graph_models.py, its scans' states of type `state`."""
+    """Return the model `name` of OWN or tests/test_graph_models.py, with scan states of type
+    `state`.
+    """
     folder = Path(_ROOT.name) / f"{name}-{quant}-{state}"
     folder.mkdir(exist_ok=True)
     choices = {} if state is None else {"ssm_state": state}
@@ -88,7 +90,7 @@ def source(name: str, quant: str, state: str | None) -> Source:
 
 
 class GraphSlots(PlanExecutor):
-    """States of as many slots as the graph's inputs have."""
+    """States with as many slots as the graph's inputs."""
 
     def state_slots(self, window: int) -> int:
         return 2
@@ -96,7 +98,7 @@ class GraphSlots(PlanExecutor):
 
 @functools.cache
 def model(name: str, quant: str, state: str | None = None) -> Model:
-    """Both engines of it."""
+    """Open both engines of the model."""
     made = source(name, quant, state)
     built, plan = made.built, made.plan
     exclusive = Exclusive(machine().device)
@@ -112,7 +114,7 @@ def model(name: str, quant: str, state: str | None = None) -> Model:
 
 
 def memory_of(state: DeviceState) -> dict[str, bytes]:
-    """Every byte of a state's memory, used or not: recurrent with logs, and caches."""
+    """Return every byte of a state's memory, used or not: states with logs, and caches."""
     device = machine().device
     found = {}
     for name, memory in (("recurrent", state.recurrent), ("caches", state.caches)):

@@ -1,4 +1,4 @@
-"""A plugin's way from a graph's node to a run, as TensorRT takes it: built, kept, restored, run."""
+"""A plugin's way from a graph's node to a run, as in TensorRT: built, serialized, restored, run."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ NUMPY: Mapping[DType, type[np.generic]] = {
     "i64": np.int64,
 }
 DTYPES: Mapping[np.dtype[Any], DType] = {np.dtype(t): name for name, t in NUMPY.items()}
-# no number that a kernel could use: NaN, and -1
+# not a usable number in any type: NaN, and -1
 POISON = 0xFF
 
 
 class Placed:
-    """A tensor in device memory, `start` bytes behind where that begins."""
+    """A tensor in device memory, `start` bytes after the allocation's beginning."""
 
     def __init__(self, tensor: Tensor, memory: Memory, start: int = 0) -> None:
         self.tensor = at(tensor, memory.address + start)
         self.memory, self.start = memory, start
 
     def array(self) -> Array:
-        """A copy of it, when everything issued is done."""
+        """Return a copy of it, once everything issued is done."""
         on = machine()
         dtype = np.dtype(NUMPY[self.tensor.dtype])
         count = int(np.prod(self.tensor.shape, dtype=np.int64))
@@ -49,12 +49,12 @@ class Placed:
         return stage.view(dtype).reshape(self.tensor.shape).copy()
 
     def seen_as(self, tensor: Tensor) -> Placed:
-        """The same memory under another description."""
+        """Return the same memory under another description."""
         return Placed(tensor, self.memory, self.start)
 
 
 def empty(tensor: Tensor) -> Placed:
-    """Memory of exactly its size, full of what nobody may use."""
+    """Return memory of exactly its size, filled with poison."""
     device = machine().device
     nbytes = int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(NUMPY[tensor.dtype]).itemsize
     memory = device.allocate(max(1, nbytes))
@@ -63,7 +63,7 @@ def empty(tensor: Tensor) -> Placed:
 
 
 def put(array: Array) -> Placed:
-    """A copy of it in device memory."""
+    """Return a copy of it in device memory."""
     device = machine().device
     placed = empty(Tensor(DTYPES[array.dtype], array.shape))
     stage = device.host(array.nbytes)
@@ -74,14 +74,14 @@ def put(array: Array) -> Placed:
 
 
 def with_kernels(variants: Iterable[Variant]) -> Library:
-    """The library, handed these kernels as `edge build` does."""
+    """Hand these kernels to the library, as `edge build` does."""
     found, data = library(), machine().kernels(variants)
     call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
     with machine().stream():
         code = call(found.symbol("edge_tensorrt_set_kernels"))(
             ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p), len(data)
         )
-        # the core has no such choice: it always tells
+        # the core has no such option: it always reports aliases
         aliased = found.symbol("edge_tensorrt_set_aliased")
         if aliased:
             ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(aliased)(1)
@@ -93,8 +93,8 @@ class Running:
     """A node's plugin in an execution context.
 
     Attributes:
-        workspace_bytes: for runs up to the largest inputs.
-        aliases: output → the input whose memory it is.
+        workspace_bytes: workspace for runs up to the largest inputs.
+        aliases: output → the input whose memory it shares.
     """
 
     def __init__(
@@ -121,11 +121,13 @@ class Running:
         self._workspace = empty(Tensor("u8", (self.workspace_bytes,)))
 
     def outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What it yields for these inputs, as was said while building."""
+        """Return the outputs for these inputs, as reported while building."""
         return self._built.outputs(inputs)
 
     def run(self, inputs: Sequence[Placed], wanted: Sequence[Placed | None] = ()) -> list[Placed]:
-        """Issue a run; an output is where an input is, where it is `wanted`, or new."""
+        """Issue a run; an output is placed on its aliased input, where it is `wanted`, or in new
+        memory.
+        """
         given = [each.tensor for each in inputs]
         made = []
         for i, (each, where) in enumerate(zip_longest(self.outputs(given), wanted)):
@@ -141,7 +143,7 @@ class Running:
         return made
 
     def issue(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """The two calls of a run, with a workspace full of what an earlier node left there."""
+        """Make the two calls of a run, with a workspace full of an earlier node's data."""
         device, workspace = self._machine.device, self._workspace.memory
         device.fill(workspace, 0, self.workspace_bytes, POISON)
         with self._machine.stream() as stream:

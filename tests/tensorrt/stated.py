@@ -1,4 +1,4 @@
-"""Launches to make plugins of: those of the demonstration models, and of what op statements say."""
+"""Launches for plugins: those of the demo models, and those that op statements imply."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from tests.tensorrt.plugin_host import Tensor
 
 _BUNDLES = Path(__file__).parents[2] / "apps" / "bundles"
 
-# what runs differ by, and a run of it
+# what varies between runs, and one run
 RUN: Mapping[str, int] = {"T": 5, "B": 2, "L": 3, "C": 64, "S": 24, "A": 1}
 _FIRST_WIDTH = 101
 
 
 def run_of(name: str) -> Mapping[str, int]:
-    """RUN as device op `name` writes it: C is only of attention the caches' length."""
+    """Return RUN in the symbols of device op `name`: C is the caches' length only for attention."""
     return RUN if "Attention" in name else {s: size for s, size in RUN.items() if s != "C"}
 
 
 def _widths(values: Iterable[Value], run: Mapping[str, int]) -> dict[str, int]:
-    """Every other dimension of a statement, `E` or `K-1`: a width that no other has."""
+    """Return a distinct width for every other dimension of a statement, such as `E` or `K-1`."""
     names = dict.fromkeys(dim for value in values for dim in _shape(value))
     wide = [name for name in names if name not in run and not name.isdigit()]
     return {name: _FIRST_WIDTH + number for number, name in enumerate(wide)}
 
 
 def _shape(value: Value) -> tuple[str, ...]:
-    """With the rows that `...` stands for."""
+    """Return the shape, with `...` expanded to its rows."""
     return ("T", "B", *value.shape[1:]) if value.shape[:1] == ("...",) else value.shape
 
 
@@ -55,7 +55,7 @@ def _dtype(value: Value) -> DType:
 
 
 def stated(name: str) -> NodeLaunches:
-    """One launch on all tensors of device op `name`, each of its usual type."""
+    """Return one launch on all tensors of device op `name`, each of its usual type."""
     op = DEVICE_OPS[name]
     run = run_of(name)
     widths = _widths((*op.inputs, *op.outputs), run)
@@ -90,7 +90,7 @@ def stated(name: str) -> NodeLaunches:
 
 
 def demonstrated() -> list[tuple[str, NodeLaunches]]:
-    """Device op and launches of the demonstration models' nodes, equal ones only once."""
+    """Return device op and launches of the demo models' nodes, without duplicates."""
     found = {}
     for bundle in ("demo", "demo-fp16", "demo-bytes"):
         model = onnx.load(_BUNDLES / bundle / "graphs/ort.onnx", load_external_data=False)
@@ -101,7 +101,7 @@ def demonstrated() -> list[tuple[str, NodeLaunches]]:
 
 
 def tensors(launches: NodeLaunches, run: Mapping[str, int] = RUN) -> list[Tensor]:
-    """Inputs of a run of these sizes; what no symbol says is 7 long."""
+    """Return inputs of a run of these sizes; dimensions without a symbol are 7."""
     shapes = [[7] * given.rank for given in launches.inputs]
     for symbol, (index, axis) in launches.symbols.items():
         shapes[index][axis] = run[symbol]
@@ -112,7 +112,7 @@ def tensors(launches: NodeLaunches, run: Mapping[str, int] = RUN) -> list[Tensor
 
 
 def packed(every: Sequence[NodeLaunches]) -> bytes:
-    """Kernels of all of them, of which none is code."""
+    """Return packed kernels for all of them, none of which is real code."""
     keys = {kernel.key for launches in every for kernel in launches.kernels}
     known = CompiledKernel(file="f", symbol="s", shared_bytes=0, scratch=2)
     return blob.pack(87, {key: (known, b"no code of " + key.encode()) for key in keys})

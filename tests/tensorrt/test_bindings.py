@@ -1,4 +1,4 @@
-"""TensorRT's Python package: absent, without libraries, too old, found; and what is to be done."""
+"""TensorRT's Python package: absent, without libraries, too old, found; and the remedies."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _imported() -> list[str]:
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that packages are imported from first."""
+    """Return a folder that comes first on the import path."""
     for name in _imported():
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    # what came from here must not be what later tests find; the real ones come back by themselves
+    # later tests must not find these modules; the real ones are imported again when needed
     for name in _imported():
         del sys.modules[name]
 

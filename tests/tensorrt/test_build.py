@@ -1,4 +1,4 @@
-"""`edge build`: the whole road with TensorRT for RTX, on a CPU; what it refuses beforehand.
+"""`edge build`: the whole path with TensorRT for RTX, on a CPU, and what it refuses beforehand.
 
 Building with TensorRT itself needs its library and a GPU: `jetson/verify.sh`.
 """
@@ -93,7 +93,7 @@ def test_an_engine_is_built_kept_and_found_again(
             "tensorrt": ".".join(map(str, rtx.version)), "sm": "86,89", "gpu": "", "driver": "",
             "flags": "", "edge": "",
         }  # fmt: skip
-        # a bundle lists every file it has: nothing was put into it
+        # a bundle lists every file it has: nothing was added to it
         bundle.verify()
     assert facts["sizes"] == EngineSizes(window=1, batch=1, capacity=0, chunk=16).model_dump()
     assert list(facts["profiles"]) == ["step", "prefill"]
@@ -113,7 +113,7 @@ def test_an_engine_is_built_kept_and_found_again(
 def test_an_altered_engine_is_built_again(
     rtx: TensorRT, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As is one whose building is forced; here no engine is made: its building is refused."""
+    """As is one whose build is forced; no engine is made here, since its build is refused."""
     job = build.EngineBuild(bundle, order(bundle), rtx, None, None, lambda *_: None)
     path = cache.store(job.components, order(bundle).sizes, b"engine", {})
     built = build.build(bundle, order(bundle), rtx, None, None)
@@ -142,7 +142,7 @@ def test_too_little_memory_says_how_much_and_what_to_lower(
 
 
 def building(place: Path) -> subprocess.Popen[str]:
-    """`edge build` when it has begun to."""
+    """`edge build`, once it has begun to build."""
     program = [sys.executable, "-m", "edge.apps.cli", "build", "demo", "--rtx", "--sm", "86"]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     # the cache's key is made right before
@@ -173,7 +173,7 @@ def test_an_interrupt_leaves_nothing(
 def test_a_crash_of_the_builder_is_an_error(
     rtx: TensorRT, place: Path, number: signal.Signals, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Native code reads the graph: it has a process of its own."""
+    """Native code parses the graph, in its own process."""
     monkeypatch.setenv("TMPDIR", str(place.parent.parent))
     process = building(place)
     (child,) = psutil.Process(process.pid).children()
@@ -186,7 +186,7 @@ def test_a_crash_of_the_builder_is_an_error(
 
 
 def test_progress_comes_from_the_builder(rtx: TensorRT, bundle: Bundle) -> None:
-    """And a build that is told to stop stops at the next step."""
+    """And a build that is told to stop ends at the next step."""
     seen: list[tuple[str, float]] = []
     stop = threading.Event()
 
@@ -208,7 +208,7 @@ def test_progress_comes_from_the_builder(rtx: TensorRT, bundle: Bundle) -> None:
 
 
 def refused(*arguments: object) -> str:
-    """What the program would write before it exits with 1."""
+    """Return what the program would print before it exits with 1."""
     done = CliRunner().invoke(app, ["build", *map(str, arguments)])
     assert isinstance(done.exception, EdgeError), done.output
     assert done.stdout == ""
@@ -222,9 +222,9 @@ def refused(*arguments: object) -> str:
         (("--rtx", "--sm", "86", "--aliased"), "--aliased: is for plugins"),
         (("--rtx", "--sm", "x"), "--sm: unknown architecture 'x'"),
         (("--rtx", "--sm", ","), "--sm: names no architecture"),
-        (("--rtx", "--sm", "86", "--window", "0"), "window: must be 1 … 256"),
-        (("--rtx", "--sm", "86", "--batch", "1025"), "batch: must be 1 … 1024"),
-        (("--rtx", "--sm", "86", "--chunk", "0"), "chunk: must be 1 … 65536"),
+        (("--rtx", "--sm", "86", "--window", "0"), "window: must be from 1 to 256"),
+        (("--rtx", "--sm", "86", "--batch", "1025"), "batch: must be from 1 to 1,024"),
+        (("--rtx", "--sm", "86", "--chunk", "0"), "chunk: must be from 1 to 65,536"),
     ],
 )
 def test_flags_that_make_no_sense(
@@ -294,7 +294,7 @@ def test_an_altered_graph_is_refused_before_it_is_parsed(tmp_path: Path, rtx: Te
 def test_a_graph_that_is_none_is_refused_by_name(
     tmp_path: Path, rtx: TensorRT, data: bytes
 ) -> None:
-    """With a hash that fits: what a bundle made to do harm could hold."""
+    """With a matching hash, as in a malicious bundle."""
     folder = tmp_path / "bundle"
     shutil.copytree(resolve(MODEL), folder)
     (folder / "graphs" / "tensorrt.onnx").write_bytes(data)
@@ -343,7 +343,7 @@ def test_a_graph_of_plugins_has_their_names_and_no_functions(name: str) -> None:
 
 
 def test_large_weights_of_plugins_are_inputs_where_they_are_the_plans() -> None:
-    """Not those that another op reads, that lie elsewhere, or that no address can be."""
+    """Except those that another op reads, that lie in another file, or that cannot be addressed."""
     model = made("mamba1", "w8a8")
     data, weights = model.device.SerializeToString(deterministic=True), dict(model.plan.weights)
     constants = {each.name: each for each in model.device.graph.initializer}

@@ -1,7 +1,7 @@
-"""What `edge build` asks of TensorRT, with plugins: in which order, and what differs by version.
+"""What `edge build` asks of TensorRT with plugins: the order of calls, and differences by version.
 
-TensorRT's builder is not to be had without a GPU: `builder_stub` stands in. That a builder then
-makes an engine is shown by `test_build_rtx.py` without plugins, and with them on a GPU alone.
+TensorRT's builder needs a GPU, so `builder_stub` stands in. That a builder makes an engine is shown
+by `test_build_rtx.py` without plugins; with plugins it takes a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FREE = 4 << 30
 
 
 class Library:
-    """The plugin library's part: what it is told, and when."""
+    """The plugin library's part: the calls it receives, in order."""
 
     digest = "d" * 64
 

@@ -1,8 +1,8 @@
 """TensorRT for RTX builds device graphs ahead of time, on a CPU: engines for GPUs elsewhere.
 
-It parses with the parser that TensorRT has, so what `edge build` does is run here but for plugins
-and what needs a GPU. Engines cannot be opened without one: their inputs and outputs are compared as
-the network has them that was built, and by name in the engine.
+It has TensorRT's parser, so this runs all that `edge build` does except plugins and what needs a
+GPU. Engines cannot be opened without one: their inputs and outputs are compared in the network they
+were built from, and by name in the engine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rtx() -> TensorRT:
 def expected(
     plan: LaunchPlan, config: ModelConfig, dtypes: Mapping[str, str]
 ) -> dict[str, EnginePort]:
-    """What a graph of this plan may have as inputs, by what the runtime hands over."""
+    """Return the inputs that a graph of this plan may have, from what the runtime passes."""
     layout = StateLayout.of(config, dtypes=dtypes)
     ports = {}
     for name, shape in layout.recurrent.items():
@@ -73,7 +73,7 @@ def expected(
 def check(
     inputs: Ports, outputs: Ports, plan: LaunchPlan, config: ModelConfig, dtypes: Mapping[str, str]
 ) -> None:
-    """TensorRT's inputs and outputs beside the plan's and the model's."""
+    """Compare TensorRT's inputs and outputs with those of the plan and the model."""
     symbols = {dim for port in inputs.values() for dim in port.dims if isinstance(dim, str)}
     assert symbols <= {"T", "B", "L", "A", "C", "S", "P"}
     inputs = {
@@ -92,12 +92,12 @@ def check(
         buffer, port = plan.inputs[name], inputs[name]
         fixed = [dim for dim in port.dims if isinstance(dim, int) and dim > 0]
         assert port.dtype == buffer.dtype, name
-        # a symbol of the plan's is a dimension that runs differ in
+        # a symbol of the plan is a dimension that varies between runs
         assert len(port.dims) - len(fixed) <= 2 and fixed in ([], [buffer.elements.times]), name
 
 
 def built(rtx: TensorRT, model: Made, architectures: Sequence[int]) -> CompiledEngine:
-    """A random model's engine. Of the ways to run it alone the one that takes any chain."""
+    """Build a random model's engine, for the one kind of run that takes any chain."""
     asked = sizes(model.config, 16, window=2)
     (only,) = profiles(asked, trees=False)[-1:]
     order = Order(asked, architectures=tuple(architectures))
@@ -113,7 +113,7 @@ def built(rtx: TensorRT, model: Made, architectures: Sequence[int]) -> CompiledE
     ("name", "quant"), [("all", "fp16"), ("all", "w8a8"), ("parallel", "w8a8")]
 )
 def test_a_random_model_of_every_layer_is_built(rtx: TensorRT, name: str, quant: str) -> None:
-    """For one GPU; the demonstrations are built for two."""
+    """For one GPU; the demo models are built for two."""
     model = made(name, quant)
     engine = built(rtx, model, GPUS[:1])
     check(engine.inputs, engine.outputs, model.plan, model.config, model.state_dtypes)
@@ -124,7 +124,7 @@ def test_a_random_model_of_every_layer_is_built(rtx: TensorRT, name: str, quant:
 
 
 def test_weights_may_be_inputs(rtx: TensorRT) -> None:
-    """In int8, as they are for plugins: the network, and an engine without them."""
+    """In int8, as for plugins: the network, and an engine without them."""
     model = made("mamba2", "w8a8")
     data, weights = model.device.SerializeToString(deterministic=True), model.plan.weights
     moved = graphfile.with_inputs(data, weights, least=4096)
@@ -136,7 +136,7 @@ def test_weights_may_be_inputs(rtx: TensorRT) -> None:
 
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_the_demonstrations_are_parsed(rtx: TensorRT, name: str) -> None:
-    """As the file of the bundle says, with the weights of the bundle."""
+    """From the bundle's file, with the bundle's weights."""
     with open_bundle(resolve(name)) as bundle:
         file = machine.graph_file(bundle)
         model = form_for(rtx, bundle.read(file), file)
@@ -165,7 +165,7 @@ def test_the_demonstrations_are_built(rtx: TensorRT, name: str) -> None:
 
 
 def test_weights_are_those_behind_the_descriptor(rtx: TensorRT, tmp_path: Path) -> None:
-    """Whatever lies at the path by now: the file was checked when it was opened."""
+    """Whatever is at the path by now: the file was checked when it was opened."""
     model = made("mamba2", "w8a8")
     graph = form_for(rtx, model.device.SerializeToString(deterministic=True), "graph")
     copy = tmp_path / "weights.bin"
@@ -189,7 +189,7 @@ def test_a_gpu_that_rtx_does_not_know_is_refused(rtx: TensorRT) -> None:
 
 
 def test_a_graph_of_plugins_is_refused_by_node_and_op(rtx: TensorRT) -> None:
-    """TensorRT for RTX has no plugins: the bare graph is one whose library is missing."""
+    """TensorRT for RTX has no plugins, so the bare graph is one whose library is missing."""
     model = made("mamba1", "fp16")
     without = of_plugins(model.device.SerializeToString(deterministic=True), {})
     first = model.nodes[0]

@@ -1,4 +1,4 @@
-"""The plugin library's build: with every TensorRT at hand, and what it says where there is none."""
+"""The plugin library's build, with every available TensorRT, and its message without one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cmake() -> str:
 
 
 def test_without_headers_nothing_is_built_and_it_is_said_why(cmake: str, tmp_path: Path) -> None:
-    # a search that starts and ends in an empty folder, wherever headers are installed
+    # a search confined to an empty folder, wherever headers are installed
     empty = ["-DCMAKE_FIND_ROOT_PATH_MODE_INCLUDE=ONLY", f"-DCMAKE_FIND_ROOT_PATH={tmp_path}"]
     build = tmp_path / "build"
     configured = subprocess.run(

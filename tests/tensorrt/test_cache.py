@@ -1,4 +1,4 @@
-"""Engines in the cache: found again, refused where one byte, owner or component is another."""
+"""Engines in the cache: found again, and refused when a byte, the owner or a component differs."""
 
 from __future__ import annotations
 

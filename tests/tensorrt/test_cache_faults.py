@@ -1,4 +1,4 @@
-"""What a disk can do to an engine that is kept, and a kill: the old one, the new one, or none."""
+"""Disk faults and kills while an engine is stored leave the old one, the new one, or none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.runtime.tensorrt import cache, sealed
 from tests.faulty_calls import FaultyCalls, built, in_child
 from tests.tensorrt.test_cache import HERE, SIZES
 
-# a full disk that stays full, one that is full for a moment, one that breaks for a moment
+# a disk that stays full, one that is full for a moment, one that fails for a moment
 FAULTS = ((errno.ENOSPC, True), (errno.ENOSPC, False), (errno.EIO, False))
 SIZE = 30_000
 
@@ -29,7 +29,7 @@ def store(number: int) -> None:
 
 
 def kept() -> int | None:
-    """Which engine is there; every byte of it is checked."""
+    """Return the stored engine; every byte of it is checked."""
     if cache.there(HERE, SIZES) is None:
         return None
     with cache.find("m", HERE, SIZES) as found:
@@ -49,7 +49,7 @@ def calls_of(faulty: FaultyCalls, folder: Path, act: Callable[[], object]) -> li
 
 
 def refuse_every_call(name: str) -> None:
-    """Of keeping the first engine (its key is made too) and of keeping another."""
+    """Fail every call, while storing the first engine (with its key) and while storing another."""
     folder, faulty = Path(name), FaultyCalls()
     for first in (True, False):
         place = folder / f"{first}" / "engines"
@@ -87,7 +87,7 @@ def refuse(
     store(3)
     assert kept() == 3
     leftovers = {each for each in names(place) if each.startswith(".")}
-    # of a key that could not be made the name is random: a broken disk does not remove it either
+    # a key that could not be made has a random name: a broken disk does not remove it either
     assert not leftovers or sticky, (fault, leftovers)
 
 
@@ -125,7 +125,7 @@ def test_killed_at_every_call_of_keeping_an_engine(shim: Path, tmp_path: Path) -
 
 
 def use_readonly(name: str) -> None:
-    """Engines are found on a disk that cannot be written; nothing can be built there."""
+    """Engines are found on a read-only disk; nothing can be built there."""
     folder, faulty = Path(name), FaultyCalls()
     os.environ["EDGE_CACHE"] = str(folder / "cache")
     store(1)

@@ -1,4 +1,6 @@
-"""Execution contexts: what TensorRT is told, what its refusals become, and that its names exist."""
+"""Execution contexts: what TensorRT receives, how its refusals are reported, and that its names
+exist.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _REAL = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt_lean_bin
 
 @pytest.fixture(params=_REAL)
 def real(request: pytest.FixtureRequest) -> ModuleType:
-    """A TensorRT that is installed: each of those that are."""
+    """Return each installed TensorRT."""
     return pytest.importorskip(request.param, reason=f"{request.param} is not installed")
 
 
@@ -43,7 +45,7 @@ def real(request: pytest.FixtureRequest) -> ModuleType:
 def test_what_the_tests_speak_is_what_tensorrt_speaks(
     real: ModuleType, ours: Any, theirs: str
 ) -> None:
-    """Every method that the runtime calls, with the parameters that it gives, by position."""
+    """Every method that the runtime calls exists, with the parameters it passes, by position."""
     other = getattr(real, theirs)
     own = {"ports", "inputs", "outputs", "profiles", "device", "perform", "name", "value", "told"}
     for name in [each for each in vars(ours) if not each.startswith("_") and each not in own]:
@@ -121,7 +123,7 @@ def test_shapes_and_addresses_that_are_refused() -> None:
     state = engine.new_state(window=2)
     engine.run(tokens(7), state, commit=True)
     contexts, found = engine.executor.contexts, native(engine)  # type: ignore[attr-defined]
-    bound = state.workspace._ready(state.workspace.runs.key("chain", 7, 1)).work._bound
+    bound = state.workspace._prepared_run(state.workspace.runs.key("chain", 7, 1)).work._bound
     run: GraphRun = bound._run
     with pytest.raises(EngineError, match="no profile for a run of T 49, "):
         contexts.bound(run._replace(symbols={**run.symbols, "T": 49}), own=False)
@@ -137,13 +139,13 @@ def test_shapes_and_addresses_that_are_refused() -> None:
 
 
 def test_nothing_waits_for_the_garbage_collector() -> None:
-    """Contexts go with their state, the others with the engine."""
+    """Contexts are freed with their state, the rest with the engine."""
     made = trio("mamba1", "fp32")
     engine = tensorrt_engine(made.cuda, made.graph, "tensorrt")
     state = engine.new_state(window=1)
     for count in (1, 3):
         engine.run(tokens(count), state, commit=True)
-    ready = state.workspace._ready
+    ready = state.workspace._prepared_run
     own, shared = (ready(state.workspace.runs.key("chain", n, 1)).work._bound for n in (1, 3))
     held, kept = own._context.held, shared._context.held
     contexts = weakref.ref(own._contexts)

@@ -1,4 +1,4 @@
-"""What Python encodes, the plugin library reads; anything else is refused, never a crash."""
+"""The plugin library reads what Python encodes; anything else is refused, never a crash."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_device_op_has_its_creator() -> None:
 
 
 def test_no_plugin_is_called_as_an_op_of_onnx() -> None:
-    """TensorRT's parser would take its own importer, whatever the domain."""
+    """TensorRT's parser would use its own importer, whatever the domain."""
     theirs = {schema.name for schema in onnx.defs.get_all_schemas()}
     assert "Gelu" in theirs
     assert not theirs & {PLUGIN_PREFIX + op for op in DEVICE_OPS}
@@ -79,7 +79,7 @@ def test_launches_are_read_as_they_were_written(program: Path) -> None:
     assert len(every) > 50
     expected = [text_of(launches) for launches in every]
     assert decoded(program, "L", [launches.encode() for launches in every]) == expected
-    # onnx-tensorrt hands strings on with a zero behind them
+    # onnx-tensorrt passes strings with a trailing zero
     assert decoded(program, "L", [SMALL.encode() + b"\0"]) == expected[:1]
 
 
@@ -105,7 +105,7 @@ def _written(numbers: list[int]) -> bytes:
 
 
 def _parts() -> tuple[list[int], bytes]:
-    """The numbers of SMALL, how many there are first, and its text."""
+    """Return the numbers of SMALL, how many come first, and its text."""
     data = SMALL.encode()[HEADER:]
     text = b"".join(kernel.key.encode() for kernel in SMALL.kernels)
     numbers = _leb128(data[: -len(text)])
@@ -159,10 +159,10 @@ def test_changed_launches_are_refused_or_read_as_what_they_say(program: Path) ->
         ({"kernels": (Kernel("a", 1025),) * 2}, "a block's threads is 1025, not in 1 to 1024"),
         ({"workspace": SMALL.workspace[:1]}, "there is no workspace buffer 1, only 1"),
         ({"calls": _calls(Place("output", 0, 599))}, ""),
-        ({"calls": _calls(Place("output", 0, 600))}, "begins 600 bytes behind an operand of 600"),
-        ({"calls": _calls(Place("output", 1, 1 << 48))}, "bytes behind an operand of 4"),
+        ({"calls": _calls(Place("output", 0, 600))}, "begins 600 bytes into an operand of 600"),
+        ({"calls": _calls(Place("output", 1, 1 << 48))}, "bytes into an operand of 4"),
         ({"calls": _calls(Place("workspace", 0, 639))}, ""),
-        ({"calls": _calls(Place("workspace", 0, 640))}, "bytes behind an operand of 640"),
+        ({"calls": _calls(Place("workspace", 0, 640))}, "bytes into an operand of 640"),
         ({"outputs": (Output("f16", ("T", 1 << 40, 1 << 40)),) * 2}, "output 0 is too large"),
         ({"inputs": (Input("f16", 9), *SMALL.inputs[1:])}, "an input's rank is 9"),
     ],
@@ -208,7 +208,7 @@ def test_damaged_kernels_are_refused(program: Path) -> None:
 
 
 def test_kernels_whose_numbers_are_wrong_are_refused_or_read(program: Path) -> None:
-    """Whoever can write the checksum can write what it is of: no number leads out of the bytes."""
+    """An attacker can make the checksum match; still, no number leads outside the bytes."""
     body = blob.pack(87, _kernels())[blob.HEADER :]
     count = 1 + struct.unpack_from("<q", body)[0]
     changed = []

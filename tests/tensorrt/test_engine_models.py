@@ -1,8 +1,8 @@
-"""The tensorrt engine, all but TensorRT itself, against `ort` and `cuda`: every way of running.
+"""The tensorrt engine without TensorRT itself, against `ort` and `cuda`: every kind of run.
 
-ONNX Runtime runs the device graph in TensorRT's place (`ort_tensorrt`): with outputs of their own,
-as TensorRT for RTX does, or in place, as with plugins. What is shown is the graph, its bindings,
-the books and the copies back; of plugins, trees and a GPU, nothing.
+ONNX Runtime runs the device graph in TensorRT's place (`ort_tensorrt`): with separate outputs, as
+TensorRT for RTX does, or in place, as with plugins. This shows the graph, its bindings, the ledger
+and the copies back, but nothing about plugins, trees or a GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, str, str | None]] = {
 
 
 class Pair:
-    """A state on `tensorrt` and one on `ort`: whatever is done to one is done to both."""
+    """One state on `tensorrt` and one on `ort`; every operation is done on both."""
 
     def __init__(
         self, made: Trio, *, window: int = 3, batch: int = 1, in_place: bool = False
@@ -114,7 +114,7 @@ def test_several_sequences_and_forks(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["mamba1", "mamba1-w8a8", "hybrid-w8a8"])
 def test_the_likeliest_token_and_the_cuda_engine(case: str) -> None:
-    """The same plan's own launches, interpreted; a state goes from one engine to the other."""
+    """The same plan's own launches, interpreted; a state moves from one engine to the other."""
     made = trio(*CASES[case])
     ours = made.tensorrt.new_state(window=2, capacity=CAPACITY)
     theirs = made.cuda.new_state(window=2, capacity=CAPACITY)
@@ -143,7 +143,7 @@ def test_state_files_are_those_of_the_other_engines(tmp_path: Path) -> None:
 
 
 def test_the_last_rows_alone_are_enough() -> None:
-    """Of an engine whose caches slide, into whole ones that are full of NaN."""
+    """With an engine whose caches slide, and whole caches full of NaN."""
     made = trio(*CASES["hybrid-w8a8"])
     theirs = made.cuda.new_state(window=3, capacity=CAPACITY)
     for seed in range(4):
@@ -230,7 +230,7 @@ class VerbsMachine(RuleBasedStateMachine):
 
     @rule()
     def run_that_fails(self) -> None:
-        """What it wrote is not seen."""
+        """The failed run's writes are invisible."""
         state, engine = self.pair.ours, self.pair.engine
         device, wait = engine.exclusive.device, engine.exclusive.device.wait
         if state.position + self.window > CAPACITY:
@@ -259,7 +259,7 @@ def test_verbs_in_any_order() -> None:
     )
 
 
-# -- what a run takes -----------------------------------------------------------------------------
+# -- memory of a run ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["tensorrt", "rtx"])
@@ -294,7 +294,7 @@ def test_recorded_runs_have_contexts_of_their_own_and_others_share(kind: Kind) -
 
 @pytest.mark.parametrize("kind", ["tensorrt", "rtx"])
 def test_all_logits_of_a_chunk_move_the_values_and_nothing_else(kind: Kind) -> None:
-    """More than was foreseen: outputs lie elsewhere from then on; no rehearsal spoils the state."""
+    """More than was planned for: outputs move, and no rehearsal damages the state."""
     made = trio(*CASES["mamba1-w8a8"])
     engine = tensorrt_engine(made.cuda, made.graph, kind)
     state, theirs = engine.new_state(window=2), made.ort.new_state(window=2)
@@ -357,7 +357,7 @@ def test_what_only_plugins_can_do_is_refused() -> None:
     engine = trio(*CASES["mamba1"]).tensorrt
     state = engine.new_state(window=3)
     engine.run(tokens(2), state)
-    with pytest.raises(InputError, match="chains alone"):
+    with pytest.raises(InputError, match="only chains"):
         engine.run(tokens(3), state, parents=[-1, 0, 0], rows="all")
     assert state.position == 2 and state.tree is None
 

@@ -1,7 +1,7 @@
 """Plugins with Triton's own cubins, over the real cuda-core on a driver that runs no kernels.
 
-What a GPU is asked: the machine of `tests/gpu`, each kernel loaded, its parameters held against
-those of its cubin, and launched as the CUDA engine launches it.
+What a GPU would be asked to do, with the machine of `tests/gpu`: each kernel is loaded, its
+parameters are compared with those of its cubin, and it is launched as the CUDA engine launches it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.without_gpu
 
 
 def _launched() -> list[str]:
-    """Kernels that ran since the last time, with grid, block and shared memory."""
+    """Return the kernels that ran since the last call, with grid, block and shared memory."""
     log = Path(os.environ["FAKE_CUDA_LOG"])
     lines = [line for line in log.read_text().splitlines() if line.startswith("run ")]
     log.write_text("")
@@ -50,6 +50,6 @@ def test_cubins_are_launched_as_the_cuda_engine_launches_them() -> None:
     whole()
     for planned, launched in ran(whole_model).result:
         more = Counter(launched) - Counter(planned)
-        # the graph always ends in the best tokens, the engine where they are asked for
+        # the graph always ends in the best tokens, the engine only on request
         assert sorted(line.split()[1] for line in more) == ["blocks", "pick"]
         assert not Counter(planned) - Counter(launched)

@@ -1,9 +1,9 @@
-"""Whole models by their plugins: the tensorrt engine, but for TensorRT, which calls them.
+"""Whole models through their plugins: the tensorrt engine without TensorRT, which would call them.
 
-Plugins launch what the plan launches, so that logits and all of a state's memory have the same bits
-as in the CUDA engine, whatever is run; only what is behind the wanted rows may be launched for
-other numbers of rows. What ONNX has ops of is done by its reference. States, ledger, bindings and
-trees are the engine's own; `test_engine_models.py` shows it where outputs are not in place.
+Plugins launch what the plan launches, so logits and all of a state's memory have the same bits as
+in the CUDA engine for every run. Only ops after the selection of rows may be launched for other
+numbers of rows. ONNX ops are done by the reference. States, ledger, bindings and trees are the
+engine's own; `test_engine_models.py` tests it where outputs are not in place.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "hybrid-fp16": ("all", "fp16", None),
     "hybrid-w8a8": ("all", "w8a8", None),
 }
-# without the plugins, which is how it is where minutes count, the core runs these alone on a CPU
+# without the plugins, in short test runs, the core runs only these on a CPU
 FEW = ("mamba1-w8a8", "attention")
 
 
 class Pair:
-    """A state of each engine; whatever is done to one is done to the other, and compared."""
+    """One state of each engine; every operation is done on both, and the results are compared."""
 
     def __init__(
         self, case: str, window: int = WINDOW, batch: int = 1, few: Sequence[str] = ()
@@ -64,7 +64,7 @@ class Pair:
         self.enqueued = contexts.enqueued
 
     def run(self, ids: np.ndarray, rows: Sequence[int] | None = None, **how: Any) -> np.ndarray:
-        """Logits of the plugins; all is compared. Rows None: of all."""
+        """Return the plugins' logits, after comparing everything. `rows` None: of all."""
         before, found = len(self.enqueued), []
         for engine, state in zip(self.engines, self.states, strict=True):
             poison(engine, state)
@@ -90,7 +90,7 @@ class Pair:
             getattr(state, verb)(*arguments)
 
     def _launched(self, ids: np.ndarray, kind: str) -> None:
-        """The plan's launches, but for those of nodes that are ONNX's own."""
+        """Return the plan's launches, except those of nodes that are ONNX's own."""
         if ON_GPU:
             return
         plan = self.made.plan
@@ -104,11 +104,11 @@ class Pair:
 @pytest.mark.parametrize("case", CASES)
 def test_any_way_of_running_has_the_bits_of_the_cuda_engine(case: str) -> None:
     pair = Pair(case, few=FEW)
-    pair.run(tokens(17, seed=1), commit=True)  # more rows than are few
+    pair.run(tokens(17, seed=1), commit=True)  # more rows than `few` takes
     pair.run(tokens(1, seed=2))
     pair.run(tokens(3, seed=3))
     pair.each("rewind", 2)
-    pair.run(tokens(3, seed=4), parents=[-1, 0, 0])  # of the two that are pending, one is applied
+    pair.run(tokens(3, seed=4), parents=[-1, 0, 0])  # of the two pending tokens one is applied
     pair.each("select", 2)
     pair.run(tokens(2, seed=5))
     pair.greedy(tokens(1, seed=6))
@@ -127,7 +127,7 @@ def test_several_sequences_have_the_bits_of_the_cuda_engine(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["mamba1-w8a8", "mamba2-fp16", "attention"])
 def test_snapshots_and_files_are_those_of_the_cuda_engine(case: str, tmp_path: Path) -> None:
-    """Each takes the other's snapshot, each loads the other's file."""
+    """Each engine takes the other's snapshot and loads the other's file."""
     pair = Pair(case, window=3)
     pair.run(tokens(CHUNK, seed=1), commit=True)
     pair.run(tokens(3, seed=3))
@@ -146,7 +146,7 @@ def test_snapshots_and_files_are_those_of_the_cuda_engine(case: str, tmp_path: P
 
 @pytest.mark.parametrize("case", ["mamba1-w8a8", "hybrid-fp16"])
 def test_a_prompt_may_want_its_last_rows_alone(case: str) -> None:
-    """Behind them there is one row, for which the head launches what it launches in a step."""
+    """One row remains, for which the head makes the launches of a step."""
     pair = Pair(case)
     pair.run(tokens(18, seed=1), rows=[17], commit=True)
     pair.run(tokens(4, seed=2), rows=[3, 1])

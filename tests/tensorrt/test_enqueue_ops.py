@@ -1,7 +1,7 @@
 """Every device op by its plugin, on nodes of small models, beside the references.
 
-Chains and trees of 1 to 34 rows, so that every program is run; states of every kind with pending
-tokens; everything poisoned that may not be read, and compared that may not be written.
+Chains and trees of 1 to 34 rows, so that every program runs; states of every kind with pending
+tokens. What must not be read is poisoned, and what must not be written is compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.tensorrt.plugin_host import whole
 from tests.tensorrt.plugin_models import source
 from tests.test_device_ops import memory
 
-# models, recipes and states (`plugin_models.source`) that have every op between them
+# models, recipes and states (`plugin_models.source`) that together have every op
 SOURCES: tuple[tuple[str, str, str | None], ...] = (
     ("mamba1", "w8a8", "int8"),
     ("mamba2 groups", "fp32", None),
@@ -54,9 +54,9 @@ SOURCES: tuple[tuple[str, str, str | None], ...] = (
     ("mamba1 odd", "w8a8", None),
     ("capped", "fp32", None),
 )
-# in no graph that the exporter makes: every recipe has the scan make its dt itself
+# in no graph that the exporter makes: in every recipe the scan computes dt itself
 _OWN_DT = {f"SelectiveScan{kind}Int8_{bits}" for kind in ("", "Groups") for bits in (8, 16, 32)}
-# blocks of 4 bits have minimums: those without are in graphs of earlier bundles
+# 4-bit blocks have minimums: those without occur in graphs of earlier bundles
 _SYMMETRIC = {
     "EmbedBits_4", "ExpertLinearBits_4", "ExpertLinearInt4", "LinearBits_4", "LinearInt4",
     "LinearInt4Quantize",
@@ -82,7 +82,7 @@ TREES = [
 
 @functools.cache
 def _cases() -> dict[str, NodeCase]:
-    """The first node of each of NAMES."""
+    """Return the first node of each of NAMES."""
     found: dict[str, NodeCase] = {}
     for each in SOURCES:
         graph = source(*each).graph

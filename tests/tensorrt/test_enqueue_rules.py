@@ -1,4 +1,4 @@
-"""What a plugin does with its launches, by launches written by hand: sizes, places, programs."""
+"""What a plugin does with its launches, on launches written by hand: sizes, places, programs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _values(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def test_outputs_grids_and_integers_follow_the_inputs() -> None:
-    """y[l,b] = x[rows[l],b]: three symbols of two inputs."""
+    """y[l,b] = x[rows[l],b]: three symbols from two inputs."""
     launches = NodeLaunches(
         inputs=(Input("f32", 3), Input("i32", 1)),
         outputs=(Output("f32", ("L", "B", WIDTH)),),
@@ -87,7 +87,7 @@ def test_outputs_grids_and_integers_follow_the_inputs() -> None:
 def _two_stages(first_most: int | None, row_bytes: int = 4 * WIDTH) -> NodeLaunches:
     """y[0] = (a + b)[0] + a[0], by way of two buffers of the workspace.
 
-    Runs of more than `first_most` rows have only the second buffer: there y[0] = a[0] + b[0].
+    Runs of more than `first_most` rows have only the second buffer, and compute y[0] = a[0] + b[0].
     """
     total, joined = Place("workspace", 0), Place("workspace", 1)
     rows = Size(of="TB")
@@ -115,7 +115,7 @@ def test_a_workspace_is_as_large_as_the_run_that_needs_most() -> None:
     most = 2
     small = _plugin(launches, [ADD, JOIN], [Tensor("f32", (most, 1, WIDTH))] * 2)
     large = _plugin(launches, [ADD, JOIN], [Tensor("f32", (50, 1, WIDTH))] * 2)
-    # 2 rows of 160 bytes on 256 each, then 2 of 320
+    # 2 rows of 160 bytes, each aligned to 256, then 2 of 320
     assert 512 + 640 <= small.workspace_bytes <= 512 + 640 + 512
     assert 50 * 320 <= large.workspace_bytes <= 50 * 320 + 1024, "the first has no rows there"
     for tokens in (1, 2, 4, 5, 50):
@@ -124,7 +124,7 @@ def test_a_workspace_is_as_large_as_the_run_that_needs_most() -> None:
         (y,) = plugin.run([put(a), put(b)])
         expected = (a + b + a if tokens <= 4 else a + b)[0]
         assert np.array_equal(y.array()[0], expected), tokens
-        # the guards behind every buffer are looked at by array()
+        # array() checks the guards behind every buffer
 
 
 def test_a_workspace_has_room_for_the_small_runs_that_need_more() -> None:
@@ -191,7 +191,7 @@ def test_a_program_is_chosen_by_rows_and_by_whether_it_is_a_tree() -> None:
 
 
 def _in_place() -> NodeLaunches:
-    """y = a + b, and a becomes b + b where it is."""
+    """y = a + b, and a becomes b + b in place."""
     a, b = Place("output", 1), Place("input", 1)
     rows = (Size(of="TB"), ONE, ONE)
     return NodeLaunches(
@@ -239,7 +239,7 @@ def test_other_shapes_than_were_promised_are_refused() -> None:
 
 
 def test_a_launch_behind_its_input_is_refused() -> None:
-    """How long an input is, only a run says."""
+    """The length of an input is known only at run time."""
     launches = _in_place()
     first, second = launches.calls
     bytes_of_row = 4 * WIDTH
@@ -249,7 +249,7 @@ def test_a_launch_behind_its_input_is_refused() -> None:
     address = empty(Tensor("f32", (5, 1, WIDTH))).tensor.address
     tensors = [[Tensor("f32", (rows, 1, WIDTH), address)] * 2 for rows in (2, 1)]
     plugin.plugin.shape_change(tensors[0], tensors[0])
-    with pytest.raises(PluginError, match=f"{bytes_of_row} bytes behind input 0"):
+    with pytest.raises(PluginError, match=f"{bytes_of_row} bytes into input 0"):
         plugin.plugin.shape_change(tensors[1], tensors[1])
 
 
@@ -264,7 +264,7 @@ def test_a_run_that_needs_a_workspace_is_refused_without_one() -> None:
 
 @pytest.mark.skipif(ON_GPU, reason="what is launched is only seen on a CPU")
 def test_a_workspace_may_begin_anywhere() -> None:
-    """TensorRT promises 256 bytes; the kernels' own promises hold without."""
+    """TensorRT promises alignment to 256 bytes; the kernels' own guarantees hold without it."""
     aligned = [variant.model_copy(update={"types": ("*fp32:16",) * 3}) for variant in (ADD, JOIN)]
     launches = replace(_two_stages(4), kernels=tuple(map(_kernel, aligned)))
     plugin = _plugin(launches, aligned, [Tensor("f32", (4, 1, WIDTH))] * 2)
@@ -277,13 +277,13 @@ def test_a_workspace_may_begin_anywhere() -> None:
 
 
 def test_a_run_can_be_recorded_and_replayed() -> None:
-    """The driver refuses, while it records, everything but launches and copies."""
+    """While recording, the driver refuses everything but launches and copies."""
     plugin = _plugin(_in_place(), [ADD], [Tensor("f32", (5, 1, WIDTH))] * 2, {1: 0})
     a, b = _values(5, 1, WIDTH), _values(5, 1, WIDTH, seed=1)
     given = [put(a), put(b)]
     y = empty(Tensor("f32", (5, 1, WIDTH)))
     tensors = [each.tensor for each in given]
-    plugin.issue(tensors, [y.tensor, tensors[0]])  # TensorRT asks for one run before
+    plugin.issue(tensors, [y.tensor, tensors[0]])  # TensorRT requires one run before
     graph = machine().recorded(
         lambda stream: plugin.plugin.enqueue(tensors, [y.tensor, tensors[0]], 0, stream)
     )

@@ -1,4 +1,4 @@
-"""The device graph beside the launch plan that it was made of: nothing lost, nothing added."""
+"""The device graph against the launch plan it was made from: nothing lost, nothing added."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TYPES = {
 # recipes whose graphs have the nodes of another's: w4a16, w8a8
 _ALIKE = ("w8", "w4", "w8a8-static", "w8a8-smoothquant")
 PLANNED = [case for case in CASES if case[1] not in _ALIKE]
-# one of every way a layer can be: all of them in all recipes are twenty times as many
+# one model for every kind of layer: all of them in all recipes are twenty times as many
 SOME: tuple[Case, ...] = (
     ("mamba1", "fp16", None),
     ("mamba1 odd", "w4a8", None),
@@ -44,14 +44,14 @@ SOME: tuple[Case, ...] = (
 
 
 def program_of(node: NodeLaunches, kind: str, rows: int) -> tuple[int, ...]:
-    """The calls of a run: as many rows as a chain or a tree has."""
+    """Return the calls of a run for the number of rows of a chain or a tree."""
     trees = [program for program in node.programs if program.tree]
     fitting = trees if kind == "tree" and trees else [p for p in node.programs if not p.tree]
     return next(p.calls for p in fitting if p.max_rows is None or rows <= p.max_rows)
 
 
 def launched(plan: LaunchPlan, program: Program) -> Iterator[tuple[Any, ...]]:
-    """What the plan launches, but for nodes of ONNX's own."""
+    """Return the plan's launches, except those of nodes of ONNX's own."""
     for index in program.order:
         launch = plan.launches[index]
         variant = plan.variants[launch.variant]
@@ -70,7 +70,7 @@ def named(plan: LaunchPlan, launch: Launch) -> tuple[Any, ...]:
 
 
 def called(found: Made, kind: str, rows: int) -> Iterator[tuple[Any, ...]]:
-    """What the plugins launch, in their order; workspace is named (node, index)."""
+    """Return the plugins' launches, in their order; workspace is named (node, index)."""
     for node in found.nodes:
         held = launches(node)
         for index in program_of(held, kind, rows):
@@ -85,7 +85,7 @@ def placed(node: NodeProto, held: NodeLaunches, call: Call) -> tuple[Any, ...]:
             return node.name, place.index
         if place.space == "output" and held.outputs[place.index].alias < 0:
             return node.output[place.index]
-        # what is written in place is pointed to where it comes out
+        # for an in-place tensor the launch points to the output
         assert place.space == "output" or f"{node.input[place.index]}.out" not in node.output
         index = held.outputs[place.index].alias if place.space == "output" else place.index
         return node.input[index]
@@ -94,7 +94,9 @@ def placed(node: NodeProto, held: NodeLaunches, call: Call) -> tuple[Any, ...]:
 
 
 def renamed(expected: Sequence[tuple[Any, ...]], found: Sequence[tuple[Any, ...]]) -> None:
-    """The same, where a name of the workspace stands for one value that is no tensor."""
+    """Return the same launches, where each name of the workspace stands for one value that is not a
+    tensor.
+    """
     names: dict[object, object] = {}
     for (*launch, arguments), (*call, places) in zip(expected, found, strict=True):
         assert launch == call
@@ -108,7 +110,7 @@ def renamed(expected: Sequence[tuple[Any, ...]], found: Sequence[tuple[Any, ...]
 
 @pytest.mark.parametrize("case", PLANNED, ids=str)
 def test_nodes_launch_what_the_plan_does(case: Case) -> None:
-    """All kernels with the same arguments in the same order, for each kind of run."""
+    """All kernels have the same arguments in the same order, for each kind of run."""
     found = made(*case)
     for program in found.plan.programs[:-1]:
         rows = program.max_rows or 17
@@ -173,7 +175,7 @@ def dims(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
 
 
 def check(model: ModelProto, path: Path) -> None:
-    """By ONNX's own checker, beside its weights."""
+    """Run ONNX's own checker on the graph, beside its weights."""
     path.write_bytes(model.SerializeToString())
     onnx.checker.check_model(path)
 
@@ -199,7 +201,7 @@ def test_the_same_graph_gives_the_same_bytes(case: Case) -> None:
 
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_weights_lie_where_they_lay(case: Case) -> None:
-    """The same bytes of weights.bin; packed ones are called int8."""
+    """The same bytes of weights.bin; packed ones are declared int8."""
     found = made(*case)
     stored = {p.name: p for p in onnx.load(found.graph, load_external_data=False).graph.initializer}
     for proto in found.device.graph.initializer:
@@ -216,7 +218,7 @@ def test_weights_lie_where_they_lay(case: Case) -> None:
 
 
 def test_what_only_a_step_uses_takes_no_room_in_a_prefill() -> None:
-    """Parts of attention are for 16 rows at most, of a chunk of any length there are none."""
+    """Attention's parts need buffers for at most 16 rows, and none for a longer chunk."""
     node = next(n for n in made("all", "fp32").nodes if n.op_type == "RotaryAttention")
     rotated, mixes, peaks = launches(node).workspace
     assert rotated.max_rows is None and mixes.max_rows == peaks.max_rows == 16
@@ -261,7 +263,7 @@ def test_an_op_without_a_kernel_is_named() -> None:
 
 
 def test_columns_that_an_op_does_not_take_are_refused() -> None:
-    """Norms read whole rows: a plugin that is told of some columns would norm others."""
+    """Norms read whole rows: a plugin given only some columns would norm others."""
     found = made("mamba2", "fp32")
     model = onnx.load(found.graph, load_external_data=False)
     norm = next(n for n in model.graph.node if n.op_type == "RMSNorm")

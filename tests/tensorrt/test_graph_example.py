@@ -1,4 +1,4 @@
-"""The example of docs/inside/tensorrt-graph.md finds the token that the engine `ort` finds."""
+"""The example of docs/inside/tensorrt-graph.md finds the same token as the engine `ort`."""
 
 from __future__ import annotations
 

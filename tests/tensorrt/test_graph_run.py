@@ -1,6 +1,6 @@
-"""Whole device graphs by their function bodies, beside the graphs for ONNX Runtime.
+"""Whole device graphs through their function bodies, beside the graphs for ONNX Runtime.
 
-Chunks, steps that replay, drafts that are taken back: logits, picked tokens and states.
+Chunks, steps that replay, and rewound drafts: logits, picked tokens and states.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CASES: dict[str, Case] = {
 
 
 class Both:
-    """One state of each graph; whatever is run is run on both, and compared."""
+    """One state of each graph; every run is done on both, and the results are compared."""
 
     def __init__(self, found: Made, batch: int) -> None:
         self.rounded = any(w.dtype in ("i8", "f16", "u8") for w in found.plan.weights.values())
@@ -50,7 +50,7 @@ class Both:
         rows, kept = list(range(count)), [count - 1] if commit else list(range(count))
         before = self.states[-1]
         expected, after = self.ort.run(tokens.T, before, rows=rows, kept=kept)
-        # what can be taken back, and nothing else
+        # the states that a rewind can reach, and no others
         self.states = [*([] if commit else self.states), *after][-WINDOW - 1 :]
         found = self.device.run(tokens, commit=commit, rows=rows)
         close(found.swapaxes(0, 1), expected, rounded=self.rounded)
@@ -82,7 +82,7 @@ def test_chunks_steps_and_drafts(case: str) -> None:
 
     both.run(tokens(19), commit=True)
     both.same()
-    for _ in range(WINDOW + 1):  # with the last one the oldest is applied for good
+    for _ in range(WINDOW + 1):  # the last one applies the oldest for good
         both.run(tokens(1))
     both.run(tokens(WINDOW))  # drafts, of which one is kept
     both.back(WINDOW - 1)
@@ -94,10 +94,10 @@ def test_chunks_steps_and_drafts(case: str) -> None:
 
 @pytest.mark.parametrize("name", ["demo", "demo-bytes"])
 def test_a_demonstration_says_the_same(name: str) -> None:
-    """The graph that is in the bundle, by KL divergence and top-1 agreement.
+    """The graph in the bundle, by KL divergence and top-1 agreement.
 
-    Of the one with int8 activations the first logits are equal; then a value tips over, and moves
-    what follows.
+    With int8 activations the first logits are equal; then one value rounds the other way and moves
+    all later ones.
     """
     with open_bundle(resolve(name)) as bundle:
         config, dtypes = bundle.manifest.model, bundle.manifest.state_dtypes

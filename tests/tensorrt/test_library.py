@@ -1,6 +1,6 @@
-"""What the plugins of the built library say while building, and what an engine keeps of them.
+"""What the built library's plugins report while building, and what an engine stores of them.
 
-`host` asks them through the interfaces of TensorRT's headers, as a builder would.
+`host` calls them through the interfaces of TensorRT's headers, as a builder would.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from tests.tensorrt.plugin_host import BUILD, RUN, Field, Library, PluginError, 
 from tests.tensorrt.stated import RUN as SIZES
 from tests.tensorrt.stated import demonstrated, packed, run_of, stated, tensors
 
+ABI_HEADER = Path(__file__).resolve().parents[2] / "plugins" / "tensorrt" / "src" / "abi.h"
 VARIABLE = "EDGE_TENSORRT_KERNELS"
 KERNELS_ID, KERNELS = "kernels_id", "kernels"
 
 
 @pytest.fixture(scope="module")
 def every() -> list[tuple[str, NodeLaunches]]:
-    """Launches of real nodes, and of all ops as their statements have them."""
+    """Return launches of real nodes, and of all ops from their statements."""
     return [
         *demonstrated(),
         *((op, stated(op)) for op in DEVICE_OPS),
@@ -33,7 +34,7 @@ def every() -> list[tuple[str, NodeLaunches]]:
 
 @pytest.fixture
 def library(every: list[tuple[str, NodeLaunches]]) -> Iterator[Library]:
-    """Handed the kernels of all of them; they are forgotten afterwards."""
+    """Return the library with the kernels of all of them; they are removed afterwards."""
     found = whole()
     assert _set_kernels(found, packed([launches for _, launches in every])) == 0
     yield found
@@ -59,7 +60,7 @@ def _last_error(library: Library) -> str:
 def _check_outputs(
     name: str, launches: NodeLaunches, given: list[Tensor], made: list[Tensor]
 ) -> None:
-    """Types and shapes as the op's statement has them; a width of it is the same everywhere."""
+    """Compare types and shapes with the op's statement; equal symbols must have equal widths."""
     run, widths = run_of(name), dict[str, int]()
     op = DEVICE_OPS[name]
     assert len(made) == len(op.outputs)
@@ -67,7 +68,7 @@ def _check_outputs(
         assert tensor.dtype in value.dtypes, value.name
         shape = value.shape
         if shape[0] == "...":
-            # as many rows as the first input has, whichever these are
+            # the first input determines the number of rows
             lead = len(tensor.shape) - len(shape) + 1
             assert tensor.shape[:lead] == given[0].shape[:lead], value.name
             shape = (*map(str, given[0].shape[:lead]), *shape[1:])
@@ -104,15 +105,15 @@ def test_other_types_ranks_and_lengths_are_refused(library: Library) -> None:
         changed[position] = other
         inputs, outputs = changed[: len(given)], changed[len(given) :]
         assert not plugin.takes(position, inputs, outputs)
-        with pytest.raises(PluginError, match="is of type 8 and of rank"):
+        with pytest.raises(PluginError, match="has type 8 and rank"):
             plugin.shape_change(inputs, outputs)
     flat = [Tensor(given[0].dtype, given[0].shape[1:]), *given[1:]]
-    with pytest.raises(PluginError, match=r"input 0 is of rank 2, not 3"):
+    with pytest.raises(PluginError, match=r"input 0 has rank 2, not 3"):
         plugin.outputs(flat)
     with pytest.raises(PluginError, match="11 inputs and 3 outputs, its launches are for 9 and 3"):
         plugin.outputs([*given, *flat[:2]])
     longer = [Tensor(made[0].dtype, (SIZES["T"] + 1, *made[0].shape[1:])), *made[1:]]
-    with pytest.raises(PluginError, match="output 0 is of length 6 on axis 0, not 5"):
+    with pytest.raises(PluginError, match="output 0 has length 6 on axis 0, not 5"):
         plugin.shape_change(given, longer)
 
 
@@ -134,7 +135,7 @@ def test_an_engine_has_the_kernels_once_and_restores_the_same_plugins(
     identity = bytes.fromhex(blob.identity(kernels))
     for number, (name, launches) in enumerate(every):
         carries = int(number == 0)
-        # as onnx-tensorrt hands strings on
+        # as onnx-tensorrt passes strings
         attributes = {"launches": launches.encode() + b"\0", "carries": carries}
         built = library.create(name, attributes)
         fields = built.serialized()
@@ -152,7 +153,7 @@ def test_an_engine_has_the_kernels_once_and_restores_the_same_plugins(
 
 
 def test_kernels_of_another_engine_are_not_used(library: Library) -> None:
-    """One that carries none finds none, where nobody else has them."""
+    """A plugin without kernels finds none, unless someone else has them."""
     launches = stated("Linear")
     built = library.create("Linear", {"launches": launches.encode(), "carries": 1})
     fields = {**built.serialized(), "carries": Field(5, bytes(4))}
@@ -188,7 +189,7 @@ def test_trtexec_is_told_of_kernels_by_the_environment(
 
 
 def test_a_builder_that_times_a_plugin_launches_nothing(library: Library) -> None:
-    """There is no driver here and no memory: anything that was done would fail."""
+    """There is no driver here and no memory: any action would fail."""
     launches = stated("Attention")
     plugin = library.create("Attention", {"launches": launches.encode()})
     given = tensors(launches)
@@ -199,13 +200,14 @@ def test_a_builder_that_times_a_plugin_launches_nothing(library: Library) -> Non
 def test_the_library_says_what_it_is(library: Library) -> None:
     number = ctypes.CFUNCTYPE(ctypes.c_int)(library.symbol("edge_tensorrt_abi"))()
     text = ctypes.CFUNCTYPE(ctypes.c_char_p)(library.symbol("edge_tensorrt_built_for"))()
-    assert number == 1
+    header = ABI_HEADER.read_text()
+    assert f"#define EDGE_TENSORRT_ABI {number}\n" in header
     assert text.decode() == ".".join(map(str, library.version))
 
 
 def test_a_phase_is_the_creators_to_tell(library: Library) -> None:
-    """What a parser hands over is too little for an engine, which has the kernels' identity."""
+    """What a parser passes is not enough for an engine, which has the kernels' identity."""
     fields = {"launches": Field(6, stated("Linear").encode())}
     assert library.made("Linear", fields, BUILD)
-    with pytest.raises(PluginError, match="field kernels_id is of 0 bytes"):
+    with pytest.raises(PluginError, match="field kernels_id has 0 bytes"):
         library.made("Linear", fields, RUN)

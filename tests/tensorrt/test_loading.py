@@ -1,4 +1,6 @@
-"""Kernels are loaded when and as they should be, and every refusal of the driver is told."""
+"""Kernels are loaded at the right time in the right way, and every refusal of the driver is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `loading` prints."""
+    """Return the output of `loading`."""
     host, plugins = library().host._name, os.environ.get(VARIABLE)
     log = tmp_path_factory.mktemp("loading") / "log"
     script = str(Path(__file__).with_name("loading.py"))
@@ -60,7 +62,7 @@ def test_a_kernel_of_other_parameters_is_refused(found: dict[str, Any]) -> None:
 
 
 def test_grids_blocks_and_hidden_parameters(found: dict[str, Any]) -> None:
-    """3·2 rows; nothing counts as one; ceil(5·2/3)."""
+    """3·2 rows; an empty product counts as one; ceil(5·2/3)."""
     (line,) = found["what_is_launched"]
     assert line.startswith("launch good grid=6,1,4 block=64,1,1 shared=0 arguments=")
     size, half, *hidden = line.rpartition("=")[2].split(",")[2:]

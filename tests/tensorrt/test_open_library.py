@@ -1,6 +1,6 @@
-"""The plugin library as Python finds it: where, of which ABI, for which TensorRT.
+"""How Python finds the plugin library: its path, its ABI, and its TensorRT version.
 
-What is in it is tested by the library's own tests; here small libraries of C have its functions.
+The library's own tests cover its contents; here small C libraries have its functions.
 """
 
 from __future__ import annotations

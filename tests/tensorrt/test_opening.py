@@ -1,7 +1,7 @@
-"""From a bundle to the tensorrt engine by its name, and a talk on it.
+"""From a bundle to the tensorrt engine by its name, and a chat on it.
 
-What is imported as TensorRT for RTX is ONNX Runtime (`ort_tensorrt`), the GPU an interpreter; the
-bundle, its device graph and the cache of engines are the real ones.
+ONNX Runtime (`ort_tensorrt`) is imported as TensorRT for RTX, and the GPU is an interpreter. The
+bundle, its device graph and the cache of engines are real.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def store(
     made_with: PluginLibrary | None = None,
     **others: str,
 ) -> Path:
-    """Put an engine where `edge build` would, with `--rtx` unless it is one of plugins."""
+    """Put an engine where `edge build` would, with `--rtx` unless it has plugins."""
     trt = bindings.load("rtx" if made_with is None else "tensorrt")
     with open_bundle(path) as opened:
         found = machine.components(opened, trt, made_with, device)
@@ -70,7 +70,7 @@ def test_a_talk_is_that_of_onnx_runtime(device: ort_tensorrt.Stream, tmp_path: P
 def test_an_engine_of_plugins(
     device: ort_tensorrt.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Needs the library that it was built with, and writes states in place."""
+    """It needs the library that it was built with, and writes states in place."""
     path, module = bundle("chat"), ort_tensorrt.module(device)
     monkeypatch.setitem(sys.modules, "tensorrt", module)
     monkeypatch.setattr(library, "_loaded", {})
@@ -96,7 +96,7 @@ def test_an_engine_of_plugins(
 
 @pytest.mark.parametrize("draft", ["ngram", "model"])
 def test_drafts_change_nothing(device: ort_tensorrt.Stream, draft: str) -> None:
-    """Partial acceptance, and the state that is left."""
+    """Partial acceptance, and the resulting state."""
     store(bundle("chat"), device, SIZES.model_copy(update={"window": 7}))
     loaded = edge.load(bundle("chat"), engine="tensorrt")
     drafter = model("chat") if draft == "model" else "ngram"

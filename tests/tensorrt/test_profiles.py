@@ -1,4 +1,4 @@
-"""Optimization profiles: every run that a state can ask for has one, and the tightest."""
+"""Optimization profiles: every run that a state can ask for has one, and gets the tightest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ ALL = profiles(EngineSizes(window=8, batch=4, capacity=100, chunk=32))
         ({"T": 8, "A": 1, "L": 1, "B": 1}, "verify"),
         ({"T": 9, "A": 1, "L": 1, "B": 1}, "prefill"),
         ({"T": 32, "A": 1, "L": 32, "B": 4, "C": 100, "S": 16, "P": 16}, "prefill"),
-        # a tree of more than a window, a batch, a chunk, a cache, a log beyond the engine's
+        # a tree of more than a window, a batch, a chunk, a cache, and a log, each beyond the
+        # engine's
         ({"T": 9, "A": 9, "L": 9, "B": 1}, None),
         ({"T": 1, "A": 1, "L": 1, "B": 5}, None),
         ({"T": 33, "A": 1, "L": 1, "B": 1}, None),
@@ -80,7 +81,7 @@ def test_sizes_of_a_model_have_the_runtime_s_defaults() -> None:
     [("window", 0), ("window", 257), ("batch", 0), ("batch", 1025), ("capacity", 0)],
 )
 def test_sizes_out_of_range_are_refused_by_name(field: str, value: int) -> None:
-    with pytest.raises(InputError, match=f"{field}: must be 1 …"):
+    with pytest.raises(InputError, match=f"{field}: must be from 1 to"):
         sizes(config_of("attention"), 64, **{field: value})
 
 

@@ -32,7 +32,7 @@ def nodes() -> Nodes:
 
 @pytest.fixture(scope="module")
 def found(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `lean_registry` prints; it must come to its end."""
+    """Return the output of `lean_registry`, which must exit normally."""
     folder = tmp_path_factory.mktemp("registry")
     given, kernels = folder / "nodes", folder / "kernels"
     given.write_text(json.dumps([[op, launches.encode().hex()] for op, launches in nodes]))
@@ -77,16 +77,16 @@ def test_wrong_fields_are_refused_with_a_reason(found: dict[str, Any], nodes: No
     reasons = " ".join(refusals)
     for reason in (
         "field launches is missing",
-        "field launches is not of bytes, but of type 5",
+        "field launches must hold bytes, but has type 5",
         "launches do not begin with EDGEOP02",
         "launches end in the middle of their numbers",
         "field carries is not one int32",
         "field carries is 2, not 0 or 1",
-        "field kernels_id is of 0 bytes, not 32",
-        "field kernels_id is of 31 bytes, not 32",
+        "field kernels_id has 0 bytes, not 32",
+        "field kernels_id has 31 bytes, not 32",
         "field kernels is missing, though the node carries them",
         "kernels are damaged",
         "kernels do not begin with EDGEKRN2",
-        "fields kernels and kernels_id are not of the same kernels",
+        "field kernels_id does not match the field kernels",
     ):
         assert reason in reasons

@@ -1,4 +1,4 @@
-"""TensorRT for RTX builds the body of every device op: what it demands of types and of shapes."""
+"""TensorRT for RTX builds the body of every device op: its demands on types and shapes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edge.plugins.tensorrt.graph import inlined
 from edge.runtime.tensorrt import bindings
 from tests.device_ops import Case
 
-# smallest, usual and largest of the dimensions that runs differ in
+# smallest, usual and largest value of the dimensions that vary between runs
 RANGES = {"T": (1, 1, 64), "L": (1, 1, 64), "P": (1, 1, 32), "A": (1, 1, 64), "B": (1, 1, 2)}
 GPUS = ("SM86", "SM89")
 
 
 def rtx() -> Any:
-    """Its module, or None where it is not installed."""
+    """Return the module of TensorRT for RTX, or None if it is not installed."""
     try:
         return bindings.load("rtx").module
     except EngineError:
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(RTX is None, reason=f"no TensorRT for RTX: {bind
 
 @pytest.fixture(scope="module")
 def log() -> Any:
-    """Keeps what TensorRT says; one for all, because it keeps the first that it is given."""
+    """Keeps TensorRT's messages; one for all, because it keeps the first logger it gets."""
 
     class Log(RTX.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -47,7 +47,7 @@ def log() -> Any:
 
 
 def engine_of(model: ModelProto, log: Any) -> bytes:
-    """Built ahead of time for GPUS."""
+    """Return an engine, built ahead of time for GPUS."""
     log.errors.clear()
     builder = RTX.Builder(log)
     network = builder.create_network(1 << int(RTX.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -70,6 +70,6 @@ def engine_of(model: ModelProto, log: Any) -> bytes:
 
 @pytest.mark.parametrize("name", DEVICE_OPS)
 def test_a_body_is_built(name: str, log: Any) -> None:
-    """With scales a channel where it may have them: one for all needs less of TensorRT."""
+    """With scales per channel where possible: a single scale is easier for TensorRT."""
     case = Case(name, channels=True)
     assert engine_of(inlined(case.model()), log)

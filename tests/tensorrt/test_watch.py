@@ -14,7 +14,7 @@ from edge.runtime.tensorrt.watch import Interruptible, Progress
 def shown(
     events: list[tuple[str, ...] | tuple[str, str | None, int] | tuple[str, int]],
 ) -> list[float]:
-    """What is reported for starts (name, parent, steps), steps (name, step) and ends (name,)."""
+    """Return the reports for starts (name, parent, steps), steps (name, step) and ends (name,)."""
     told: list[float] = []
     progress = Progress(lambda _, done, of: told.append(round(done / of, 4)))
     for event in events:

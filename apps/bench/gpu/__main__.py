@@ -63,18 +63,18 @@ def gpu(
         folder.mkdir(parents=True, exist_ok=True)
         if prepare:
             for name, quant in cases:
-                _bundles(name, quant, folder, max(lengths))
+                _make_bundles(name, quant, folder, max(lengths))
             return
         device = _device(multiprocessors)
         report = GpuReport(_machine(device, multiprocessors), device_roof(device).copy)
         for name, quant in cases:
             _say(f"{name} {quant}")
-            case = _case(name, quant, folder, device, lengths, repeats)
+            case = _measure_case(name, quant, folder, device, lengths, repeats)
             report.cases.append(case)
             _say(f"  {case.agreement.line()}")
             _save(report, out)
         for name in dict.fromkeys(name for name, _ in cases) if peers else ():
-            report.peers[name] = _peers(model_named(name, MODELS, "models"), repeats)
+            report.peers[name] = _measure_peers(model_named(name, MODELS, "models"), repeats)
             _save(report, out)
     print(report.to_markdown())
     if not report.right:
@@ -88,27 +88,27 @@ def _save(report: GpuReport, out: Path | None) -> None:
         out.with_suffix(".md").write_text(report.to_markdown())
 
 
-def _bundles(name: str, quant: str, folder: Path, chunk: int) -> tuple[Path, Path]:
+def _make_bundles(name: str, quant: str, folder: Path, chunk: int) -> tuple[Path, Path]:
     """Return bundles of one period of layers and of the model, written if they do not exist."""
     config = model_named(name, MODELS, "models")
     short = config.model_copy(update={"layers": config.layers[: period(config)]})
-    checked, whole = folder / f"{name}-{quant}-short", folder / f"{name}-{quant}"
+    checked, full = folder / f"{name}-{quant}-short", folder / f"{name}-{quant}"
     if not checked.exists():
         write_bundle(short, quant, checked, chunk=128)
-    if not whole.exists():
-        write_bundle(config, quant, whole, chunk=chunk)
-    return checked, whole
+    if not full.exists():
+        write_bundle(config, quant, full, chunk=chunk)
+    return checked, full
 
 
-def _case(
+def _measure_case(
     name: str, quant: str, folder: Path, device: Device, prompts: tuple[int, ...], repeats: int
 ) -> GpuCase:
     """Check one period of the layers against the reference, then time the whole model."""
-    checked, whole = _bundles(name, quant, folder, max(prompts))
+    checked, full = _make_bundles(name, quant, folder, max(prompts))
     case = GpuCase(name, quant, check(checked, quant, device))
     if not case.agreement.right:
         return case
-    with open_bundle(whole) as bundle:
+    with open_bundle(full) as bundle:
         engine = from_bundle(bundle, device)
     case.weight_bytes = engine.executor.weights_bytes
     case.times = times(engine, prompts, DRAFTS, repeats)
@@ -125,7 +125,7 @@ def _device(multiprocessors: int) -> CoreDevice:
     return part_of_gpu(multiprocessors)
 
 
-def _peers(config: ModelConfig, repeats: int) -> dict[str, float | str]:
+def _measure_peers(config: ModelConfig, repeats: int) -> dict[str, float | str]:
     """Return the milliseconds of each peer, or the reason why it was not measured."""
     try:
         from edge.apps.bench.gpu import peers
@@ -139,13 +139,13 @@ def _peers(config: ModelConfig, repeats: int) -> dict[str, float | str]:
     }
     if config.family == "mamba":
         work["transformers fp16, one step"] = lambda: peers.transformers_step_ms(config, repeats)
-    found: dict[str, float | str] = {}
-    for name, measured in work.items():
+    results: dict[str, float | str] = {}
+    for name, measure in work.items():
         try:
-            found[name] = measured()
+            results[name] = measure()
         except Exception as problem:  # a failing peer must not end the report
-            found[name] = f"failed: {type(problem).__name__}: {problem}"[:200]
-    return found
+            results[name] = f"failed: {type(problem).__name__}: {problem}"[:200]
+    return results
 
 
 def _machine(device: Device, multiprocessors: int) -> dict[str, str]:

@@ -65,14 +65,16 @@ def check(bundle: Path, quant: str, device: Device | None, prompt: int = PROMPT)
         runner = GraphRunner(open_reference(bundle), config)
         expected = runner.run(tokens, runner.initial(capacity=tokens.shape[1]))[0][0]
     logits = run_through(engine, tokens, prompt, RUN)
-    replay = _replayed(engine, tokens, logits, prompt)
-    one = agreement(expected, logits)
+    replay = _replay_error(engine, tokens, logits, prompt)
+    result = agreement(expected, logits)
     kl_limit, top1_limit = LIMITS[quant]
-    right = one.kl_nats <= kl_limit and one.top1 >= top1_limit
-    return ModelAgreement(one.kl_nats, one.top1, replay, right)
+    right = result.kl_nats <= kl_limit and result.top1 >= top1_limit
+    return ModelAgreement(result.kl_nats, result.top1, replay, right)
 
 
-def _replayed(engine: CudaEngine, tokens: NDArray[np.int64], logits: Logits, prompt: int) -> float:
+def _replay_error(
+    engine: CudaEngine, tokens: NDArray[np.int64], logits: Logits, prompt: int
+) -> float:
     """Replay the tokens after the prompt as steps, and return the relative difference of logits."""
     state = engine.new_state(window=8)
     engine.run(tokens[:, :prompt], state, commit=True)
@@ -148,9 +150,10 @@ def times(
     tpot = median_ms(lambda: engine.run(tokens[:, :1], state), repeats, warm)
     committed = median_ms(lambda: engine.run(tokens[:, :1], state, commit=True), repeats, warm)
     verify = {k: median_ms(partial(run, k + 1), repeats, warm) for k in drafts}
-    few = -(-repeats // 8)
+    prompt_repeats = -(-repeats // 8)
     ttft = {
-        n: median_ms(partial(_read, engine, state, tokens[:, :n]), few, warm // 4) for n in prompts
+        n: median_ms(partial(_read, engine, state, tokens[:, :n]), prompt_repeats, warm // 4)
+        for n in prompts
     }
     plan = engine.memory_plan(window=max(drafts) + 1, capacity=max(prompts) + 64)
     return GpuTimes(tpot, committed, verify, ttft, len(step_launches(engine.plan)), plan)
@@ -181,31 +184,31 @@ def kernel_times(
     calls, plan = state.workspace.calls(key), engine.plan
     order = plan.programs[key.program].launches
     groups: dict[int, list[int]] = {}
-    for place, index in enumerate(order):
-        groups.setdefault(plan.launches[index].variant, []).append(place)
-    found = []
+    for position, index in enumerate(order):
+        groups.setdefault(plan.launches[index].variant, []).append(position)
+    timings = []
     with engine.exclusive as device:
-        for variant, places in groups.items():
+        for variant, positions in groups.items():
             with device.record() as graphs:
-                for place in places:
-                    calls[place].issue(device)
+                for position in positions:
+                    calls[position].issue(device)
             graph = graphs[0]
 
             def work(graph=graph) -> None:  # type: ignore[no-untyped-def]
                 graph.replay()
                 device.wait()
 
-            size = sum(_weight_bytes(plan, order[place]) for place in places)
+            size = sum(_weight_bytes(plan, order[position]) for position in positions)
             name = plan.variants[variant].kernel
-            found.append(KernelTime(name, len(places), median_ms(work, repeats, warm), size))
-    return sorted(found, key=lambda one: -one.ms)
+            timings.append(KernelTime(name, len(positions), median_ms(work, repeats, warm), size))
+    return sorted(timings, key=lambda timing: -timing.ms)
 
 
-def _weight_bytes(plan: LaunchPlan, launch: int) -> int:
-    one = plan.launches[launch]
-    if plan.variants[one.variant].kernel.startswith("embed"):
+def _weight_bytes(plan: LaunchPlan, index: int) -> int:
+    launch = plan.launches[index]
+    if plan.variants[launch.variant].kernel.startswith("embed"):
         return 0  # an embedding reads one row of the table
-    names = {a.name for a in one.arguments if isinstance(a, Pointer) and a.space == "weight"}
+    names = {a.name for a in launch.arguments if isinstance(a, Pointer) and a.space == "weight"}
     return sum(plan.weights[name].elements * ITEM_SIZE[plan.weights[name].dtype] for name in names)
 
 
@@ -217,8 +220,8 @@ def part_of_gpu(multiprocessors: int) -> CoreDevice:
     """
     from cuda.bindings import driver
 
-    def done(answer: Any) -> Any:
-        error, *values = answer
+    def unwrap(result: Any) -> Any:
+        error, *values = result
         if error != driver.CUresult.CUDA_SUCCESS:
             raise EngineError(
                 f"no green context of {multiprocessors} multiprocessors: {error.name}",
@@ -226,20 +229,20 @@ def part_of_gpu(multiprocessors: int) -> CoreDevice:
             )
         return values[0] if values else None
 
-    done(driver.cuInit(0))
-    gpu = done(driver.cuDeviceGet(0))
+    unwrap(driver.cuInit(0))
+    gpu = unwrap(driver.cuDeviceGet(0))
     # a primary context must exist before parts of the GPU can be taken from it
-    primary = done(driver.cuDevicePrimaryCtxRetain(gpu))
-    done(driver.cuCtxSetCurrent(primary))
+    primary = unwrap(driver.cuDevicePrimaryCtxRetain(gpu))
+    unwrap(driver.cuCtxSetCurrent(primary))
     kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-    whole = done(driver.cuDeviceGetDevResource(gpu, kind))
-    parts = done(driver.cuDevSmResourceSplitByCount(1, whole, 0, multiprocessors))
-    described = done(driver.cuDevResourceGenerateDesc([parts[0]], 1))
+    resource = unwrap(driver.cuDeviceGetDevResource(gpu, kind))
+    parts = unwrap(driver.cuDevSmResourceSplitByCount(1, resource, 0, multiprocessors))
+    descriptor = unwrap(driver.cuDevResourceGenerateDesc([parts[0]], 1))
     flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-    green = done(driver.cuGreenCtxCreate(described, gpu, flag))
-    done(driver.cuCtxSetCurrent(done(driver.cuCtxFromGreenCtx(green))))
-    plain = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-    stream = done(driver.cuGreenCtxStreamCreate(green, plain, 0))
+    green = unwrap(driver.cuGreenCtxCreate(descriptor, gpu, flag))
+    unwrap(driver.cuCtxSetCurrent(unwrap(driver.cuCtxFromGreenCtx(green))))
+    flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    stream = unwrap(driver.cuGreenCtxStreamCreate(green, flags, 0))
     device = CoreDevice(stream=int(stream))
     # the driver reports the whole GPU, but kernels must spread over this stream's part
     device.multiprocessors = int(parts[0].sm.smCount)

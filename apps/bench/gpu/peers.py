@@ -20,12 +20,12 @@ def available() -> bool:
     return torch.cuda.is_available()
 
 
-def _timed(work: Any, repeats: int) -> float:
-    def waited() -> None:
+def _timed_ms(work: Any, repeats: int) -> float:
+    def run_and_wait() -> None:
         work()
         torch.cuda.synchronize()
 
-    return median_ms(waited, repeats)
+    return median_ms(run_and_wait, repeats)
 
 
 @torch.no_grad()
@@ -43,7 +43,7 @@ def network_step_ms(config: ModelConfig, repeats: int) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         network(tokens, state)
-    return _timed(graph.replay, repeats)
+    return _timed_ms(graph.replay, repeats)
 
 
 @torch.no_grad()
@@ -66,7 +66,7 @@ def transformers_step_ms(config: ModelConfig, repeats: int) -> float:
     first = model(tokens, use_cache=True)
     cache = first.cache_params
     position = torch.tensor([1], device="cuda")
-    return _timed(
+    return _timed_ms(
         lambda: model(tokens, cache_params=cache, use_cache=True, cache_position=position), repeats
     )
 
@@ -91,4 +91,4 @@ def products_ms(config: ModelConfig, rows: int, repeats: int) -> float:
         for shape in shapes:
             torch._int_mm(*pairs[shape])
 
-    return _timed(work, repeats)
+    return _timed_ms(work, repeats)

@@ -68,8 +68,8 @@ def _steps(report: GpuReport) -> str:
     for case in report.cases:
         row = [case.model, case.quant, case.agreement.line()]
         if (t := case.times) is not None:
-            least = 1000 * case.weight_bytes / report.copy
-            row += [f"{t.tpot:.3f}", f"{t.committed:.3f}", f"{least / t.tpot:.2f}", str(t.launches)]
+            bound = 1000 * case.weight_bytes / report.copy
+            row += [f"{t.tpot:.3f}", f"{t.committed:.3f}", f"{bound / t.tpot:.2f}", str(t.launches)]
             row += [f"{t.ttft[n]:.1f}" for n in lengths]
             row += [f"{t.verify[k] / t.tpot:.2f}" for k in drafts]
             row += [f"{t.memory['state'] / 1e6:.1f}", f"{t.memory['total'] / 1e6:.0f}"]
@@ -82,10 +82,10 @@ def _steps(report: GpuReport) -> str:
 
 def _kernels(report: GpuReport) -> str:
     rows = [
-        [case.model, case.quant, one.kernel, str(one.launches), f"{one.ms:.3f}",
-         f"{one.bytes_per_s / 1e9:.0f}", f"{one.bytes_per_s / report.copy:.2f}"]
+        [case.model, case.quant, kernel.kernel, str(kernel.launches), f"{kernel.ms:.3f}",
+         f"{kernel.bytes_per_s / 1e9:.0f}", f"{kernel.bytes_per_s / report.copy:.2f}"]
         for case in report.cases
-        for one in case.kernels
+        for kernel in case.kernels
     ]  # fmt: skip
     head = ["model", "recipe", "kernel", "launches a step", "ms", "weights GB/s", "of the copy"]
     return FigureTable(head, rows).markdown() if rows else ""
@@ -93,10 +93,10 @@ def _kernels(report: GpuReport) -> str:
 
 def _prompts(report: GpuReport) -> str:
     rows = [
-        [case.model, case.quant, one.kernel, str(one.launches), f"{one.ms:.2f}"]
+        [case.model, case.quant, kernel.kernel, str(kernel.launches), f"{kernel.ms:.2f}"]
         for case in report.cases
-        for one in case.prompt_kernels
-        if one.ms >= SHOWN_MS
+        for kernel in case.prompt_kernels
+        if kernel.ms >= SHOWN_MS
     ]
     head = ["model", "recipe", "kernel", "launches a prompt of 1024", "ms"]
     return FigureTable(head, rows).markdown() if rows else ""

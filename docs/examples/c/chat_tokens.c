@@ -1,10 +1,10 @@
-/* Goes on from token ids, or from a prompt as text.
+/* Continues from token ids, or from a prompt given as text.
  *
  *   chat_tokens BUNDLE ID...                    ids in, ids out
  *   printf '<|user|>Hello<|end|><|assistant|>' | chat_tokens BUNDLE     text in, text out
  *
- * The text is the whole prompt, special tokens written out: what people type belongs into a part
- * that is not trusted (robot_speech.cpp).
+ * The text is the whole prompt, with special tokens written out. User input belongs in an
+ * untrusted part (robot_speech.cpp).
  *
  * cc chat_tokens.c $(pkg-config --cflags --libs edge) -o chat_tokens
  */
@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Either of file and field may be empty. */
+/* file and field may be empty. */
 static int fail(const edge_error *error) {
   if (*error->file) fprintf(stderr, "%s: ", error->file);
   if (*error->field) fprintf(stderr, "%s: ", error->field);
@@ -24,7 +24,7 @@ static int print_id(void *user, int32_t token) {
   (void)user;
   printf("%d ", (int)token);
   fflush(stdout);
-  return 0; /* another value ends the answer */
+  return 0; /* any other value ends the answer */
 }
 
 static int print_text(void *user, int32_t token) {
@@ -62,7 +62,7 @@ int main(int count, char **words) {
     for (i = 2; i < count && length < 4096; i++) {
       char *end;
       prompt[length++] = (int32_t)strtol(words[i], &end, 10);
-      if (end == words[i] || *end) return fprintf(stderr, "%s: is no id\n", words[i]), 2;
+      if (end == words[i] || *end) return fprintf(stderr, "%s: is not a token id\n", words[i]), 2;
     }
     how.on_token = print_id;
     failed = edge_generate(session, prompt, length, &how, NULL, &error) && fail(&error);

@@ -1,5 +1,5 @@
-// A robot's loop in C++: an answer within a deadline, ended from another thread, taken back, and
-// gone on with after a restart.
+// A robot's loop in C++: an answer with a deadline, a stop from another thread, a restored
+// snapshot, and a state file that continues after a restart.
 //
 //   robot_loop BUNDLE STATE ID...
 //
@@ -16,7 +16,7 @@
 
 namespace {
 
-// What C reports, thrown.
+// Throws the error that C reports.
 void check(edge_status status, const edge_error& error) {
   if (!status) return;
   std::string where;
@@ -36,7 +36,7 @@ using Model = Owned<edge_model, edge_model_close>;
 using Session = Owned<edge_session, edge_session_free>;
 using Snapshot = Owned<edge_snapshot, edge_snapshot_free>;
 
-// `make(handle, error)` as an owner.
+// Calls `make(&handle, &error)` and returns the handle in its owner.
 template <class Owner, class Make>
 Owner made(Make make) {
   typename Owner::pointer handle = nullptr;
@@ -80,7 +80,7 @@ int main(int count, char** words) try {
       [&](auto out, auto fault) { return edge_session_snapshot(session.get(), out, fault); });
   std::printf("%zu tokens within a second\n", say(session.get(), prompt, 1.0).size());
   check(edge_session_restore(session.get(), before.get(), &error),
-        error);  // as if it had not been said
+        error);  // as if nothing had been said
 
   std::thread stop([&] { edge_session_cancel(session.get()); });  // an emergency stop
   stop.join();
@@ -90,7 +90,7 @@ int main(int count, char** words) try {
   check(edge_session_save(session.get(), words[2], &error), error);
   check(edge_session_load(session.get(), words[2], &error),
         error);  // after a restart: nothing is run again
-  std::printf("goes on after %lld tokens\n", (long long)edge_session_position(session.get()));
+  std::printf("continues after %lld tokens\n", (long long)edge_session_position(session.get()));
 } catch (const std::exception& problem) {
   return std::fprintf(stderr, "%s\n", problem.what()), 1;
 }

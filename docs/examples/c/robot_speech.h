@@ -1,4 +1,4 @@
-// Answers in a thread of their own, for a program whose loop never waits. No ROS is needed:
+// Generates answers in a thread of its own, for a program whose loop never waits. Needs no ROS:
 // robot_speech.cpp runs it in a terminal, ros2/node.cpp in a node.
 #pragma once
 
@@ -18,14 +18,14 @@ namespace robot {
 
 struct Manner {
   double deadline_s = 10;
-  double temperature = -1;  // below 0: as the bundle says
-  // What the model's chat template writes around what a person says.
+  double temperature = -1;  // below 0: the bundle's default
+  // Text that the model's chat template writes around a user's message.
   std::string begin = "<|user|>", end = "<|end|><|assistant|>";
 };
 
 class Speech {
  public:
-  using Heard = std::function<void(const std::string&)>;  // text as it comes
+  using Heard = std::function<void(const std::string&)>;  // called with each piece of text
   using Done = std::function<void(edge_finish, const std::string& error)>;
 
   // Both are called in the thread that answers. Throws std::runtime_error.
@@ -39,7 +39,7 @@ class Speech {
     check(edge_model_load(opened, nullptr, &model, &error), error);
     edge_session* session = nullptr;
     edge_status status = edge_session_new(model, nullptr, &session, &error);
-    edge_model_close(model);  // the session has it
+    edge_model_close(model);  // the session keeps it open
     check(status, error);
     session_.reset(session);
     edge_decoder* decoder = nullptr;
@@ -64,7 +64,7 @@ class Speech {
     thread_.join();
   }
 
-  // False while an answer is being made. Never waits for the model.
+  // Returns false while an answer is in progress. Never waits for the model.
   bool ask(std::string question) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (busy_) return false;
@@ -103,7 +103,7 @@ class Speech {
     return 0;
   }
 
-  // What is typed is in a part of its own, so that nobody writes control tokens.
+  // User input is an untrusted part of its own, so that nobody can inject control tokens.
   std::vector<int32_t> tokens(const std::string& question) {
     const edge_part parts[] = {{manner_.begin.data(), manner_.begin.size(), 1},
                                {question.data(), question.size(), 0},
@@ -124,7 +124,7 @@ class Speech {
       return edge_generate(session_.get(), prompt.data(), prompt.size(), &how_, &result, &error);
     };
     edge_status status = run();
-    if (status == EDGE_ERROR_CONTEXT_FULL) {  // what was said before is forgotten
+    if (status == EDGE_ERROR_CONTEXT_FULL) {  // forget the earlier conversation
       check(edge_session_clear(session_.get(), &error), error);
       status = run();
     }
@@ -150,7 +150,7 @@ class Speech {
         problem = caught.what();
       }
       lock.lock();
-      edge_session_resume(session_.get());  // a stop that came too late is not for the next one
+      edge_session_resume(session_.get());  // drop a stop that came too late
       busy_ = false;
       lock.unlock();
       done_(finish, problem);

@@ -14,5 +14,5 @@ def every() -> tuple[Family, ...]:
         importlib.import_module(module.name)
         for module in pkgutil.iter_modules(__path__, f"{__name__}.")
     ]
-    found: list[Family] = [module.FAMILY for module in modules]
-    return tuple(sorted(found, key=lambda family: (not family.first, family.name)))
+    readers: list[Family] = [module.FAMILY for module in modules]
+    return tuple(sorted(readers, key=lambda family: (not family.first, family.name)))

@@ -82,8 +82,8 @@ def _attention(fields: Fields) -> AttentionConfig:
     size = fields.integer("head_dim", max(1, fields.integer("hidden_size") // heads))
     bias = fields.boolean("attention_bias", False)
     # like the class, ignore an older `partial_rotary_factor` outside rope_parameters
-    turned = rope(fields, size, share=ROTATED, kinds=("default",))
-    return attention(fields, size=size, bias=bias, rope=turned)
+    rotation = rope(fields, size, share=ROTATED, kinds=("default",))
+    return attention(fields, size=size, bias=bias, rope=rotation)
 
 
 def place(

@@ -47,8 +47,8 @@ def read(fields: Fields) -> Layout:
         bias=fields.boolean("mlp_bias", False),
     )
     factors = {name: fields.number(name, 1.0) for name in _FACTORS}
-    of_ssm = _list(fields, "ssm_multipliers", 5)
-    of_mlp = _list(fields, "mlp_multipliers", 2)
+    ssm_factors = _numbers(fields, "ssm_multipliers", 5)
+    mlp_factors = _numbers(fields, "mlp_multipliers", 2)
     for name in ("embedding_multiplier", "lm_head_multiplier"):
         if not factors[name] > 0:
             fields.refuse(name, f"is {factors[name]}, not above 0")
@@ -56,30 +56,30 @@ def read(fields: Fields) -> Layout:
     config = whole(fields, NAME, [mamba, _attention(fields), mlp] * blocks, context=context)
     layout = _place(config, blocks, biases)
     for block in range(blocks):
-        _multiply(layout, 3 * block, mamba, factors, of_ssm, of_mlp)
+        _multiply(layout, 3 * block, mamba, factors, ssm_factors, mlp_factors)
     layout.multiply_ends(factors["embedding_multiplier"], factors["lm_head_multiplier"])
     return layout
 
 
-def _list(fields: Fields, name: str, count: int) -> list[float]:
+def _numbers(fields: Fields, name: str, count: int) -> list[float]:
     """Read `count` numbers; if absent, all are 1."""
-    given = fields.values.get(name)
-    if given is None:
+    values = fields.values.get(name)
+    if values is None:
         return [1.0] * count
-    if not isinstance(given, list) or len(given) != count:
-        fields.refuse(name, f"is {show(given)}, not {count} numbers")
+    if not isinstance(values, list) or len(values) != count:
+        fields.refuse(name, f"is {show(values)}, not {count} numbers")
         return [1.0] * count
-    within = Fields(
-        fields.file, {str(i): v for i, v in enumerate(given)}, f"{name}.", fields.refused
+    elements = Fields(
+        fields.file, {str(i): v for i, v in enumerate(values)}, f"{name}.", fields.refused
     )
-    return [within.number(str(index)) for index in range(count)]
+    return [elements.number(str(index)) for index in range(count)]
 
 
 def _attention(fields: Fields) -> AttentionConfig:
     size = head_size(fields)
     bias = fields.boolean("attention_bias", False)
-    turned = rope(fields, size)
-    return attention(fields, kv_heads=8, size=size, bias=bias, rope=turned, parallel=True)
+    rotation = rope(fields, size)
+    return attention(fields, kv_heads=8, size=size, bias=bias, rope=rotation, parallel=True)
 
 
 def _place(config: ModelConfig, blocks: int, biases: dict[str, bool]) -> Layout:
@@ -101,14 +101,16 @@ def _multiply(
     first: int,
     mamba: Mamba2Config,
     factors: dict[str, float],
-    of_ssm: list[float],
-    of_mlp: list[float],
+    ssm_factors: list[float],
+    mlp_factors: list[float],
 ) -> None:
     """Move the factors of one block into its weights."""
-    scan, attention, mlp = (f"layers.{first + at}" for at in range(3))
+    scan, attention, mlp = (f"layers.{first + offset}" for offset in range(3))
     layout.multiply(f"{scan}.in_proj", factors["ssm_in_multiplier"], kinds=("weight",))
     widths = (mamba.d_ssm, mamba.d_ssm, mamba.group_states, mamba.group_states, mamba.n_heads)
-    for (start, stop), factor in zip(pairwise(accumulate(widths, initial=0)), of_ssm, strict=True):
+    for (start, stop), factor in zip(
+        pairwise(accumulate(widths, initial=0)), ssm_factors, strict=True
+    ):
         layout.multiply(f"{scan}.in_proj", factor, slice(start, stop))
     layout.multiply(f"{scan}.out_proj", factors["ssm_out_multiplier"])
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -117,8 +119,8 @@ def _multiply(
         )
     layout.multiply(f"{attention}.k_proj", factors["key_multiplier"])
     layout.multiply(f"{attention}.o_proj", factors["attention_out_multiplier"])
-    layout.multiply(f"{mlp}.gate_proj", of_mlp[0])
-    layout.multiply(f"{mlp}.down_proj", of_mlp[1])
+    layout.multiply(f"{mlp}.gate_proj", mlp_factors[0])
+    layout.multiply(f"{mlp}.down_proj", mlp_factors[1])
 
 
 FAMILY = Family.of_transformers(NAME, "FalconH1ForCausalLM", read)

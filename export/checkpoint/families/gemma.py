@@ -29,8 +29,8 @@ def read(fields: Fields) -> Layout:
 
 
 def refuse_activation(fields: Fields, name: str) -> None:
-    said = show(fields.values.get(name))
-    fields.refuse(name, f"is {said}; only {show(TANH)} is supported", UNSUPPORTED)
+    value = show(fields.values.get(name))
+    fields.refuse(name, f"is {value}; only {show(TANH)} is supported", UNSUPPORTED)
 
 
 def demand_tanh(fields: Fields) -> None:

@@ -26,7 +26,7 @@ _OWN = gemma.OWN | {
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
     gemma.demand_tanh(fields)
-    kinds = sliding_kinds(fields, lambda at: at % 2 == 0)
+    kinds = sliding_kinds(fields, lambda block: block % 2 == 0)
     context = positions(fields, 8192)
     layout = gemma.read_blocks(
         fields,
@@ -35,22 +35,22 @@ def read(fields: Fields) -> Layout:
         context=context,
         windows=windows(fields, kinds, context),
         kv_heads=4,
-        softcap=_bound(fields, "attn_logit_softcapping", 50.0),
-        logits_softcap=_bound(fields, "final_logit_softcapping", 30.0),
+        softcap=_softcap(fields, "attn_logit_softcapping", 50.0),
+        logits_softcap=_softcap(fields, "final_logit_softcapping", 30.0),
     )
     gemma.scale_scores(fields, layout, "q_proj")
     return layout
 
 
-def _bound(fields: Fields, name: str, default: float) -> float | None:
+def _softcap(fields: Fields, name: str, default: float) -> float | None:
     """Read a soft cap; null means none."""
     if fields.values.get(name, default) is None:
         return None
-    bound = fields.number(name, default)
-    if not 0 < bound <= 1e6:
-        fields.refuse(name, f"is {bound}, not above 0 and at most a million")
+    cap = fields.number(name, default)
+    if not 0 < cap <= 1e6:
+        fields.refuse(name, f"is {cap}, not above 0 and at most a million")
         return None
-    return bound
+    return cap
 
 
 FAMILY = Family.of_transformers(NAME, "Gemma2ForCausalLM", read)

@@ -31,9 +31,9 @@ def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
     gemma.demand_tanh(fields)
     period = fields.integer("sliding_window_pattern", 6)
-    kinds = sliding_kinds(fields, lambda at: (at + 1) % period > 0)
-    said = {kind: for_kind(fields, kind, *_BASES[kind]) for kind in sorted({*kinds})}
-    context = positions(said.get("full_attention", fields), 131072)
+    kinds = sliding_kinds(fields, lambda block: (block + 1) % period > 0)
+    fields_by_kind = {kind: for_kind(fields, kind, *_BASES[kind]) for kind in sorted({*kinds})}
+    context = positions(fields_by_kind.get("full_attention", fields), 131072)
     layout = gemma.read_blocks(
         fields,
         NAME,
@@ -41,7 +41,7 @@ def read(fields: Fields) -> Layout:
         context=context,
         windows=windows(fields, kinds, context),
         kv_heads=4,
-        turned=[said[kind] for kind in kinds],
+        turned=[fields_by_kind[kind] for kind in kinds],
         qk_norm=True,
     )
     gemma.scale_scores(fields, layout, "q_norm")

@@ -16,7 +16,12 @@ from edge.export.checkpoint.layout import Layout
 
 NAME = "granite"
 FACTORS = {"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"}
-_LAST = {"attention": "o_proj", "experts": "down_proj", "mlp": "down_proj", "mamba2": "out_proj"}
+_OUTPUT_MODULES = {
+    "attention": "o_proj",
+    "experts": "down_proj",
+    "mlp": "down_proj",
+    "mamba2": "out_proj",
+}
 
 
 def read(fields: Fields) -> Layout:
@@ -39,7 +44,7 @@ def multiplied(fields: Fields, layout: Layout) -> Layout:
     for index, layer in enumerate(layout.config.layers):
         if isinstance(layer, AttentionConfig):  # which divides by sqrt(head_dim)
             layout.multiply(f"layers.{index}.q_proj", scale * math.sqrt(layer.head_dim))
-        layout.multiply(f"layers.{index}.{_LAST[layer.kind]}", residual)
+        layout.multiply(f"layers.{index}.{_OUTPUT_MODULES[layer.kind]}", residual)
     layout.multiply_ends(embedding, 1 / logits)
     return layout
 

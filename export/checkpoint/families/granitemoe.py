@@ -17,12 +17,12 @@ OWN = granite.FACTORS | {"attention_bias", "num_experts_per_tok", "num_local_exp
 def read(fields: Fields) -> Layout:
     known_only(fields, OWN)
     count, width = fields.integer("num_local_experts", 8), fields.integer("intermediate_size")
-    mixed = experts(fields, count, width)
+    moe = experts(fields, count, width)
     layout = llama.read_blocks(
         fields,
         NAME,
         context=positions(fields, 2048),
-        feed=lambda block: [mixed],
+        feed=lambda block: [moe],
     )
     for index in range(1, len(layout.config.layers), 2):
         granitemoehybrid.place_experts(layout, index, f"model.layers.{index // 2}")

@@ -48,11 +48,11 @@ def read(fields: Fields) -> Layout:
     fields.demand("normalization_function", "rmsnorm")
     blocks = fields.blocks()
     kinds = layer_types(fields, blocks, _KINDS, "mamba")
-    turned = fields.values.get("position_embedding_type")
-    if turned not in (None, "rope", "nope"):
+    encoding = fields.values.get("position_embedding_type")
+    if encoding not in (None, "rope", "nope"):
         fields.refuse("position_embedding_type", "is not rope or nope", UNSUPPORTED)
     attends = [kind == "attention" for kind in kinds]
-    return read_blocks(fields, NAME, attends, turned=turned == "rope")
+    return read_blocks(fields, NAME, attends, turned=encoding == "rope")
 
 
 def read_blocks(
@@ -67,7 +67,7 @@ def read_blocks(
     """
     # a model with only attention may leave Mamba-2's sizes at invalid defaults
     mamba = None if all(attends) else bamba.mamba2(fields)
-    attending = _attention(fields, turned)
+    attn = _attention(fields, turned)
     routed = _experts(fields)
     mlp = fields.build(
         MlpConfig,
@@ -76,7 +76,7 @@ def read_blocks(
     )
     layers: list[Any] = []
     for attend in attends:
-        layers += [attending if attend else mamba, *routed, mlp]
+        layers += [attn if attend else mamba, *routed, mlp]
     context = fields.integer("max_position_embeddings", 2048)
     config = whole(fields, family, layers, eps=1e-6, context=context)
     return granite.multiplied(fields, _place(config, attends))
@@ -90,26 +90,26 @@ def _experts(fields: Fields) -> list[ExpertsConfig]:
     return [experts(fields, count, fields.integer("intermediate_size"))]
 
 
-def _attention(fields: Fields, turned: bool) -> AttentionConfig:
+def _attention(fields: Fields, uses_rope: bool) -> AttentionConfig:
     size = head_dim(fields, fields.integer("num_attention_heads", 32))
     bias = fields.boolean("attention_bias", False)
-    return attention(fields, size=size, bias=bias, rope=rope(fields, size) if turned else None)
+    return attention(fields, size=size, bias=bias, rope=rope(fields, size) if uses_rope else None)
 
 
 def _place(config: ModelConfig, attends: Sequence[bool]) -> Layout:
     layout = Layout(config, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
-    each = len(config.layers) // len(attends)
+    per_block = len(config.layers) // len(attends)
     for block, attending in enumerate(attends):
-        source, first = f"model.layers.{block}", each * block
+        source, first = f"model.layers.{block}", per_block * block
         layout.place_layer(
             first,
             norm=f"{source}.input_layernorm",
             mixer=f"{source}.{'self_attn' if attending else 'mamba'}",
         )
-        if each == 3:
+        if per_block == 3:
             place_experts(layout, first + 1, source)
         layout.place_layer(
-            first + each - 1,
+            first + per_block - 1,
             norm=f"{source}.post_attention_layernorm",
             mixer=f"{source}.shared_mlp",
             rename={"down_proj": "output_linear"},

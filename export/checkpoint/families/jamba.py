@@ -32,28 +32,30 @@ def read(fields: Fields) -> Layout:
     fields.demand("hidden_act", "silu")
     fields.demand("mamba_inner_layernorms", True)
     blocks = fields.blocks()
-    attends = _every(fields, "attn", blocks, (8, 4))
+    attends = _periodic(fields, "attn", blocks, (8, 4))
     eps = fields.epsilon("rms_norm_eps", 1e-6)
     mamba = mamba1_of(fields, fields.integer("hidden_size"), MAMBA, inner_eps=eps)
-    attending = attention(fields, kv_heads=8)
+    attn = attention(fields, kv_heads=8)
     count, width = fields.integer("num_experts", 16), fields.integer("intermediate_size")
     mlp = fields.build(MlpConfig, d_intermediate=width)
-    mixed = experts(fields, count, width, normalise=False) if count > 1 else mlp
+    moe = experts(fields, count, width, normalise=False) if count > 1 else mlp
     layers: list[Any] = []
-    for attend, chosen in zip(attends, _every(fields, "expert", blocks, (2, 1)), strict=True):
-        layers += [attending if attend else mamba, mixed if chosen else mlp]
+    for attend, has_experts in zip(
+        attends, _periodic(fields, "expert", blocks, (2, 1)), strict=True
+    ):
+        layers += [attn if attend else mamba, moe if has_experts else mlp]
     context = fields.integer("max_position_embeddings", 262144)
     config = whole(fields, NAME, layers, eps=1e-6, context=context)
     return bamba.place(config, attends, _NORMS)
 
 
-def _every(fields: Fields, what: str, blocks: int, usual: tuple[int, int]) -> list[bool]:
+def _periodic(fields: Fields, prefix: str, blocks: int, defaults: tuple[int, int]) -> list[bool]:
     """Return which blocks have attention, or experts."""
-    period = fields.integer(f"{what}_layer_period", usual[0])
-    offset = fields.integer(f"{what}_layer_offset", usual[1], low=0)
+    period = fields.integer(f"{prefix}_layer_period", defaults[0])
+    offset = fields.integer(f"{prefix}_layer_offset", defaults[1], low=0)
     if offset >= period:
-        message = f"is {offset}, not below {what}_layer_period"
-        fields.inconsistent(f"{what}_layer_offset", message)
+        message = f"is {offset}, not below {prefix}_layer_period"
+        fields.inconsistent(f"{prefix}_layer_offset", message)
     return [block % period == offset for block in range(blocks)]
 
 

@@ -22,7 +22,7 @@ _OWN = {
     "conv_L_cache", "conv_bias", "full_attn_idxs", "layer_types", "norm_eps", "tie_embedding",
 }  # fmt: skip
 # In published configs, but read by no class: repeated sizes, and initialisation.
-_LEFT = {
+_IGNORED = {
     "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
     "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
     "conv_use_xavier_init", "num_heads", "use_pos_enc",
@@ -34,7 +34,7 @@ _ATTENTION = {
 
 
 def read(fields: Fields) -> Layout:
-    known_only(fields, _OWN | _LEFT)
+    known_only(fields, _OWN | _IGNORED)
     mlp = fields.build(MlpConfig, d_intermediate=_mlp_width(fields))
     return read_blocks(fields, NAME, lambda block: mlp)
 
@@ -46,13 +46,15 @@ def read_blocks(fields: Fields, family: str, feed: Callable[[int], MixerConfig])
         kinds = layer_types(fields, blocks, _KINDS, "conv")
     else:
         # if absent, every block has attention
-        attending = fields.indices("full_attn_idxs", blocks)
-        every = "full_attn_idxs" not in fields
-        kinds = ["attention" if every or n in attending else "conv" for n in range(blocks)]
-    made: dict[str, Any] = {"conv": short_conv(fields, 3), "attention": _attention(fields)}
+        attention_blocks = fields.indices("full_attn_idxs", blocks)
+        all_attend = "full_attn_idxs" not in fields
+        kinds = [
+            "attention" if all_attend or n in attention_blocks else "conv" for n in range(blocks)
+        ]
+    mixers: dict[str, Any] = {"conv": short_conv(fields, 3), "attention": _attention(fields)}
     layers: list[Any] = []
     for block, kind in enumerate(kinds):
-        layers += [made[kind], feed(block)]
+        layers += [mixers[kind], feed(block)]
     context = fields.integer("max_position_embeddings", 128000)
     tied = "tie_embedding" if "tie_embedding" in fields else "tie_word_embeddings"
     config = fields.model(

@@ -23,7 +23,7 @@ _OWN = {
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
     mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size", 7168))
-    mixed = experts(
+    moe = experts(
         fields,
         fields.integer("num_experts", 32),
         fields.integer("moe_intermediate_size", 1792),
@@ -34,7 +34,7 @@ def read(fields: Fields) -> Layout:
         scale=fields.number("routed_scaling_factor", 1.0),
     )
     dense = fields.integer("num_dense_layers", 2, low=0)
-    layout = lfm2.read_blocks(fields, NAME, lambda block: mlp if block < dense else mixed)
+    layout = lfm2.read_blocks(fields, NAME, lambda block: mlp if block < dense else moe)
     for index, layer in enumerate(layout.config.layers):
         if isinstance(layer, ExpertsConfig) and layer.router.correction:
             bias = f"model.layers.{index // 2}.feed_forward.expert_bias"

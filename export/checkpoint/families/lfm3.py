@@ -48,18 +48,18 @@ def read(fields: Fields) -> Layout:
     context = positions(for_kind(fields, FULL), 128000)
     norms: Norms = "both" if fields.boolean("use_sandwich_norm", True) else "before"
     bias = fields.boolean("attention_bias", False)
-    attends = attention(
+    attn = attention(
         fields, kv_heads=4, size=size, bias=bias, norms=norms, qk_norm=True,
         head_gate=fields.boolean("use_attention_gate", True),
     )  # fmt: skip
-    turned = {kind: _rope(fields, kind, size) for kind in _THETA if kind in kinds}
+    ropes = {kind: _rope(fields, kind, size) for kind in _THETA if kind in kinds}
     conv = lfm2.short_conv(fields, 7, norms)
     mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size"), norms=norms)
-    seen = windows(fields, kinds, context, _WINDOW) or [None] * len(kinds)
+    sliding = windows(fields, kinds, context, _WINDOW) or [None] * len(kinds)
     layers: list[MixerConfig] = []
-    for kind, window in zip(kinds, seen, strict=True):
-        update: dict[str, Any] = {"rope": turned.get(kind), "window": window}
-        layers += [conv if kind == "conv" else attends.model_copy(update=update), mlp]
+    for kind, window in zip(kinds, sliding, strict=True):
+        update: dict[str, Any] = {"rope": ropes.get(kind), "window": window}
+        layers += [conv if kind == "conv" else attn.model_copy(update=update), mlp]
     config = whole(fields, NAME, layers, norm="norm_eps", tied=True, context=context)
     layout = lfm2.place(config, {})
     for index, layer in enumerate(layout.config.layers):
@@ -74,58 +74,60 @@ def _kinds(fields: Fields) -> list[str]:
     blocks = fields.blocks()
     if fields.values.get("layer_types") is not None:
         return layer_types(fields, blocks, {kind: kind for kind in _KINDS}, "conv")
-    turns = {0: SLIDING, 2: FULL}
-    return [turns.get(at % 4, "conv") if at else "conv" for at in range(blocks)]
+    pattern = {0: SLIDING, 2: FULL}
+    return [pattern.get(block % 4, "conv") if block else "conv" for block in range(blocks)]
 
 
 def _rope(fields: Fields, kind: str, size: int) -> RopeConfig | None:
     """Return the RoPE of one kind of attention, or None if no pair of values rotates."""
-    given = fields.section("rope_parameters").section(kind)
+    section = fields.section("rope_parameters").section(kind)
     if kind == FULL and fields.values.get("rope_parameters") is None:
-        given.values = _PROPORTIONAL
-    if given.values.get("rope_type") == "proportional":
-        return _proportional(given, size)
+        section.values = _PROPORTIONAL
+    if section.values.get("rope_type") == "proportional":
+        return _proportional(section, size)
     rotation = rope(for_kind(fields, kind, theta=_THETA[kind]), size)
     if rotation.dim != size:
-        given.inconsistent("partial_rotary_factor", "is not 1", UNSUPPORTED)
+        section.inconsistent("partial_rotary_factor", "is not 1", UNSUPPORTED)
     return rotation
 
 
-def _proportional(given: Fields, size: int) -> RopeConfig | None:
+def _proportional(section: Fields, size: int) -> RopeConfig | None:
     """Return a RoPE that rotates a share of a head of `size`, by frequencies theta^(-2i/size)."""
-    given.known_only({*_PROPORTIONAL, "factor"})
-    theta, share = given.number("rope_theta", 1e6), given.number("partial_rotary_factor", 1.0)
+    section.known_only({*_PROPORTIONAL, "factor"})
+    theta, share = section.number("rope_theta", 1e6), section.number("partial_rotary_factor", 1.0)
     if theta <= 0:
-        given.stop("rope_theta", f"is {theta}, not above 0")
+        section.stop("rope_theta", f"is {theta}, not above 0")
     if not 0 <= share <= 1:
-        given.stop("partial_rotary_factor", f"is {share}, outside 0 to 1")
-    turned = 2 * int(share * size // 2)
-    factor = given.number("factor", 1.0)
-    scaling = None if factor == 1 else given.build(RopeScaling, kind="linear", factor=factor)
-    if turned == 0:
+        section.stop("partial_rotary_factor", f"is {share}, outside 0 to 1")
+    rotated_dim = 2 * int(share * size // 2)
+    factor = section.number("factor", 1.0)
+    scaling = None if factor == 1 else section.build(RopeScaling, kind="linear", factor=factor)
+    if rotated_dim == 0:
         return None
-    return given.build(RopeConfig, theta=theta ** (turned / size), dim=turned, scaling=scaling)
+    return section.build(
+        RopeConfig, theta=theta ** (rotated_dim / size), dim=rotated_dim, scaling=scaling
+    )
 
 
 def _place_attention(layout: Layout, ours: str, layer: AttentionConfig) -> None:
     gate = f"{ours}.gate_proj.bias"  # absent in files
     if layout.pieces.pop(gate, None) is not None:
         layout.constants[gate] = 0.0
-    size, turned = layer.head_dim, layer.rope.dim if layer.rope else layer.head_dim
-    if turned == size:
+    size, rotated_dim = layer.head_dim, layer.rope.dim if layer.rope else layer.head_dim
+    if rotated_dim == size:
         return
-    order = _turned_first(size, turned)
+    order = _rotated_first(size, rotated_dim)
     for module, heads in (("q", layer.n_heads), ("k", layer.n_kv_heads)):
         rows = tuple(head * size + row for head in range(heads) for row in order)
         places = {f"{module}_proj.{kind}": rows for kind in layout.kinds(f"{ours}.{module}_proj")}
-        for name, moved in (places | {f"{module}_norm.weight": order}).items():
+        for name, row_order in (places | {f"{module}_norm.weight": order}).items():
             piece = layout.pieces[f"{ours}.{name}"]
-            layout.pieces[f"{ours}.{name}"] = replace(piece, rows=moved)
+            layout.pieces[f"{ours}.{name}"] = replace(piece, rows=row_order)
 
 
-def _turned_first(size: int, turned: int) -> tuple[int, ...]:
-    """Return the order of a head's values that puts the rotated ones first: turned/2 per half."""
-    half, pairs = size // 2, turned // 2
+def _rotated_first(size: int, rotated_dim: int) -> tuple[int, ...]:
+    """Return the order of a head's values that puts the rotated ones, half of each half, first."""
+    half, pairs = size // 2, rotated_dim // 2
     first = [*range(pairs), *range(half, half + pairs)]
     return (*first, *range(pairs, half), *range(half + pairs, size))
 

@@ -80,17 +80,17 @@ def read_blocks(
     blocks = fields.blocks()
     turned = turned or [fields] * blocks
     windows = windows or [None] * blocks
-    said = {id(each): each for each in turned if each is not None}
-    ropes = {key: _rope(each, size, theta) for key, each in said.items()}
+    distinct = {id(section): section for section in turned if section is not None}
+    ropes = {key: _rope(section, size, theta) for key, section in distinct.items()}
     if attention_bias is None:
         attention_bias = fields.boolean("attention_bias", False)
-    turning = attention(fields, kv_heads=kv_heads, size=size, bias=attention_bias, **attending)
+    attn = attention(fields, kv_heads=kv_heads, size=size, bias=attention_bias, **attending)
     feed = feed or _mlps(fields, attending.get("norms", "before"))
     layers = [
         layer
-        for block, (each, window) in enumerate(zip(turned, windows, strict=True))
+        for block, (section, window) in enumerate(zip(turned, windows, strict=True))
         for layer in (
-            turning.model_copy(update={"rope": ropes.get(id(each)), "window": window}),
+            attn.model_copy(update={"rope": ropes.get(id(section)), "window": window}),
             *feed(block),
         )
     ]
@@ -98,7 +98,7 @@ def read_blocks(
         fields, family, layers, eps=eps, tied=tied, context=context, logits_softcap=logits_softcap
     )
     layout = place(config)
-    _scale_rotated(layout, turned, "norm" if turning.qk_norm else "proj")
+    _scale_rotated(layout, turned, "norm" if attn.qk_norm else "proj")
     return layout
 
 
@@ -114,13 +114,13 @@ def _mlps(fields: Fields, norms: Norms) -> Callable[[int], Sequence[MixerConfig]
     return lambda block: [mlp]
 
 
-def _scale_rotated(layout: Layout, turned: Sequence[Fields | None], module: str) -> None:
+def _scale_rotated(layout: Layout, sections: Sequence[Fields | None], module: str) -> None:
     """Move RoPE's factor on queries and keys into the modules before it."""
-    attends = (i for i, layer in enumerate(layout.config.layers) if layer.attends)
-    for index, each in zip(attends, turned, strict=True):
-        magnitude = 1.0 if each is None else rope_magnitude(each)
-        for which in "qk":
-            layout.multiply(f"layers.{index}.{which}_{module}", magnitude)
+    attention_layers = (i for i, layer in enumerate(layout.config.layers) if layer.attends)
+    for index, section in zip(attention_layers, sections, strict=True):
+        magnitude = 1.0 if section is None else rope_magnitude(section)
+        for name in "qk":
+            layout.multiply(f"layers.{index}.{name}_{module}", magnitude)
 
 
 def _rope(fields: Fields, size: int, theta: float) -> RopeConfig:

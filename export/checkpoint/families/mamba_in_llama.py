@@ -40,39 +40,39 @@ def read(fields: Fields) -> Layout:
     """Return the layout. Raises CheckpointError for a bad field of either file."""
     base = next((f for f in families.every() if f.name != NAME and f.claims(fields)), None)
     if base is None:
-        named = str(fields.values.get("model_type"))[:80]
-        fields.stop("model_type", f"{named!r} is not a supported Transformer", UNSUPPORTED)
-    whole = base.read(fields)
+        model_type = str(fields.values.get("model_type"))[:80]
+        fields.stop("model_type", f"{model_type!r} is not a supported Transformer", UNSUPPORTED)
+    base_layout = base.read(fields)
     fields.check()
     file = fields.file.parent / CONFIG
-    own = Fields(file, read_json(file))
-    replaced, make = _described(own, whole.config)
-    return replace_attention(whole, replaced, make)
+    mamba_fields = Fields(file, read_json(file))
+    replaced, make = _read_mamba_config(mamba_fields, base_layout.config)
+    return replace_attention(base_layout, replaced, make)
 
 
-def _described(own: Fields, config: ModelConfig) -> tuple[list[int], Make]:
+def _read_mamba_config(mamba_fields: Fields, config: ModelConfig) -> tuple[list[int], Make]:
     """Check that mamba_config.json fits; return the blocks without attention, and their mixer."""
     blocks = len(config.layers) // 2
-    attention = own.indices("attn_layers", blocks)
-    heads = config.layers[0]
-    if not isinstance(heads, AttentionConfig):
-        own.stop("attn_layers", f"{config.family} has no attention layers", UNSUPPORTED)
-    ssm = own.section("ssm_cfg")
-    inner = heads.n_heads * heads.head_dim
+    attention_blocks = mamba_fields.indices("attn_layers", blocks)
+    attention = config.layers[0]
+    if not isinstance(attention, AttentionConfig):
+        mamba_fields.stop("attn_layers", f"{config.family} has no attention layers", UNSUPPORTED)
+    ssm = mamba_fields.section("ssm_cfg")
+    inner = attention.n_heads * attention.head_dim
     sizes = {
         "d_model": config.d_model, "n_layer": blocks, "d_inner": inner,
-        "d_xb": heads.n_kv_heads * heads.head_dim,
+        "d_xb": attention.n_kv_heads * attention.head_dim,
     }  # fmt: skip
     for name, size in sizes.items():
-        _expect(own, name, size, own.integer(name, size))
-    make = _mamba2(ssm, heads) if "ngroups" in ssm else _mamba1(ssm, heads, config.d_model)
-    own.check()
-    return [block for block in range(blocks) if block not in attention], make
+        _expect(mamba_fields, name, size, mamba_fields.integer(name, size))
+    make = _mamba2(ssm, attention) if "ngroups" in ssm else _mamba1(ssm, attention, config.d_model)
+    mamba_fields.check()
+    return [block for block in range(blocks) if block not in attention_blocks], make
 
 
-def _mamba2(ssm: Fields, heads: AttentionConfig) -> Make:
-    _expect(ssm, "ngroups", heads.n_heads, ssm.integer("ngroups"))
-    _expect(ssm, "d_state", heads.head_dim, ssm.integer("d_state", 128))
+def _mamba2(ssm: Fields, attention: AttentionConfig) -> Make:
+    _expect(ssm, "ngroups", attention.n_heads, ssm.integer("ngroups"))
+    _expect(ssm, "d_state", attention.head_dim, ssm.integer("d_state", 128))
     _expect(ssm, "d_conv", D_CONV, ssm.integer("d_conv", D_CONV))
     for name in ("D_has_hdim", "repeat_kv_before_conv", "bias", "norm_before_gate"):
         ssm.demand(name, False)
@@ -81,28 +81,28 @@ def _mamba2(ssm: Fields, heads: AttentionConfig) -> Make:
     return mixer_for
 
 
-def _mamba1(ssm: Fields, heads: AttentionConfig, d_model: int) -> Make:
+def _mamba1(ssm: Fields, attention: AttentionConfig, d_model: int) -> Make:
     for name in ("proj_x_bias", "proj_z_bias", "out_proj_bias"):
         ssm.demand(name, False)
     ssm.demand("repeat_kv_before_conv", True)
     states = ssm.integer("d_state", 16)
-    if heads.n_kv_heads * heads.head_dim % states:
+    if attention.n_kv_heads * attention.head_dim % states:
         ssm.inconsistent("d_state", f"is {states}, which does not divide d_xb", _REMEDY)
         states = 1
     auto = ssm.values.get("dt_rank", "auto") == "auto"
-    found = mamba1_for(
-        heads,
+    mixer = mamba1_for(
+        attention,
         d_state=states,
         dt_rank=math.ceil(d_model / 16) if auto else ssm.integer("dt_rank"),
         d_conv=ssm.taps("d_conv"),
         conv_bias=ssm.boolean("conv_bias", True),
     )
-    return lambda _: found
+    return lambda _: mixer
 
 
-def _expect(fields: Fields, name: str, expected: int, found: int) -> None:
-    if found != expected:
-        fields.inconsistent(name, f"is {found}, but config.json implies {expected}", _REMEDY)
+def _expect(fields: Fields, name: str, expected: int, actual: int) -> None:
+    if actual != expected:
+        fields.inconsistent(name, f"is {actual}, but config.json implies {expected}", _REMEDY)
 
 
 def mixer_for(attention: AttentionConfig) -> Mamba2Config:
@@ -152,8 +152,8 @@ def hybrid_config(
         attention = layers[2 * block]
         assert isinstance(attention, AttentionConfig)
         layers[2 * block] = make(attention)
-    keeps = any(layer.attends for layer in layers)
-    context = config.max_context if keeps else None
+    attends = any(layer.attends for layer in layers)
+    context = config.max_context if attends else None
     return config.model_copy(
         update={"family": NAME, "layers": tuple(layers), "max_context": context}
     )
@@ -180,40 +180,44 @@ def replace_attention(whole: Layout, replaced: Sequence[int], make: Make = mixer
                 place = layout.pieces[name]
                 shape = (max(rows) + 1, *place.source_shape[1:])
                 layout.pieces[name] = replace(place, source_shape=shape, rows=rows)
-    kept: dict[str, TensorPlace] = {
+    unchanged: dict[str, TensorPlace] = {
         name: place
         for name, place in whole.pieces.items()
-        if name not in layout.pieces and not _of_mixer(name, replaced)
+        if name not in layout.pieces and not _is_replaced(name, replaced)
     }
-    layout.pieces |= kept
+    layout.pieces |= unchanged
     return layout
 
 
 def _place_mamba1(layout: Layout, ours: str, theirs: str, mixer: Mamba1Config) -> None:
-    wide, (rank, narrow, inner) = layout.config.d_model, mixer.x_proj_parts
+    d_model, (rank, narrow, inner) = layout.config.d_model, mixer.x_proj_parts
     shared = shared_rows(mixer.C_groups, mixer.B_groups, mixer.d_state)
     own = range(inner)
     layout.place_blocks(
         f"{ours}.in_proj.weight",
         [
-            Block(SourceTensor(f"{theirs}.in_proj_x.weight", (narrow, wide)), shared, (0, 0)),
-            Block(SourceTensor(f"{theirs}.in_proj_z.weight", (inner, wide)), own, (inner, 0)),
+            Block(SourceTensor(f"{theirs}.in_proj_x.weight", (narrow, d_model)), shared, (0, 0)),
+            Block(SourceTensor(f"{theirs}.in_proj_z.weight", (inner, d_model)), own, (inner, 0)),
         ],
     )
     layout.place_blocks(
         f"{ours}.x_proj.weight",
         [
-            Block(SourceTensor(f"{theirs}.dt_proj_down.weight", (rank, wide)), range(rank), (0, 0)),
             Block(
-                SourceTensor(f"{theirs}.B_proj.weight", (narrow, wide)), range(narrow), (rank, 0)
+                SourceTensor(f"{theirs}.dt_proj_down.weight", (rank, d_model)), range(rank), (0, 0)
             ),
-            Block(SourceTensor(f"{theirs}.C_proj.weight", (inner, wide)), own, (rank + narrow, 0)),
+            Block(
+                SourceTensor(f"{theirs}.B_proj.weight", (narrow, d_model)), range(narrow), (rank, 0)
+            ),
+            Block(
+                SourceTensor(f"{theirs}.C_proj.weight", (inner, d_model)), own, (rank + narrow, 0)
+            ),
         ],
     )
     layout.multiply(f"{ours}.dt_proj", 2, kinds=("bias",))
 
 
-def _of_mixer(name: str, replaced: Sequence[int]) -> bool:
+def _is_replaced(name: str, replaced: Sequence[int]) -> bool:
     parts = name.split(".")
     return parts[0] == "layers" and int(parts[1]) in {2 * block for block in replaced}
 
@@ -239,13 +243,13 @@ def grouped_rows(mixer: Mixer, kv_heads: int) -> dict[str, tuple[int, ...]]:
     shared = shared_rows(mixer.n_heads, kv_heads, dim)
     own = list(range(inner))
 
-    def after(start: int, rows: Sequence[int]) -> list[int]:
+    def shifted(start: int, rows: Sequence[int]) -> list[int]:
         return [start + row for row in rows]
 
-    convolved = [*shared, *after(narrow, shared), *after(2 * narrow, own)]
-    dt = after(2 * inner + 2 * narrow, range(mixer.n_heads))
+    convolved = [*shared, *shifted(narrow, shared), *shifted(2 * narrow, own)]
+    dt = shifted(2 * inner + 2 * narrow, range(mixer.n_heads))
     return {
-        "in_proj": (*own, *after(inner, convolved), *dt),
+        "in_proj": (*own, *shifted(inner, convolved), *dt),
         "conv1d": tuple(convolved),
     }
 

@@ -38,8 +38,8 @@ def claims(fields: Fields) -> bool:
 
 
 def _is_own_class(fields: Fields) -> bool:
-    named = fields.values.get("architectures")
-    return isinstance(named, list) and "MambaByteLM" in named
+    architectures = fields.values.get("architectures")
+    return isinstance(architectures, list) and "MambaByteLM" in architectures
 
 
 def read(fields: Fields) -> Layout:
@@ -67,7 +67,7 @@ def _read_own(fields: Fields) -> Layout:
         ),
         tie_embeddings=fields.boolean("tie_embeddings", False),
     )
-    layout = Layout(config, rename=_modern)
+    layout = Layout(config, rename=_modern_name)
     for index in range(count):
         source = f"mambabyte.layers.{index}"
         layout.place_layer(index, norm=f"{source}.norm", mixer=f"{source}.mixer")
@@ -75,7 +75,7 @@ def _read_own(fields: Fields) -> Layout:
     return layout
 
 
-def _modern(name: str) -> str:
+def _modern_name(name: str) -> str:
     """Rename old spellings: `module.backbone.embedding.weight` →
     `mambabyte.token_embedding.weight`."""
     name = re.sub(r"^module\.", "", name)

@@ -24,7 +24,7 @@ _NAMES = {
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
     count, width = fields.integer("num_local_experts", 8), fields.integer("intermediate_size")
-    mixed = experts(fields, count, width)
+    moe = experts(fields, count, width)
     context = fields.integer("max_position_embeddings", 131072)
     layout = llama.read_blocks(
         fields,
@@ -34,16 +34,20 @@ def read(fields: Fields) -> Layout:
         context=context,
         windows=same_windows(fields, context),
         theta=1e6,
-        feed=lambda block: [mixed],
+        feed=lambda block: [moe],
     )
     layout.pieces = {
-        name: replace(piece, source=_theirs(piece.source), stack=tuple(map(_theirs, piece.stack)))
+        name: replace(
+            piece,
+            source=_published_name(piece.source),
+            stack=tuple(map(_published_name, piece.stack)),
+        )
         for name, piece in layout.pieces.items()
     }
     return layout
 
 
-def _theirs(name: str) -> str:
+def _published_name(name: str) -> str:
     for ours, theirs in _NAMES.items():
         name = name.replace(ours, theirs)
     return name

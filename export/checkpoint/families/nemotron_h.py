@@ -25,7 +25,7 @@ _OWN = {
     "ssm_state_size", "time_step_limit", "time_step_rank", "use_bias", "use_conv_bias",
 }  # fmt: skip
 # moe_shared_expert_overlap only concerns scheduling; layers that predict further tokens are absent
-_OF_EXPERTS = {
+_MOE_FIELDS = {
     "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size",
     "moe_shared_expert_overlap", "mtp_layers_block_type", "n_group", "n_routed_experts",
     "n_shared_experts", "norm_topk_prob", "num_experts_per_tok", "num_nextn_predict_layers",
@@ -43,19 +43,19 @@ _KINDS = {
 
 
 def read(fields: Fields) -> Layout:
-    known_only(fields, _OWN | _OF_EXPERTS)
+    known_only(fields, _OWN | _MOE_FIELDS)
     fields.demand("mamba_hidden_act", "silu")
     fields.demand("mlp_hidden_act", "relu2")
     fields.demand("attention_bias", False)
     kinds = _kinds(fields)
-    made: dict[str, list[Any]] = {
+    mixers: dict[str, list[Any]] = {
         "mamba": [_mamba(fields)],
         "attention": [_attention(fields)],
         "mlp": [_mlp(fields, "intermediate_size", 21504)],
         "moe": _experts(fields) if "moe" in kinds else [],
     }
     context = fields.integer("max_position_embeddings", 4096)
-    layers = [layer for kind in kinds for layer in made[kind]]
+    layers = [layer for kind in kinds for layer in mixers[kind]]
     config = whole(fields, NAME, layers, norm="layer_norm_epsilon", context=context)
     return _place(config, kinds)
 
@@ -63,27 +63,27 @@ def read(fields: Fields) -> Layout:
 def _kinds(fields: Fields) -> list[str]:
     """Return the kind of every layer, from letters in `hybrid_override_pattern` or from words."""
     name, pattern = "hybrid_override_pattern", fields.values.get("hybrid_override_pattern")
-    found = ["mamba"]  # stands in for a refused value
+    kinds = ["mamba"]  # stands in for a refused value
     if pattern is None:
         name = "layer_types" if "layer_types" in fields else "layers_block_type"
-        given = fields.values.get(name)
-        if given is None:
+        listed = fields.values.get(name)
+        if listed is None:
             fields.refuse("hybrid_override_pattern", "is missing")
-        found = layer_types(fields, len(given) if isinstance(given, list) else 1, _KINDS, "mamba")
+        kinds = layer_types(fields, len(listed) if isinstance(listed, list) else 1, _KINDS, "mamba")
     elif isinstance(pattern, str) and pattern and set(pattern) <= _LETTERS.keys():
-        found = [_LETTERS[letter] for letter in pattern]
+        kinds = [_LETTERS[letter] for letter in pattern]
     else:
         fields.refuse(name, f"is {show(pattern)}, not a string of {''.join(_LETTERS)}")
-    if not 0 < len(found) <= 2 * MAX_BLOCKS:
-        fields.refuse(name, f"has {len(found)} layers, outside 1 to {2 * MAX_BLOCKS}")
-        found = ["mamba"]
-    return found
+    if not 0 < len(kinds) <= 2 * MAX_BLOCKS:
+        fields.refuse(name, f"has {len(kinds)} layers, outside 1 to {2 * MAX_BLOCKS}")
+        kinds = ["mamba"]
+    return kinds
 
 
-def _mlp(fields: Fields, width: str, usual: int, *, parallel: bool = False) -> MlpConfig:
+def _mlp(fields: Fields, width: str, default: int, *, parallel: bool = False) -> MlpConfig:
     return fields.build(
         MlpConfig,
-        d_intermediate=fields.integer(width, usual),
+        d_intermediate=fields.integer(width, default),
         bias=fields.boolean("mlp_bias", False),
         form="squared_relu",
         parallel=parallel,
@@ -95,7 +95,7 @@ def _experts(fields: Fields) -> list[Any]:
     latent = fields.integer("moe_latent_size") if "moe_latent_size" in fields else None
     if latent is not None:
         fields.demand("mlp_bias", False)
-    mixed = experts(
+    moe = experts(
         fields,
         fields.integer("n_routed_experts", 8),
         fields.integer("moe_intermediate_size", 7688),
@@ -108,7 +108,7 @@ def _experts(fields: Fields) -> list[Any]:
         groups=fields.integer("n_group", 1),
         top_groups=fields.integer("topk_group", 1),
     )
-    return [mixed, _mlp(fields, "moe_shared_expert_intermediate_size", 7688, parallel=True)]
+    return [moe, _mlp(fields, "moe_shared_expert_intermediate_size", 7688, parallel=True)]
 
 
 def _mamba(fields: Fields) -> Mamba2Config:
@@ -123,10 +123,10 @@ def _attention(fields: Fields) -> AttentionConfig:
 
 
 def _place(config: ModelConfig, kinds: list[str]) -> Layout:
-    def named(name: str) -> str:  # transformers' own name for nvidia's
+    def renamed(name: str) -> str:  # transformers' own name for nvidia's
         return name.replace("model.", "backbone.", 1) if name.startswith("model.") else name
 
-    layout = Layout(config, rename=named)
+    layout = Layout(config, rename=renamed)
     index = 0
     for block, kind in enumerate(kinds):
         source = f"backbone.layers.{block}"

@@ -24,15 +24,15 @@ _OWN = {"attention_bias", "head_dim", "layer_types", "sliding_window"}
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
-    kinds = sliding_kinds(fields, lambda at: (at + 1) % 4 > 0)
-    said = {kind: for_kind(fields, kind, theta=THETA) for kind in sorted({*kinds})}
-    context = positions(said.get("full_attention", fields), 2048)
+    kinds = sliding_kinds(fields, lambda block: (block + 1) % 4 > 0)
+    fields_by_kind = {kind: for_kind(fields, kind, theta=THETA) for kind in sorted({*kinds})}
+    context = positions(fields_by_kind.get("full_attention", fields), 2048)
     return llama.read_blocks(
         fields,
         NAME,
         context=context,
         windows=windows(fields, kinds, context),
-        turned=[said[kind] for kind in kinds],
+        turned=[fields_by_kind[kind] for kind in kinds],
         **olmo2.BLOCKS,
     )
 

@@ -25,7 +25,7 @@ from edge.mixers.base import MixerConfig
 
 NAME = "olmo_hybrid"
 # Initialisation of weights.
-_LEFT = {
+_IGNORED = {
     f"linear_{name}" for name in ("a_log_max", "a_log_min", "dt_init_floor", "dt_max", "dt_min")
 }
 _OWN = qwen3_5.OWN | {"linear_allow_neg_eigval"}
@@ -34,18 +34,18 @@ _RENAMED = {"z_proj": "g_proj", "out_proj": "o_proj", "gated_norm": "o_norm"}
 
 
 def read(fields: Fields) -> Layout:
-    known_only(fields, _OWN | _LEFT)
+    known_only(fields, _OWN | _IGNORED)
     fields.demand("hidden_act", "silu")
     blocks = fields.blocks(32)
     kinds = ["attention" if block % 4 == 3 else "deltanet" for block in range(blocks)]
     if "layer_types" in fields:
         kinds = layer_types(fields, blocks, qwen3_5.KINDS, "deltanet")
-    made = {"deltanet": _deltanet(fields), "attention": _attention(fields)}
+    mixers = {"deltanet": _deltanet(fields), "attention": _attention(fields)}
     width = fields.integer("intermediate_size", 11008)
     layers: list[MixerConfig] = []
     for kind in kinds:
-        mlp = fields.build(MlpConfig, d_intermediate=width, norms=made[kind].norms)
-        layers += [made[kind], mlp]
+        mlp = fields.build(MlpConfig, d_intermediate=width, norms=mixers[kind].norms)
+        layers += [mixers[kind], mlp]
     context = positions(fields, 65536)
     return _place(whole(fields, NAME, layers, eps=1e-6, context=context), kinds)
 
@@ -57,15 +57,15 @@ def _deltanet(fields: Fields) -> MixerConfig:
     size = fields.integer(
         "linear_key_head_dim", max(1, int(0.75 * fields.integer("hidden_size") / keys))
     )
-    absent = {
+    defaults = {
         "linear_num_key_heads": keys,
         "linear_num_value_heads": heads,
         "linear_key_head_dim": size,
         "linear_value_head_dim": 2 * size,
     }
-    given = {name: value for name, value in fields.values.items() if value is not None}
-    said = Fields(fields.file, {**absent, **given}, fields.prefix, fields.refused)
-    return qwen3_5.deltanet(said, beta_max=2.0 if doubled else 1.0, norm_eps=_NORM_EPS)
+    stated = {name: value for name, value in fields.values.items() if value is not None}
+    completed = Fields(fields.file, {**defaults, **stated}, fields.prefix, fields.refused)
+    return qwen3_5.deltanet(completed, beta_max=2.0 if doubled else 1.0, norm_eps=_NORM_EPS)
 
 
 def _attention(fields: Fields) -> AttentionConfig:
@@ -84,20 +84,26 @@ def _attention(fields: Fields) -> AttentionConfig:
 
 def _rope(fields: Fields, size: int) -> RopeConfig | None:
     """Read RoPE; return None if the file says that there is no base."""
-    said = fields.values.get("rope_parameters")
-    if isinstance(said, dict) and "rope_theta" in said and said["rope_theta"] is None:
+    parameters = fields.values.get("rope_parameters")
+    if (
+        isinstance(parameters, dict)
+        and "rope_theta" in parameters
+        and parameters["rope_theta"] is None
+    ):
         return None
     return rope(fields, size)
 
 
 def _place(config: ModelConfig, kinds: list[str]) -> Layout:
-    layout = Layout(config, rename=_norms_of_the_class)
+    layout = Layout(config, rename=_modern_norm_name)
     for block, kind in enumerate(kinds):
         source, index = f"model.layers.{block}", 2 * block
         if kind == "attention":
             for at, part in (0, "self_attn"), (1, "mlp"):
-                behind = f"{source}.{llama.BEHIND[at]}"
-                layout.place_layer(index + at, norm="", post_norm=behind, mixer=f"{source}.{part}")
+                post_norm = f"{source}.{llama.BEHIND[at]}"
+                layout.place_layer(
+                    index + at, norm="", post_norm=post_norm, mixer=f"{source}.{part}"
+                )
             continue
         mixer = f"{source}.linear_attn"
         layout.place_layer(index, norm=f"{source}.input_layernorm", mixer=mixer, rename=_RENAMED)
@@ -109,7 +115,7 @@ def _place(config: ModelConfig, kinds: list[str]) -> Layout:
     return layout
 
 
-def _norms_of_the_class(name: str) -> str:
+def _modern_norm_name(name: str) -> str:
     """Map norm names of files on the hub to transformers'; files that it saved may have both."""
     name = name.replace(".attention_layer_norm.", ".input_layernorm.")
     return name.replace(".feedforward_layer_norm.", ".post_attention_layernorm.")

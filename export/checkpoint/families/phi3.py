@@ -29,31 +29,32 @@ _OWN = {
     "resid_pdrop", "sliding_window",
 }  # fmt: skip
 # former names of LongRoPE
-_OLD = ("su", "yarn")
+_OLD_LONGROPE = ("su", "yarn")
 # in published configs, but read by no class
-_LEFT = {"full_attn_mod", "interpolate_factor"}
+_IGNORED = {"full_attn_mod", "interpolate_factor"}
 
 
 def read(fields: Fields) -> Layout:
     """Return the layout. Raises CheckpointError for a bad field."""
-    known_only(fields, _OWN | _LEFT)
+    known_only(fields, _OWN | _IGNORED)
     fields.demand("hidden_act", "silu")
     for name in ("rope_scaling", "rope_parameters"):
         scaling = fields.values.get(name)
-        if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) in _OLD:
+        if (
+            isinstance(scaling, dict)
+            and scaling.get("rope_type", scaling.get("type")) in _OLD_LONGROPE
+        ):
             fields.values[name] = scaling | {"rope_type": "longrope"}
     context = positions(fields, 4096)
     size = head_size(fields)
     share = fields.number("partial_rotary_factor", 1.0)
     rotation = rope(fields, size, share=share, kinds=("default", "longrope"))
-    attending = attention(fields, size=size, rope=rotation)
+    attn = attention(fields, size=size, rope=rotation)
     mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size"))
     blocks = fields.blocks()
     sliding = same_windows(fields, context) or [None] * blocks
     layers = [
-        layer
-        for window in sliding
-        for layer in (attending.model_copy(update={"window": window}), mlp)
+        layer for window in sliding for layer in (attn.model_copy(update={"window": window}), mlp)
     ]
     layout = Layout(whole(fields, NAME, layers, context=context))
     magnitude = rope_magnitude(fields)
@@ -65,10 +66,10 @@ def read(fields: Fields) -> Layout:
             mixer=f"{source}.self_attn",
             joined={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
         )
-        for which, count in (("q", attending.n_heads), ("k", attending.n_kv_heads)):
+        for which, count in (("q", attn.n_heads), ("k", attn.n_kv_heads)):
             for head in range(count):
-                turned = slice(head * size, head * size + rotation.dim)
-                layout.multiply(f"{ours}.{which}_proj", magnitude, turned)
+                rotated_rows = slice(head * size, head * size + rotation.dim)
+                layout.multiply(f"{ours}.{which}_proj", magnitude, rotated_rows)
         layout.place_layer(
             2 * block + 1,
             norm=f"{source}.post_attention_layernorm",

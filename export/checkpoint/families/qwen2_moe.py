@@ -19,7 +19,7 @@ _MATRICES = ("gate_proj", "up_proj", "down_proj")
 
 def read(fields: Fields) -> Layout:
     known_only(fields, OWN)
-    mixed = qwen3_moe.routed(fields, 60, 1408, per_token=4)
+    moe = qwen3_moe.routed(fields, 60, 1408, per_token=4)
     context = positions(fields, 32768)
     layout = llama.read_blocks(
         fields,
@@ -31,7 +31,7 @@ def read(fields: Fields) -> Layout:
         ),
         attention_bias=fields.boolean("qkv_bias", True),
         out_bias=False,
-        feed=qwen3_moe.feed(fields, mixed, shared(fields, 5632)),
+        feed=qwen3_moe.feed(fields, moe, shared(fields, 5632)),
     )
     place_shared(layout)
     return layout

@@ -35,12 +35,12 @@ OWN = {
 # Fields of layers that predict tokens beyond the next, which are ignored, and fields never read.
 LEFT = {"mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
 # Fields of a multimodal model around the text model: images, their tokens, and repeated sizes.
-_AROUND = {
+_MULTIMODAL = {
     "head_dim", "image_token_id", "language_model_only", "text_config", "video_token_id",
     "vision_config", "vision_end_token_id", "vision_start_token_id",
 }  # fmt: skip
 KINDS = {"linear_attention": "deltanet", "full_attention": "attention"}
-_PLANES = ("mrope_interleaved", "mrope_section")
+_MROPE_KEYS = ("mrope_interleaved", "mrope_section")
 _PROJECTIONS: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
 _RENAMED = {"router": "gate"} | {f"{name}_proj": f"in_proj_{name}" for name in "zab"}
 
@@ -55,7 +55,7 @@ def read(fields: Fields) -> Layout:
 
 def of_the_text(fields: Fields, own: Iterable[str]) -> Fields:
     """Return the text model's fields, alone or within a larger model; refuse any not in `own`."""
-    text = fields if fields.values.get("text_config") is None else _section(fields)
+    text = fields if fields.values.get("text_config") is None else _text_section(fields)
     known_only(text, {*own, *LEFT})
     if text is not fields:
         fields.unknown += [f"{text.prefix}{name}" for name in text.unknown]
@@ -63,9 +63,9 @@ def of_the_text(fields: Fields, own: Iterable[str]) -> Fields:
     return text
 
 
-def _section(fields: Fields) -> Fields:
+def _text_section(fields: Fields) -> Fields:
     """Return the text model's section; `tie_word_embeddings` may be next to it."""
-    known_only(fields, _AROUND)
+    known_only(fields, _MULTIMODAL)
     text, tied = fields.section("text_config"), "tie_word_embeddings"
     if tied in fields:
         text.values = {**text.values, tied: fields.values[tied]}
@@ -88,28 +88,28 @@ def read_blocks(
     if "layer_types" in fields:
         kinds = layer_types(fields, blocks, KINDS, "deltanet")
     else:
-        every = fields.integer("full_attention_interval", 4)
-        kinds = ["deltanet" if (block + 1) % every else "attention" for block in range(blocks)]
+        interval = fields.integer("full_attention_interval", 4)
+        kinds = ["deltanet" if (block + 1) % interval else "attention" for block in range(blocks)]
     fields.demand("attn_output_gate", True)
     size = fields.integer("head_dim", 256)
-    turned = dict(fields.values)
+    values = dict(fields.values)
     for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(said := turned.get(name), dict):
-            turned[name] = {key: said[key] for key in said if key not in _PLANES}
-    said = Fields(fields.file, turned, fields.prefix, fields.refused)
-    made: dict[str, MixerConfig] = {
+        if isinstance(rope_fields := values.get(name), dict):
+            values[name] = {key: rope_fields[key] for key in rope_fields if key not in _MROPE_KEYS}
+    rope_fields = Fields(fields.file, values, fields.prefix, fields.refused)
+    mixers: dict[str, MixerConfig] = {
         "deltanet": deltanet(fields),
         "attention": attention(
             fields,
             kv_heads=kv_heads,
             size=size,
             bias=fields.boolean("attention_bias", False),
-            rope=rope(said, size, share=fields.number("partial_rotary_factor", 0.25)),
+            rope=rope(rope_fields, size, share=fields.number("partial_rotary_factor", 0.25)),
             qk_norm=True,
             output_gate=True,
         ),
     }
-    layers = [layer for n, kind in enumerate(kinds) for layer in (made[kind], *feed(n))]
+    layers = [layer for n, kind in enumerate(kinds) for layer in (mixers[kind], *feed(n))]
     config = whole(fields, family, layers, eps=1e-6, context=positions(fields, 32768))
     return _place(config, place)
 
@@ -132,14 +132,16 @@ def deltanet(fields: Fields, **values: Any) -> GatedDeltaNetConfig:
 
 
 def _place(config: ModelConfig, place: Place | None) -> Layout:
-    layout = Layout(config, ignored=_is_not_of_the_text, rename=_of_the_text)
+    layout = Layout(config, ignored=_is_outside_text_model, rename=_text_name)
     block = -1
     for index, layer in enumerate(config.layers):
-        first = layer.attends or layer.recurrent
-        block += first
+        starts_block = layer.attends or layer.recurrent
+        block += starts_block
         source, ours = f"model.layers.{block}", f"layers.{index}"
-        mixer = f"{source}.{'self_attn' if layer.attends else 'linear_attn' if first else 'mlp'}"
-        norm = "input_layernorm" if first else "post_attention_layernorm"
+        mixer = (
+            f"{source}.{'self_attn' if layer.attends else 'linear_attn' if starts_block else 'mlp'}"
+        )
+        norm = "input_layernorm" if starts_block else "post_attention_layernorm"
         joined = {"in_proj_qkv": _PROJECTIONS} if layer.kind == "gated_deltanet" else None
         layout.place_layer(
             index, norm=f"{source}.{norm}", mixer=mixer, rename=_RENAMED, joined=joined
@@ -155,11 +157,11 @@ def _place(config: ModelConfig, place: Place | None) -> Layout:
     return layout
 
 
-def _of_the_text(name: str) -> str:
+def _text_name(name: str) -> str:
     return name.replace("model.language_model.", "model.", 1)
 
 
-def _is_not_of_the_text(name: str) -> bool:
+def _is_outside_text_model(name: str) -> bool:
     return name.startswith(("model.visual.", "mtp.", "model.mtp."))
 
 
@@ -168,8 +170,8 @@ def family(name: str, classes: str, read: Callable[[Fields], Layout]) -> Family:
     their class names."""
 
     def claims(fields: Fields) -> bool:
-        alone = is_transformers(fields, f"{name}_text", f"{classes}ForCausalLM")
-        return alone or is_transformers(fields, name, f"{classes}ForConditionalGeneration")
+        is_text_model = is_transformers(fields, f"{name}_text", f"{classes}ForCausalLM")
+        return is_text_model or is_transformers(fields, name, f"{classes}ForConditionalGeneration")
 
     return Family(name, f"model_type {name} or {name}_text", claims, read)
 

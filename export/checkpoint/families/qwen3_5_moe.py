@@ -15,9 +15,9 @@ NAME = "qwen3_5_moe"
 
 def read(fields: Fields) -> Layout:
     text = qwen3_5.of_the_text(fields, qwen3_5.OWN | qwen2_moe.OWN)
-    mixed = qwen3_moe.routed(text, 256, 512, per_token=8, normalise=True)
+    moe = qwen3_moe.routed(text, 256, 512, per_token=8, normalise=True)
     shared = qwen2_moe.shared(text, 512)
-    layout = qwen3_5.read_blocks(text, NAME, lambda block: [mixed, shared], kv_heads=2)
+    layout = qwen3_5.read_blocks(text, NAME, lambda block: [moe, shared], kv_heads=2)
     qwen2_moe.place_shared(layout)
     qwen2_moe.place_stacks(layout)
     return layout

@@ -18,10 +18,10 @@ NAME = "qwen3_next"
 
 def read(fields: Fields) -> Layout:
     known_only(fields, qwen3_5.OWN | qwen3_5.LEFT | qwen2_moe.OWN)
-    mixed = qwen3_moe.routed(fields, 512, 512, per_token=10, normalise=True)
+    moe = qwen3_moe.routed(fields, 512, 512, per_token=10, normalise=True)
     shared = qwen2_moe.shared(fields, 512)
     layout = qwen3_5.read_blocks(
-        fields, NAME, qwen3_moe.feed(fields, mixed, shared), _place_by_head, kv_heads=2
+        fields, NAME, qwen3_moe.feed(fields, moe, shared), _place_by_head, kv_heads=2
     )
     qwen2_moe.place_shared(layout)
     qwen2_moe.place_stacks(layout)

@@ -21,31 +21,35 @@ _OWN = {
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
-    context, rotates = positions(fields, 32768), _rotates(fields)
+    context, uses_rope = positions(fields, 32768), _uses_rope(fields)
     return llama.read_blocks(
         fields,
         NAME,
         kv_heads=4,
         context=context,
-        windows=used_windows(fields, context, lambda block, _: not rotates[block]),
+        windows=used_windows(fields, context, lambda block, _: not uses_rope[block]),
         theta=THETA,
-        turned=[fields if turns else None for turns in rotates],
+        turned=[fields if rotates else None for rotates in uses_rope],
         tied=True,
     )
 
 
-def _rotates(fields: Fields) -> list[bool]:
+def _uses_rope(fields: Fields) -> list[bool]:
     """Return whether each block has RoPE."""
     blocks = fields.blocks()
     interval = fields.integer("no_rope_layer_interval", 4)
-    every = [(index + 1) % interval != 0 for index in range(blocks)]
-    given = fields.values.get("no_rope_layers")
-    if given is None:
-        return every
-    if not isinstance(given, list) or len(given) != blocks or any(v not in (0, 1) for v in given):
-        fields.refuse("no_rope_layers", f"is {show(given)}, not {blocks} times 0 or 1")
-        return every
-    return [bool(value) for value in given]
+    default = [(index + 1) % interval != 0 for index in range(blocks)]
+    listed = fields.values.get("no_rope_layers")
+    if listed is None:
+        return default
+    if (
+        not isinstance(listed, list)
+        or len(listed) != blocks
+        or any(v not in (0, 1) for v in listed)
+    ):
+        fields.refuse("no_rope_layers", f"is {show(listed)}, not {blocks} times 0 or 1")
+        return default
+    return [bool(value) for value in listed]
 
 
 FAMILY = Family.of_transformers(NAME, "SmolLM3ForCausalLM", read)

@@ -88,14 +88,14 @@ def _mamba(fields: Fields) -> Mamba1Config:
 
 
 def _attention(fields: Fields) -> AttentionConfig:
-    heads, read = fields.integer("num_attention_heads"), 2 * fields.integer("hidden_size")
-    if "attention_hidden_size" in fields and fields.integer("attention_hidden_size") != read:
-        fields.refuse("attention_hidden_size", f"is not {read}", UNSUPPORTED)
+    heads, width = fields.integer("num_attention_heads"), 2 * fields.integer("hidden_size")
+    if "attention_hidden_size" in fields and fields.integer("attention_hidden_size") != width:
+        fields.refuse("attention_hidden_size", f"is not {width}", UNSUPPORTED)
     return fields.build(
         AttentionConfig,
         n_heads=heads,
         n_kv_heads=fields.integer("num_key_value_heads", heads),
-        head_dim=fields.integer("attention_head_dim", max(1, read // heads)),
+        head_dim=fields.integer("attention_head_dim", max(1, width // heads)),
         recalls=True,
     )
 
@@ -113,10 +113,10 @@ def place_blocks(
         source = f"model.layers.{block}"
         if is_hybrid:
             place_shared(layer, sum(hybrid[:block]))
-            behind = SourceTensor(f"{source}.linear.weight", (width, width))
+            linear = SourceTensor(f"{source}.linear.weight", (width, width))
             for kind in layout.kinds(f"layers.{layer + 1}.down_proj"):
                 name = f"layers.{layer + 1}.down_proj.{kind}"
-                layout.pieces[name] = replace(layout.pieces[name], behind=behind)
+                layout.pieces[name] = replace(layout.pieces[name], behind=linear)
             source, layer = f"{source}.mamba_decoder", layer + 2
         mixers.append((layer, f"{source}.mamba"))
         layout.place_layer(layer, norm=f"{source}.input_layernorm", mixer=f"{source}.mamba")
@@ -138,19 +138,19 @@ def _place_heads(layout: Layout, ours: str, theirs: str, mamba: Mamba1Config) ->
     rank, size = mamba.dt_rank // heads, mamba.d_inner // heads
     for kind in layout.kinds(f"{ours}.in_proj"):  # x and z are interleaved by channel
         name = f"{ours}.in_proj.{kind}"
-        turns = tuple(range(0, 2 * inner, 2)) + tuple(range(1, 2 * inner, 2))
-        layout.pieces[name] = replace(layout.pieces[name], rows=turns)
-    reads = SourceTensor(f"{theirs}.x_proj_weight", (heads, rank + 2 * states, size))
-    makes = SourceTensor(f"{theirs}.dt_proj_weight", (heads, size, rank))
-    layout.place_blocks(f"{ours}.x_proj.weight", list(_diagonal(reads, (rank, states, states))))
-    layout.place_blocks(f"{ours}.dt_proj.weight", list(_diagonal(makes, (size,))))
-    for name, theirs_called, shape in (
+        interleaved = tuple(range(0, 2 * inner, 2)) + tuple(range(1, 2 * inner, 2))
+        layout.pieces[name] = replace(layout.pieces[name], rows=interleaved)
+    x_proj = SourceTensor(f"{theirs}.x_proj_weight", (heads, rank + 2 * states, size))
+    dt_proj = SourceTensor(f"{theirs}.dt_proj_weight", (heads, size, rank))
+    layout.place_blocks(f"{ours}.x_proj.weight", list(_diagonal(x_proj, (rank, states, states))))
+    layout.place_blocks(f"{ours}.dt_proj.weight", list(_diagonal(dt_proj, (size,))))
+    for name, source_name, shape in (
         ("dt_proj.bias", "dt_proj_bias", (heads, size)),
         ("A_log", "A_log", (heads, size, states)),
         ("D", "D", (heads, size)),
     ):
         own = layout.pieces[f"{ours}.{name}"].shape
-        place = TensorPlace(f"{theirs}.{theirs_called}", shape, own)
+        place = TensorPlace(f"{theirs}.{source_name}", shape, own)
         layout.pieces[f"{ours}.{name}"] = place
 
 

@@ -27,13 +27,14 @@ _OWN = {
     "num_mem_blocks", "num_query_groups", "time_step_limit", "use_conv_bias", "use_long_context",
     "use_mem_eff_path", "use_mem_rope", "use_shared_attention_adapter",
 }  # fmt: skip
-_FORK = "use_shared_block_lora"  # Zyphra's fork of transformers, with other fields and tensors
+# of Zyphra's fork of transformers, with other fields and tensors
+_FORK_FIELD = "use_shared_block_lora"
 
 
 def read(fields: Fields) -> Layout:
-    if _FORK in fields:
+    if _FORK_FIELD in fields:
         remedy = "use the checkpoint in transformers' own form"
-        fields.stop(_FORK, "is a field of Zyphra's fork of transformers", remedy)
+        fields.stop(_FORK_FIELD, "is a field of Zyphra's fork of transformers", remedy)
     known_only(fields, _OWN)
     for name, expected in (
         ("hidden_act", "gelu"), ("rms_norm_eps", EPS), ("use_long_context", False),
@@ -100,13 +101,13 @@ def _attention(fields: Fields) -> AttentionConfig:
     size = max(1, width // heads)
     if fields.integer("num_key_value_heads", heads) != heads:
         fields.refuse("num_key_value_heads", f"is not {heads}", UNSUPPORTED)
-    turned = fields.boolean("use_mem_rope", False)
+    uses_rope = fields.boolean("use_mem_rope", False)
     return fields.build(
         AttentionConfig,
         n_heads=heads,
         n_kv_heads=heads,
         head_dim=size,
-        rope=rope(fields, size, kinds=("default",)) if turned else None,
+        rope=rope(fields, size, kinds=("default",)) if uses_rope else None,
         recalls=True,
     )
 

@@ -82,8 +82,8 @@ def complete_transformer(shapes: Shapes, metadata: Metadata, config: dict[str, A
         del config["head_dim"]  # not every family accepts the field
     kind = metadata.get("rope.scaling.type")
     if kind not in (None, "none"):
-        said = {field: metadata.get(f"rope.scaling.{key}") for key, field in _SCALING.items()}
-        config["rope_scaling"] = {"rope_type": kind} | {k: v for k, v in said.items() if v}
+        scaling = {field: metadata.get(f"rope.scaling.{key}") for key, field in _SCALING.items()}
+        config["rope_scaling"] = {"rope_type": kind} | {k: v for k, v in scaling.items() if v}
 
 
 def experts_as(count: str) -> dict[str, str]:
@@ -123,11 +123,11 @@ LLAMA = GgufArchitecture(
 
 def like_llama(name: str, **changes: Any) -> GgufArchitecture:
     """Return Llama's keys and tensors, without experts, with the `changes` of another model."""
-    own: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "optional": OPTIONAL, "block": TRANSFORMER_BLOCK, "complete": complete_transformer,
         "fixed": {"model_type": name, "hidden_act": "silu"},
     }  # fmt: skip
-    return replace(LLAMA, name=name, **{**own, **changes})
+    return replace(LLAMA, name=name, **{**defaults, **changes})
 
 
 QK_NORMS = {
@@ -189,15 +189,15 @@ def _head_size(config: dict[str, Any]) -> int:
 
 
 # llama.cpp recognizes the 27B models by their blocks; their scores have a different divisor
-_LARGEST = {"gemma2": 46, "gemma3_text": 62}
+_LARGEST_BLOCKS = {"gemma2": 46, "gemma3_text": 62}
 
 
 def _complete_gemma(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     complete_transformer(shapes, metadata, config)
     size = metadata.get("attention.key_length", 256)
     config["head_dim"] = size
-    if config["model_type"] in _LARGEST:
-        largest = config.get("num_hidden_layers") == _LARGEST[config["model_type"]]
+    if config["model_type"] in _LARGEST_BLOCKS:
+        largest = config.get("num_hidden_layers") == _LARGEST_BLOCKS[config["model_type"]]
         config["query_pre_attn_scalar"] = (largest and _head_size(config)) or size
 
 
@@ -235,9 +235,9 @@ GEMMA3 = replace(
 
 def _complete_phi3(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     complete_transformer(shapes, metadata, config)
-    turned, size = metadata.get("rope.dimension_count"), _head_size(config)
-    if isinstance(turned, int) and size:
-        config["partial_rotary_factor"] = turned / size
+    rotated_dim, size = metadata.get("rope.dimension_count"), _head_size(config)
+    if isinstance(rotated_dim, int) and size:
+        config["partial_rotary_factor"] = rotated_dim / size
     if not config.get("sliding_window"):  # 0 is none
         config["sliding_window"] = None
 

@@ -70,8 +70,8 @@ class GgufArchitecture:
         # the norm of a scan is not shifted
         if self.shifted and rest.endswith("norm.weight") and rest != "ssm_norm.weight":
             return Restoration(values=lambda array: array - 1)
-        found, order = _RESTORED.get(rest, AS_IT_IS), self.order(rest, config)
-        return found if order is None else _in_order(found, order)
+        restoration, order = _RESTORED.get(rest, AS_IT_IS), self.order(rest, config)
+        return restoration if order is None else _in_order(restoration, order)
 
 
 # -- restoring values --------------------------------------------------------------------------
@@ -93,10 +93,10 @@ def _unrotated(heads: Any) -> Restoration:
     return Restoration(values=values)
 
 
-def _in_order(found: Restoration, order: Order) -> Restoration:
-    """Return `found` followed by restoring the order of rows."""
-    values = found.values
-    return replace(found, values=lambda a: order(a if values is None else values(a)))
+def _in_order(restoration: Restoration, order: Order) -> Restoration:
+    """Return `restoration` followed by restoring the order of rows."""
+    values = restoration.values
+    return replace(restoration, values=lambda a: order(a if values is None else values(a)))
 
 
 def _flat(shape: Shape) -> Shape:

@@ -37,7 +37,7 @@ _STATES = {
     "ssm.state_size": "linear_key_head_dim",
     "ssm.time_step_rank": "linear_num_value_heads",
 }
-_SAID_BY_TENSORS = {"full_attention_interval", "attention.recurrent_layers"}
+_IMPLIED_BY_TENSORS = {"full_attention_interval", "attention.recurrent_layers"}
 _DELTANET = {
     "attn_qkv.weight": "in_proj_qkv.weight",
     "attn_gate.weight": "in_proj_z.weight",
@@ -63,9 +63,9 @@ def _complete(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> Non
     inner, heads = config.get("linear_value_head_dim"), config.get("linear_num_value_heads")
     if isinstance(inner, int) and isinstance(heads, int) and heads > 0:
         config["linear_value_head_dim"] = inner // heads
-    turned = metadata.get("rope.dimension_count", size)
-    if isinstance(size, int) and size > 0 and isinstance(turned, int):
-        config |= {"head_dim": size, "partial_rotary_factor": turned / size}
+    rotated_dim = metadata.get("rope.dimension_count", size)
+    if isinstance(size, int) and size > 0 and isinstance(rotated_dim, int):
+        config |= {"head_dim": size, "partial_rotary_factor": rotated_dim / size}
     config["attention_bias"] = any(has_tensor(shapes, "attn_q.bias", config))
     attends = has_tensor(shapes, "attn_q.weight", config)
     config["layer_types"] = [
@@ -76,10 +76,10 @@ def _complete(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> Non
 def _order(tensor: str, config: Mapping[str, Any]) -> Order | None:
     """Return a function that restores the order of value heads by groups, or None if unchanged."""
     names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim")
-    found = [size for size in map(config.get, names) if isinstance(size, int) and size > 0]
-    if len(found) < 3 or found[0] == found[1]:
+    sizes = [size for size in map(config.get, names) if isinstance(size, int) and size > 0]
+    if len(sizes) < 3 or sizes[0] == sizes[1]:
         return None
-    groups, heads, size = found
+    groups, heads, size = sizes
 
     def in_groups(rows: Array) -> Array:
         if heads % groups or rows.shape[0] % heads:
@@ -87,14 +87,14 @@ def _order(tensor: str, config: Mapping[str, Any]) -> Order | None:
         tiled = rows.reshape(heads // groups, groups, -1, *rows.shape[1:])
         return tiled.swapaxes(0, 1).reshape(rows.shape)
 
-    def behind_keys(rows: Array) -> Array:
+    def after_keys(rows: Array) -> Array:
         queries_and_keys, values = np.split(rows, [2 * groups * size])
         return np.concatenate([queries_and_keys, in_groups(values)])
 
     if tensor in _BY_HEAD:
         return in_groups
     if tensor in ("attn_qkv.weight", "ssm_conv1d.weight"):
-        return behind_keys
+        return after_keys
     return (lambda matrix: in_groups(matrix.T).T) if tensor == "ssm_out.weight" else None
 
 
@@ -103,7 +103,7 @@ QWEN35 = replace(
     name="qwen35",
     required={**SIZES, **ATTENTION, **_STATES, "attention.key_length": "head_dim"},
     optional={**OPTIONAL, "nextn_predict_layers": "mtp_num_hidden_layers"},
-    inert=INERT | TREATED | _SAID_BY_TENSORS | {"rope.dimension_sections"},
+    inert=INERT | TREATED | _IMPLIED_BY_TENSORS | {"rope.dimension_sections"},
     fixed={"model_type": "qwen3_5_text", "hidden_act": "silu"},
     block={
         **QWEN3.block,
@@ -138,7 +138,7 @@ QWEN35_MOE = replace(
 QWEN3_NEXT = replace(
     QWEN35_MOE,
     name="qwen3next",
-    inert=INERT | TREATED | _SAID_BY_TENSORS,
+    inert=INERT | TREATED | _IMPLIED_BY_TENSORS,
     fixed={**QWEN35_MOE.fixed, "model_type": "qwen3_next"},
     block={
         **{

@@ -78,10 +78,10 @@ class _Reader:
     """A position in the file. Lengths and counts are checked against the bytes that are left."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
-        self._file, self._data, self._at = file, data, 0
+        self._file, self._data, self._offset = file, data, 0
 
     def read(self, sizes: dict[int, tuple[int, int]]) -> GgufHeader:
-        if self._take(4, "its magic number") != MAGIC:
+        if self._read_bytes(4, "its magic number") != MAGIC:
             self._refuse("does not begin with GGUF", "give a .gguf file")
         version = self._number("I", "its version")
         if version & 0xFFFF == 0:
@@ -100,34 +100,34 @@ class _Reader:
         alignment = metadata.get(_ALIGNMENT, 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             self._refuse(f"is {alignment!r:.40}, not a power of two", DOWNLOAD, _ALIGNMENT)
-        start = self._at + -self._at % alignment
+        start = self._offset + -self._offset % alignment
         return GgufHeader(metadata, self._check(places, start, alignment, sizes))
 
     def _refuse(self, message: str, remedy: str, field: str | None = None) -> NoReturn:
         raise CheckpointError(message, file=self._file, field=field, remedy=remedy)
 
-    def _take(self, size: int, what: str) -> bytes:
-        left = len(self._data) - self._at
-        if size > left:
-            self._refuse(f"is cut short: {what} needs {size} bytes, {left} are left", DOWNLOAD)
-        self._at += size
-        return self._data[self._at - size : self._at]
+    def _read_bytes(self, size: int, what: str) -> bytes:
+        remaining = len(self._data) - self._offset
+        if size > remaining:
+            self._refuse(f"is cut short: {what} needs {size} bytes, {remaining} are left", DOWNLOAD)
+        self._offset += size
+        return self._data[self._offset - size : self._offset]
 
     def _number(self, kind: str, what: str) -> int:
-        return int(struct.unpack(f"<{kind}", self._take(struct.calcsize(kind), what))[0])
+        return int(struct.unpack(f"<{kind}", self._read_bytes(struct.calcsize(kind), what))[0])
 
-    def _count(self, what: str, least: int, most: int) -> int:
-        """Read a count of items that take at least `least` bytes each."""
+    def _count(self, what: str, item_bytes: int, maximum: int) -> int:
+        """Read a count of items that take at least `item_bytes` bytes each."""
         count = self._number("Q", f"the number of {what}")
-        if count > most or count * least > len(self._data) - self._at:
+        if count > maximum or count * item_bytes > len(self._data) - self._offset:
             self._refuse(f"claims {count} {what}, more than it can hold", DOWNLOAD)
         return count
 
-    def _text(self, what: str, most: int | None = None) -> str:
+    def _text(self, what: str, maximum: int | None = None) -> str:
         size = self._number("Q", what)
-        if most is not None and size > most:
-            self._refuse(f"{what} has {size} bytes, at most {most} allowed", DOWNLOAD)
-        raw = self._take(size, what)
+        if maximum is not None and size > maximum:
+            self._refuse(f"{what} has {size} bytes, at most {maximum} allowed", DOWNLOAD)
+        raw = self._read_bytes(size, what)
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as problem:
@@ -148,7 +148,7 @@ class _Reader:
     def _array(self, key: str) -> list[Any]:
         kind, count = self._number("I", key), self._number("Q", key)
         if kind == _STRING:
-            if count * 8 > len(self._data) - self._at:
+            if count * 8 > len(self._data) - self._offset:
                 self._refuse(f"claims {count} texts, more than the file can hold", DOWNLOAD, key)
             return [self._text(key) for _ in range(count)]
         if kind not in _SCALARS:
@@ -157,7 +157,7 @@ class _Reader:
 
     def _scalars(self, kind: int, count: int, key: str) -> list[Any]:
         dtype = np.dtype(_SCALARS[kind])
-        values = np.frombuffer(self._take(count * dtype.itemsize, key), dtype)
+        values = np.frombuffer(self._read_bytes(count * dtype.itemsize, key), dtype)
         return (values != 0).tolist() if kind == _BOOL else values.tolist()
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -176,10 +176,10 @@ class _Reader:
         alignment: int,
         sizes: dict[int, tuple[int, int]],
     ) -> dict[str, GgufTensor]:
-        faults, found = Faults(), {}
+        faults, tensors = Faults(), {}
         for name, shape, kind, offset in places:
             block, size = sizes.get(kind, (0, 0))
-            if name in found:
+            if name in tensors:
                 faults.add(name, "appears twice", DOWNLOAD)
             elif not all(1 <= n <= MAX_DIMENSION for n in shape):
                 faults.add(name, f"has the shape {list(shape)}", DOWNLOAD)
@@ -192,9 +192,9 @@ class _Reader:
             else:
                 size = math.prod(shape) // block * size
                 if start + offset + size > len(self._data):
-                    end, there = start + offset + size, len(self._data)
-                    faults.add(name, f"ends at byte {end}, but the file at {there}", DOWNLOAD)
+                    end, length = start + offset + size, len(self._data)
+                    faults.add(name, f"ends at byte {end}, but the file at {length}", DOWNLOAD)
                 else:
-                    found[name] = GgufTensor(shape, kind, start + offset, size)
+                    tensors[name] = GgufTensor(shape, kind, start + offset, size)
         faults.refuse(CheckpointError, file=self._file)
-        return found
+        return tensors

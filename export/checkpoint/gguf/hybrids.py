@@ -42,9 +42,9 @@ def has_tensor(shapes: Shapes, tensor: str, config: dict[str, Any]) -> list[bool
 def _complete(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     """Add the fields that hybrids share. Lists of sizes have 0 for blocks of another kind."""
     for name in ("num_key_value_heads", "intermediate_size"):
-        given = config.get(name)
-        if isinstance(given, list) and all(isinstance(size, int) for size in given):
-            config[name] = max(given, default=0) or None
+        sizes = config.get(name)
+        if isinstance(sizes, list) and all(isinstance(size, int) for size in sizes):
+            config[name] = max(sizes, default=0) or None
     complete_transformer(shapes, metadata, config)
     for name, tensor in (
         ("attention_bias", "attn_q.bias"),
@@ -100,8 +100,8 @@ def _complete_granite(shapes: Shapes, metadata: Metadata, config: dict[str, Any]
     _complete(shapes, metadata, config)
     if not config["num_local_experts"]:
         config.setdefault("shared_intermediate_size", config.pop("intermediate_size"))
-    turned = metadata.get("rope.scaling.finetuned", True)
-    config["position_embedding_type"] = "rope" if turned else "nope"
+    uses_rope = metadata.get("rope.scaling.finetuned", True)
+    config["position_embedding_type"] = "rope" if uses_rope else "nope"
     attends = has_tensor(shapes, "attn_q.weight", config)
     config["layer_types"] = ["attention" if attending else "mamba" for attending in attends]
 
@@ -136,8 +136,8 @@ def _complete_jamba(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) 
     # attention and experts recur at fixed periods; otherwise the reader finds tensors missing
     for what, tensor in (("attn", "attn_q.weight"), ("expert", "ffn_gate_inp.weight")):
         blocks = has_tensor(shapes, tensor, config)
-        found = [block for block, there in enumerate(blocks) if there]
-        first, second, *_ = [*found, len(blocks), 2 * len(blocks) + 1]
+        indices = [block for block, present in enumerate(blocks) if present]
+        first, second, *_ = [*indices, len(blocks), 2 * len(blocks) + 1]
         config |= {
             f"{what}_layer_offset": first,
             f"{what}_layer_period": max(first + 1, second - first),
@@ -175,10 +175,10 @@ def _complete_nemotron(shapes: Shapes, metadata: Metadata, config: dict[str, Any
     if isinstance(inner, float) and isinstance(heads, int) and heads > 0:
         config["mamba_head_dim"] = metadata["ssm.inner_size"] // heads
     letters = {"attn_q": "*", "ffn_up": "-", "ffn_up_exps": "E"}
-    there = [has_tensor(shapes, f"{tensor}.weight", config) for tensor in letters]
+    presence = [has_tensor(shapes, f"{tensor}.weight", config) for tensor in letters]
     config["hybrid_override_pattern"] = "".join(
         next((letter for letter, has in zip(letters.values(), block, strict=True) if has), "M")
-        for block in zip(*there, strict=True)
+        for block in zip(*presence, strict=True)
     )
     config.setdefault("head_dim", 0)
 

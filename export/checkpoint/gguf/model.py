@@ -28,13 +28,15 @@ from edge.export.checkpoint.gguf.weights import GgufFile
 from edge.export.checkpoint.layout import Layout
 from edge.export.checkpoint.weights import CheckpointWeights
 
-ARCHITECTURES = {each.name: each for each in (*PLAIN, OLMO2, *HYBRIDS, *DELTANETS)}
-_HF = "export the original checkpoint instead"
+ARCHITECTURES = {
+    architecture.name: architecture for architecture in (*PLAIN, OLMO2, *HYBRIDS, *DELTANETS)
+}
+_EXPORT_ORIGINAL = "export the original checkpoint instead"
 _EXPERTS = ("expert_count", "expert_used_count")
 # false means an unsupported model; other keys that are false count as absent
 _CAUSAL = "attention.causal"
 _ONE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.")
-_WHOLE = {"nextn_predict_layers", "rope.dimension_count"}
+_INTEGER_KEYS = {"nextn_predict_layers", "rope.dimension_count"}
 # values of `expert_gating_func`, in files since 2025
 _SCORES = {"softmax": 1, "sigmoid": 2}
 # original context and wavelength band of RoPE scaling in the published Llama 3 models
@@ -50,7 +52,7 @@ class GgufFields(Fields):
         super().__init__(file, values)
         self._keys = keys
 
-    def refuse(self, name: str, message: str, remedy: str = _HF) -> None:
+    def refuse(self, name: str, message: str, remedy: str = _EXPORT_ORIGINAL) -> None:
         super().refuse(self._keys.get(name, name), message, remedy)
 
 
@@ -70,18 +72,20 @@ class GgufModel:
         self.file = file
         self.architecture = _architecture(file)
         prefix = f"{self.architecture.name}."
-        own = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
-        _check_keys(file, self.architecture, own)
-        self.fields = _fields(file, self.architecture, own)
+        metadata = {
+            k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)
+        }
+        _check_keys(file, self.architecture, metadata)
+        self.fields = _fields(file, self.architecture, metadata)
         file.restore(lambda name: self.architecture.restoration(name, self.fields.values))
 
     def place(self, layout: Layout) -> Layout:
         """Return the layout with the names of this file's tensors."""
         names = self._names()
-        there = self.file.tensors.keys()
-        layout.find({theirs for theirs, ours in names.items() if not there.isdisjoint(ours)})
+        stored = self.file.tensors.keys()
+        layout.find({theirs for theirs, ours in names.items() if not stored.isdisjoint(ours)})
         layout.otherwise.clear()  # alternative forms do not apply to this file's names
-        turns = {theirs: cycle(ours) for theirs, ours in names.items()}
+        sources = {theirs: cycle(ours) for theirs, ours in names.items()}
         for name, piece in layout.pieces.items():
             if piece.source in names:
                 # several tensors each have some of its rows, in order; a stack is one tensor
@@ -89,32 +93,36 @@ class GgufModel:
                     piece = replace(
                         piece, source_shape=piece.shape, start=0, block=0, period=0, stack=()
                     )
-                layout.pieces[name] = replace(piece, source=next(turns[piece.source]))
+                layout.pieces[name] = replace(piece, source=next(sources[piece.source]))
         layout.tied_heads = tuple(names.get(head, [head])[0] for head in layout.tied_heads)
         drafting = tuple(f"blk.{block}." for block in self._drafting_blocks())
-        left = (ROPE_FACTORS, *LONGROPE_FACTORS)
-        layout.ignored = lambda name: name in left or name.startswith(drafting)
+        ignored = (ROPE_FACTORS, *LONGROPE_FACTORS)
+        layout.ignored = lambda name: name in ignored or name.startswith(drafting)
         layout.rename = lambda name: name
         return layout
 
     def _drafting_blocks(self) -> range:
         """Return the blocks after the last layer, which predict tokens beyond the next."""
-        count, more = map(self.fields.values.get, ("num_hidden_layers", "mtp_num_hidden_layers"))
-        if not (isinstance(count, int) and isinstance(more, int) and 0 <= more <= MAX_BLOCKS):
+        count, drafting = map(
+            self.fields.values.get, ("num_hidden_layers", "mtp_num_hidden_layers")
+        )
+        if not (
+            isinstance(count, int) and isinstance(drafting, int) and 0 <= drafting <= MAX_BLOCKS
+        ):
             return range(0)
-        return range(count, count + more)
+        return range(count, count + drafting)
 
     def _names(self) -> dict[str, list[str]]:
         """Return name in the checkpoint → names in the file, for every possible tensor."""
-        known, count = self.architecture, self.fields.values.get("num_hidden_layers")
-        names: dict[str, list[str]] = {theirs: [ours] for ours, theirs in known.ends.items()}
+        architecture, count = self.architecture, self.fields.values.get("num_hidden_layers")
+        names: dict[str, list[str]] = {theirs: [ours] for ours, theirs in architecture.ends.items()}
         for block in range(count if isinstance(count, int) and 0 < count <= MAX_BLOCKS else 0):
-            for ours, theirs in known.block.items():
-                name = f"{known.layer}.{block}.{theirs}"
+            for ours, theirs in architecture.block.items():
+                name = f"{architecture.layer}.{block}.{theirs}"
                 names.setdefault(name, []).append(f"blk.{block}.{ours}")
         # an MLP has a different name next to experts
-        there = self.file.tensors.keys()
-        return {name: [o for o in ours if o in there] or ours for name, ours in names.items()}
+        stored = self.file.tensors.keys()
+        return {name: [o for o in ours if o in stored] or ours for name, ours in names.items()}
 
 
 def _architecture(file: GgufFile) -> GgufArchitecture:
@@ -125,57 +133,65 @@ def _architecture(file: GgufFile) -> GgufArchitecture:
             field="split.count", remedy="join them: llama-gguf-split --merge",
         )  # fmt: skip
     name = metadata.get("general.architecture")
-    found = ARCHITECTURES.get(name) if isinstance(name, str) else None
-    if found is None:
+    architecture = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if architecture is None:
         raise CheckpointError(
             f"is {name!r:.60}; {', '.join(ARCHITECTURES)} are known",
-            file=file.path, field="general.architecture", remedy=_HF,
+            file=file.path, field="general.architecture", remedy=_EXPORT_ORIGINAL,
         )  # fmt: skip
-    return found
+    return architecture
 
 
-def _check_keys(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any]) -> None:
+def _check_keys(
+    file: GgufFile, architecture: GgufArchitecture, metadata: Mapping[str, Any]
+) -> None:
     faults = Faults()
-    for key in known.required:
-        if key not in own:
-            faults.add(f"{known.name}.{key}", "is missing", "convert the model again")
-    inert = {*known.inert, *(_EXPERTS if own.get("expert_count") in (0, 1) else ())}
-    if own.get("expert_gating_func") == _SCORES[known.score]:
+    for key in architecture.required:
+        if key not in metadata:
+            faults.add(f"{architecture.name}.{key}", "is missing", "convert the model again")
+    inert = {*architecture.inert, *(_EXPERTS if metadata.get("expert_count") in (0, 1) else ())}
+    if metadata.get("expert_gating_func") == _SCORES[architecture.score]:
         inert.add("expert_gating_func")
-    if apart := sorted(filter(_ONE_EXPERT.match, file.tensors)):
+    if unstacked := sorted(filter(_ONE_EXPERT.match, file.tensors)):
         message = "is one expert's, as conversions before April 2024 wrote them"
-        faults.add(apart[0], message, "convert the model again, which stacks them")
-    if not own.get(_CAUSAL, True):
+        faults.add(unstacked[0], message, "convert the model again, which stacks them")
+    if not metadata.get(_CAUSAL, True):
         message = "is false: tokens see later ones, as in embedding models"
-        faults.add(f"{known.name}.{_CAUSAL}", message, "export a model that generates text")
-    for key in sorted(own.keys() - {*known.required, *known.optional, *inert, _CAUSAL}):
-        if own[key]:  # 0 and false switch it off
-            faults.add(f"{known.name}.{key}", "is not a known key", _HF)
+        faults.add(f"{architecture.name}.{_CAUSAL}", message, "export a model that generates text")
+    for key in sorted(
+        metadata.keys() - {*architecture.required, *architecture.optional, *inert, _CAUSAL}
+    ):
+        if metadata[key]:  # 0 and false switch it off
+            faults.add(f"{architecture.name}.{key}", "is not a known key", _EXPORT_ORIGINAL)
     faults.refuse(CheckpointError, file=file.path)
 
 
-def _fields(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any]) -> GgufFields:
-    named = {**known.required, **known.optional}
-    values: dict[str, Any] = dict(known.fixed)
-    values |= {field: own[key] for key, field in named.items() if key in own}
+def _fields(
+    file: GgufFile, architecture: GgufArchitecture, metadata: Mapping[str, Any]
+) -> GgufFields:
+    key_fields = {**architecture.required, **architecture.optional}
+    values: dict[str, Any] = dict(architecture.fixed)
+    values |= {field: metadata[key] for key, field in key_fields.items() if key in metadata}
     shapes = {name: place.shape for name, place in file.tensors.items()}
     values["vocab_size"] = shapes.get("token_embd.weight", (None,))[0]
     values["tie_word_embeddings"] = "output.weight" not in shapes
-    known.complete(shapes, own, values)
-    fields = GgufFields(file.path, values, {f: f"{known.name}.{key}" for key, f in named.items()})
-    _check_whole(fields, known, own)
-    _check_heads(fields, known, own)
+    architecture.complete(shapes, metadata, values)
+    fields = GgufFields(
+        file.path, values, {f: f"{architecture.name}.{key}" for key, f in key_fields.items()}
+    )
+    _check_integers(fields, architecture, metadata)
+    _check_heads(fields, architecture, metadata)
     if ROPE_FACTORS in shapes:
         _read_rope_factors(file, fields)
-    if found := LONGROPE_FACTORS.keys() & shapes.keys():
-        _read_longrope(file, fields, sorted(found), own.get("rope.scaling.attn_factor"))
+    if factors := LONGROPE_FACTORS.keys() & shapes.keys():
+        _read_longrope(file, fields, sorted(factors), metadata.get("rope.scaling.attn_factor"))
     return fields
 
 
-def _read_longrope(file: GgufFile, fields: GgufFields, found: list[str], factor: object) -> None:
+def _read_longrope(file: GgufFile, fields: GgufFields, names: list[str], factor: object) -> None:
     """Read LongRoPE's factors: one tensor for short texts and one for long texts."""
     scaling: dict[str, object] = {"rope_type": "longrope", "attention_factor": factor}
-    for name in found:
+    for name in names:
         if file.entries[name].dtype is None:
             fields.refuse(name, "does not hold floating-point values")
         else:
@@ -183,23 +199,33 @@ def _read_longrope(file: GgufFile, fields: GgufFields, found: list[str], factor:
     fields.values["rope_scaling"] = scaling
 
 
-def _check_whole(fields: GgufFields, known: GgufArchitecture, own: Mapping[str, Any]) -> None:
+def _check_integers(
+    fields: GgufFields, architecture: GgufArchitecture, metadata: Mapping[str, Any]
+) -> None:
     """Check whole numbers that only enter other fields, and so are checked nowhere else."""
-    for key in sorted(_WHOLE & own.keys() & {*known.optional, *known.inert} - {*known.sizes}):
-        if type(own[key]) is not int:
-            fields.refuse(f"{known.name}.{key}", f"is {own[key]!r:.20}, not a whole number")
+    for key in sorted(
+        _INTEGER_KEYS
+        & metadata.keys()
+        & {*architecture.optional, *architecture.inert} - {*architecture.sizes}
+    ):
+        if type(metadata[key]) is not int:
+            fields.refuse(
+                f"{architecture.name}.{key}", f"is {metadata[key]!r:.20}, not a whole number"
+            )
 
 
-def _check_heads(fields: GgufFields, known: GgufArchitecture, own: Mapping[str, Any]) -> None:
+def _check_heads(
+    fields: GgufFields, architecture: GgufArchitecture, metadata: Mapping[str, Any]
+) -> None:
     """Check that all heads have one size and are rotated whole."""
     width, heads = fields.values.get("hidden_size"), fields.values.get("num_attention_heads")
     if not (isinstance(width, int) and isinstance(heads, int) and heads > 0):
         return
     size = fields.values.get("head_dim", width // heads)
-    for key in known.sizes:
-        if own.get(key, size) != size:
-            message = f"is {own[key]!r:.20}; only heads of {size} values are known"
-            fields.refuse(f"{known.name}.{key}", message)
+    for key in architecture.sizes:
+        if metadata.get(key, size) != size:
+            message = f"is {metadata[key]!r:.20}; only heads of {size} values are known"
+            fields.refuse(f"{architecture.name}.{key}", message)
 
 
 def _read_rope_factors(file: GgufFile, fields: GgufFields) -> None:
@@ -216,15 +242,15 @@ def _read_rope_factors(file: GgufFile, fields: GgufFields) -> None:
         fields.refuse(ROPE_FACTORS, f"has the shape {list(header.shape)} for heads of {size}")
         return
     theta = max(1.0, fields.number("rope_theta", 10000.0))
-    found = file.read(ROPE_FACTORS).double().numpy()
-    factor = float(found.max())
-    pairs = np.arange(len(found), dtype=np.float64)
-    waves = 2 * np.pi * theta ** (pairs / len(found))
+    factors = file.read(ROPE_FACTORS).double().numpy()
+    factor = float(factors.max())
+    pairs = np.arange(len(factors), dtype=np.float64)
+    wavelengths = 2 * np.pi * theta ** (pairs / len(factors))
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-    smooth = (_LLAMA3["original_max_position_embeddings"] / waves - low) / (high - low)
+    smooth = (_LLAMA3["original_max_position_embeddings"] / wavelengths - low) / (high - low)
     smooth = np.clip(smooth, 0, 1)
     expected = 1 / ((1 - smooth) / factor + smooth)
-    if not factor >= 1 or not np.allclose(found, expected, rtol=1e-4):
+    if not factor >= 1 or not np.allclose(factors, expected, rtol=1e-4):
         fields.refuse(ROPE_FACTORS, "does not scale RoPE as Llama 3 does")
     fields.values["rope_scaling"] = {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
@@ -269,10 +295,10 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def card(self) -> Path | None:
-        beside = self.path.parent / MODEL_CARD
+        readme = self.path.parent / MODEL_CARD
         # a README counts only if there is one GGUF file, and only with a card's front matter
-        alone = len(list(self.path.parent.glob(f"*{SUFFIX}"))) == 1
-        return beside if alone and beside.is_file() and _is_card(beside) else None
+        only_file = len(list(self.path.parent.glob(f"*{SUFFIX}"))) == 1
+        return readme if only_file and readme.is_file() and _is_card(readme) else None
 
     @property
     def nbytes(self) -> int:

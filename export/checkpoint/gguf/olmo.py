@@ -23,8 +23,8 @@ from edge.export.checkpoint.gguf.architectures import (
 )
 from edge.export.checkpoint.gguf.conversion import Metadata, Shapes
 
-_EVERY = 4
-_OWN_BASE = "rope.freq_base_swa"
+_DEFAULT_PERIOD = 4
+_SLIDING_BASE = "rope.freq_base_swa"
 # YaRN's `attention_factor`, by its current name and by that of 2025
 _FACTORS = ("rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor")
 _MATRICES = {
@@ -37,11 +37,11 @@ def _complete(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> Non
     factors = [metadata[key] for key in _FACTORS if key in metadata]
     if factors:
         config.setdefault("rope_scaling", {})["attention_factor"] = factors[0]
-    pattern = config.pop("layer_types", _EVERY)
+    pattern = config.pop("layer_types", _DEFAULT_PERIOD)
     if not config.get("sliding_window"):  # 0 is none
         config.pop("sliding_window", None)
         return
-    sliding = {"rope_theta": metadata[_OWN_BASE]} if _OWN_BASE in metadata else {}
+    sliding = {"rope_theta": metadata[_SLIDING_BASE]} if _SLIDING_BASE in metadata else {}
     config |= {
         "model_type": "olmo3",
         "layer_types": _kinds(pattern, config.get("num_hidden_layers")),
@@ -57,7 +57,7 @@ def _kinds(pattern: Any, blocks: Any) -> Any:
     if isinstance(pattern, list) and all(isinstance(slides, bool) for slides in pattern):
         sliding = pattern
     elif type(pattern) is int and pattern >= 0 and isinstance(blocks, int) and 0 < blocks < 4096:
-        sliding = [not pattern or at % pattern < pattern - 1 for at in range(blocks)]
+        sliding = [not pattern or block % pattern < pattern - 1 for block in range(blocks)]
     else:
         return pattern
     return ["sliding_attention" if slides else "full_attention" for slides in sliding]
@@ -71,7 +71,7 @@ OLMO2 = like_llama(
         "attention.sliding_window": "sliding_window",
         "attention.sliding_window_pattern": "layer_types",
     },
-    inert=INERT | TREATED | {_OWN_BASE, *_FACTORS},
+    inert=INERT | TREATED | {_SLIDING_BASE, *_FACTORS},
     block=_MATRICES | QK_NORMS | NORMS_BEHIND,
     complete=_complete,
 )

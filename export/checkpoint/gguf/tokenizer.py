@@ -20,11 +20,11 @@ from edge.protobuf import VARINT, put
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _BYTES, _FIXED32 = 2, 5  # wire types of protocol buffers
-_MOST_SCORE = 3.4028234e38
-_OWN = "pass the original checkpoint's tokenizer.json with --tokenizer"
+_MAX_SCORE = 3.4028234e38
+_TOKENIZER_REMEDY = "pass the original checkpoint's tokenizer.json with --tokenizer"
 _PADDING = re.compile(r"\[PAD\d+\]")  # pads a vocabulary to the embedding's size in conversions
 # tokens that end a message in the families' templates, which GGUF need not name
-_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>")
+_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>")
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,43 +45,43 @@ _GPT4O = (
 )
 
 Step = dict[str, Any]
-_WORDS: Step = {
+_BYTE_LEVEL: Step = {
     "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True,
 }  # fmt: skip
-_BYTES_ONLY = _WORDS | {"use_regex": False}
+_BYTE_LEVEL_ONLY = _BYTE_LEVEL | {"use_regex": False}
 _DIGITS: Step = {"type": "Digits", "individual_digits": True}
 
 
-def _cut(pattern: str) -> Step:
+def _split_step(pattern: str) -> Step:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-def _split(pattern: str) -> list[Step]:
-    return [_cut(pattern), _BYTES_ONLY]
+def _split_and_map(pattern: str) -> list[Step]:
+    return [_split_step(pattern), _BYTE_LEVEL_ONLY]
 
 
 # Falcon and Falcon-Mamba split digits after the byte-level step, which turns some bytes into digits
 _FALCON: list[Step] = [
     {"type": "Punctuation", "behavior": "Contiguous"},
-    _WORDS,
+    _BYTE_LEVEL,
     _DIGITS | {"individual_digits": False},
-    _cut("[0-9][0-9][0-9]"),
+    _split_step("[0-9][0-9][0-9]"),
 ]
 # pre-tokenizers, each with its names
-_WAYS: tuple[tuple[list[Step], str], ...] = (
-    ([_WORDS], "gpt-2 phi-2 mpt olmo jais exaone4 trillion granite-docling"),
-    ([_DIGITS, _WORDS], "smollm starcoder refact command-r codeshell exaone minerva-7b"),
+_PRE_TOKENIZERS: tuple[tuple[list[Step], str], ...] = (
+    ([_BYTE_LEVEL], "gpt-2 phi-2 mpt olmo jais exaone4 trillion granite-docling"),
+    ([_DIGITS, _BYTE_LEVEL], "smollm starcoder refact command-r codeshell exaone minerva-7b"),
     (
-        _split(_LLAMA3),
+        _split_and_map(_LLAMA3),
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2 dbrx smaug-bpe",
     ),
-    (_split(_QWEN2), "qwen2 deepseek-r1-qwen stablelm2 megrez"),
-    (_split(_QWEN35), "qwen35"),
-    (_split(_TEKKEN), "tekken"),
-    (_split(_GPT4O), "gpt-4o llama4"),
+    (_split_and_map(_QWEN2), "qwen2 deepseek-r1-qwen stablelm2 megrez"),
+    (_split_and_map(_QWEN35), "qwen35"),
+    (_split_and_map(_TEKKEN), "tekken"),
+    (_split_and_map(_GPT4O), "gpt-4o llama4"),
     (_FALCON, "falcon"),
 )
-_CUTS = {name: steps for steps, names in _WAYS for name in names.split()}
+_STEPS = {name: steps for steps, names in _PRE_TOKENIZERS for name in names.split()}
 # words in the vocabulary are not split by merges, and texts begin with `bos`
 _WHOLE_WORDS = {
     "llama-bpe",
@@ -106,9 +106,9 @@ class GgufTokenizer:
     def __init__(self, file: Path, metadata: Mapping[str, Any], vocab_size: int) -> None:
         self._file, self._metadata, self._vocab_size = file, metadata, vocab_size
         self.refused: EdgeError | None = None
-        self._made: tuple[str, bytes] | None = None
+        self._model_file: tuple[str, bytes] | None = None
         try:
-            self._made = self._make()
+            self._model_file = self._make()
         except CheckpointError as problem:
             self.refused = problem
 
@@ -117,9 +117,9 @@ class GgufTokenizer:
         settings = folder / "tokenizer_config.json"
         text = json.dumps(self._settings(), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
         settings.write_text(text, "utf-8", newline="\n")
-        if self._made is None:
+        if self._model_file is None:
             return [settings]
-        name, data = self._made
+        name, data = self._model_file
         (folder / name).write_bytes(data)
         return [folder / name, settings]
 
@@ -128,27 +128,27 @@ class GgufTokenizer:
 
         Raises CheckpointError for an id that is not a token.
         """
-        found: dict[str, Any] = {}
+        ids: dict[str, Any] = {}
         if (bos := self._token("bos")) is not None:
-            found["bos_token_id"] = bos
+            ids["bos_token_id"] = bos
         if (pad := self._token("padding")) is not None:
-            found["pad_token_id"] = pad
+            ids["pad_token_id"] = pad
         ends = [self._token("eos"), self._token("eot"), self._token("eom"), *self._template_ends()]
         if eos := list(dict.fromkeys(token for token in ends if token is not None)):
-            found["eos_token_ids"] = eos
-        return found
+            ids["eos_token_ids"] = eos
+        return ids
 
     # -- metadata ------------------------------------------------------------------------------
 
     def _get(self, name: str, default: Any = None) -> Any:
         return self._metadata.get(f"tokenizer.ggml.{name}", default)
 
-    def _word(self, name: str) -> str | None:
+    def _string(self, name: str) -> str | None:
         """Return a value if it is a string, else None."""
         value = self._get(name)
         return value if isinstance(value, str) else None
 
-    def _refusal(self, name: str, message: str, remedy: str = _OWN) -> CheckpointError:
+    def _refusal(self, name: str, message: str, remedy: str = _TOKENIZER_REMEDY) -> CheckpointError:
         field = f"tokenizer.ggml.{name}"
         return CheckpointError(message, file=self._file, field=field, remedy=remedy)
 
@@ -171,7 +171,7 @@ class GgufTokenizer:
         template, tokens, kinds = self._template(), self._get("tokens"), self._get("token_type")
         if template is None or not isinstance(tokens, list) or not isinstance(kinds, list):
             return []
-        ends = {text for text in _ENDS if text in template}
+        ends = {text for text in _END_TOKENS if text in template}
         pairs = zip(tokens, kinds, strict=False)
         return [i for i, (text, kind) in enumerate(pairs) if kind == CONTROL and text in ends]
 
@@ -189,7 +189,7 @@ class GgufTokenizer:
         return settings
 
     def _adds_bos(self) -> bool:
-        implied = self._word("model") == "llama" or self._word("pre") in _WHOLE_WORDS
+        implied = self._string("model") == "llama" or self._string("pre") in _WHOLE_WORDS
         return bool(self._get("add_bos_token", implied))
 
     def _list(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> Any:
@@ -209,10 +209,10 @@ class GgufTokenizer:
             "gpt2": self._make_bpe,
             "llama": self._make_sentencepiece,
         }
-        model = self._word("model")
+        model = self._string("model")
         if model not in makers:
-            said = self._get("model")
-            raise self._refusal("model", f"is {said!r:.60}; {', '.join(makers)} are known")
+            value = self._get("model")
+            raise self._refusal("model", f"is {value!r:.60}; {', '.join(makers)} are known")
         tokens = self._list("tokens", str)
         if len(tokens) > self._vocab_size:
             raise self._refusal(
@@ -227,37 +227,37 @@ class GgufTokenizer:
         return makers[model](tokens, kinds)
 
     def _make_bpe(self, tokens: list[str], kinds: list[int]) -> tuple[str, bytes]:
-        pre = self._word("pre")
-        if pre not in _CUTS:
-            said = self._get("pre")
-            raise self._refusal("pre", f"is {said!r:.60}, an unknown pre-tokenizer")
-        kept = {
+        pre = self._string("pre")
+        if pre not in _STEPS:
+            value = self._get("pre")
+            raise self._refusal("pre", f"is {value!r:.60}, an unknown pre-tokenizer")
+        vocabulary = {
             text: index
             for index, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
             if not (kind == UNUSED and _PADDING.fullmatch(text))
         }
-        made: dict[str, Any] = {
+        document: dict[str, Any] = {
             "version": "1.0",
             "truncation": None,
             "padding": None,
             "added_tokens": [
                 {"id": index, "content": text, "single_word": False, "lstrip": False,
                  "rstrip": False, "normalized": False, "special": kinds[index] != USER_DEFINED}
-                for text, index in kept.items()
+                for text, index in vocabulary.items()
                 if kinds[index] in (UNKNOWN, CONTROL, USER_DEFINED)
             ],
             "normalizer": {"type": "NFC"} if pre in _NORMALIZED else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": _CUTS[pre]},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": _STEPS[pre]},
             "post_processor": None,
-            "decoder": {**_WORDS, "type": "ByteLevel"},
+            "decoder": {**_BYTE_LEVEL, "type": "ByteLevel"},
             "model": {
                 "type": "BPE", "dropout": None, "unk_token": None,
                 "continuing_subword_prefix": None, "end_of_word_suffix": None,
                 "fuse_unk": False, "byte_fallback": False, "ignore_merges": pre in _WHOLE_WORDS,
-                "vocab": kept, "merges": self._merges(kept),
+                "vocab": vocabulary, "merges": self._merges(vocabulary),
             },
         }  # fmt: skip
-        return "tokenizer.json", json.dumps(made, ensure_ascii=False).encode()
+        return "tokenizer.json", json.dumps(document, ensure_ascii=False).encode()
 
     def _merges(self, vocabulary: dict[str, int]) -> list[list[str]]:
         merges = []
@@ -273,7 +273,7 @@ class GgufTokenizer:
     def _make_sentencepiece(self, tokens: list[str], kinds: list[int]) -> tuple[str, bytes]:
         scores = self._list("scores", (int, float), len(tokens))
         for index, score in enumerate(scores):
-            if not abs(score) <= _MOST_SCORE:  # true for NaN too
+            if not abs(score) <= _MAX_SCORE:  # true for NaN too
                 raise self._refusal("scores", f"entry {index} is {score}, not a 32-bit number")
         data = bytearray()
         for text, score, kind in zip(tokens, scores, kinds, strict=True):
@@ -282,10 +282,10 @@ class GgufTokenizer:
             piece += put(2, _FIXED32, struct.pack("<f", score))
             data += put(1, _BYTES, piece + put(3, VARINT, kind or NORMAL))
         bpe, fallback = put(3, VARINT, 2), put(35, VARINT, int(BYTE in kinds))
-        named = [(40, "unknown"), (41, "bos"), (42, "eos"), (43, "padding")]
+        special = [(40, "unknown"), (41, "bos"), (42, "eos"), (43, "padding")]
         ids = b"".join(
             put(number, VARINT, token)
-            for number, which in named
+            for number, which in special
             if (token := self._token(which)) is not None
         )
         data += put(2, _BYTES, bpe + put(4, VARINT, len(tokens)) + fallback + ids)

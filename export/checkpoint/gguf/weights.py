@@ -83,19 +83,19 @@ class GgufFile(WeightFile):
         self.entries = {name: self._entry(name) for name in self.tensors}
 
     def _entry(self, name: str) -> TensorHeader:
-        place, undone = self.tensors[name], self._restorations[name]
-        named = self._named(place)
-        dtype = _PLAIN.get(named) or (torch.float32 if self._can_read(place) else None)
-        if undone.values is not None and dtype is not None:
+        place, restoration = self.tensors[name], self._restorations[name]
+        type_name = self._type_name(place)
+        dtype = _PLAIN.get(type_name) or (torch.float32 if self._can_read(place) else None)
+        if restoration.values is not None and dtype is not None:
             dtype = torch.float32
-        return TensorHeader(self.path, undone.shape(place.shape), dtype, named)
+        return TensorHeader(self.path, restoration.shape(place.shape), dtype, type_name)
 
-    def _named(self, place: GgufTensor) -> str:
+    def _type_name(self, place: GgufTensor) -> str:
         return str(self._gguf.GGMLQuantizationType(place.kind).name)
 
     def _can_read(self, place: GgufTensor) -> bool:
         """Return whether the type is floating-point and the package can dequantize it."""
-        if self._named(place) in ("F64", "I8", "I16", "I32", "I64"):
+        if self._type_name(place) in ("F64", "I8", "I16", "I32", "I64"):
             return False
         _, size = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(place.kind)]
         try:
@@ -112,17 +112,17 @@ class GgufFile(WeightFile):
         return values
 
     def read(self, name: str) -> Tensor:
-        place, undone = self.tensors[name], self._restorations[name]
+        place, restoration = self.tensors[name], self._restorations[name]
         tensor = self._values(place)
-        if undone.values is not None:
+        if restoration.values is not None:
             with np.errstate(all="ignore"):
-                array = undone.values(tensor.float().numpy())
+                array = restoration.values(tensor.float().numpy())
             tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor.reshape(undone.shape(place.shape))
+        return tensor.reshape(restoration.shape(place.shape))
 
     def _values(self, place: GgufTensor) -> Tensor:
         raw = np.frombuffer(self._data, np.uint8, place.size, place.offset)
-        plain = _PLAIN.get(self._named(place))
+        plain = _PLAIN.get(self._type_name(place))
         if plain is not None:
             # copy, because the mapping is read-only and torch requires writable memory
             return torch.from_numpy(raw.copy()).view(plain).reshape(place.shape)

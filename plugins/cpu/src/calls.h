@@ -1,4 +1,4 @@
-// The library as a plan's engine sees it, Python's and the C library's: library.cpp has the bodies.
+// The interface of the CPU kernels for the engines of Python and the C library: see library.cpp.
 #pragma once
 
 #include "kernel.h"
@@ -15,34 +15,34 @@ struct EdgeCpuCall {
   const void* kernel;
   const edge_cpu::Value* values;
   int64_t grid[3];
-  int64_t states;  // 0, or how many states' values the addresses in `values` are of
+  int64_t states;  // 0, or the number of states whose values `values` points to
 };
 
-// What the functions below take, by `VERSION` of library.py: both go up where one of them, or what a
-// kernel's values mean, changes.
+// The version of this interface, `VERSION` in library.py. Both go up when a function below or the
+// meaning of a kernel's values changes.
 EDGE_CPU_API int edge_cpu_version();
-// Names of the instruction sets that this machine has, best last, separated by spaces.
+// Writes the names of this machine's instruction sets, best last, separated by spaces.
 EDGE_CPU_API int edge_cpu_sets(char* out, int size);
 EDGE_CPU_API void* edge_cpu_pool(int threads, int finest);
 EDGE_CPU_API void edge_cpu_pool_free(void* pool);
-// A kernel for a variant, or null and why in `problem`. "copy" and "fill" are kernels as well.
+// Returns a variant's kernel, or null with the reason in `problem`. "copy" and "fill" exist too.
 EDGE_CPU_API void* edge_cpu_kernel(const char* set, const char* text, char* problem, int size);
 EDGE_CPU_API void edge_cpu_kernel_free(void* kernel);
-// An argument of a launch that points into weights; `argument` is -1 where it points behind their
-// beginning.
+// A launch argument that points into a weight; `argument` is -1 if it does not point to the
+// start of the weight.
 struct EdgeCpuReader {
   void* kernel;
   int64_t argument;
   char* weight;
   int64_t bytes;  // of the whole weight
 };
-// Interleaves, in place, the rows of those weights whose readers all gain by it, and tells these
-// kernels: to be called once, with all readers, before anything is run. 0; or 1 without memory, 2 where
-// a kernel reads a weight as of more bytes than there can be: nothing is changed then.
+// Interleaves, in place, the rows of weights whose readers all gain from it, and tells the kernels.
+// Call it once, with all readers, before any run. Returns 0; 1 if there is no memory; or 2 if a
+// kernel reads a weight beyond the largest possible size. On failure, nothing has changed.
 EDGE_CPU_API int edge_cpu_interleave(const EdgeCpuReader* readers, int64_t count);
-// Has `kernel` read its weights as `other` does, which reads the same.
+// Makes `kernel` read weights in the layout that `other`, a kernel with the same weights, uses.
 EDGE_CPU_API void edge_cpu_read_alike(void* kernel, const void* other);
-// Runs the calls in order. 0, or 1 where memory ran out. Nothing else is thrown: a kernel refuses
-// what it cannot do when it is made.
+// Runs the calls in order. Returns 0, or 1 if memory ran out. There are no other failures:
+// unsupported variants are refused when the kernel is made.
 EDGE_CPU_API int edge_cpu_run(void* pool, const EdgeCpuCall* calls, int64_t count);
 }

@@ -9,23 +9,23 @@ namespace edge_cpu {
 
 namespace {
 
-constexpr int MOST = 3;  // weights that one kernel gains by
+constexpr int MOST = 3;  // weights that one kernel may read interleaved
 
-// Bytes of so many rows of words. Throws where no memory has so many: a plan says what is read, and
-// may come from anywhere.
+// Size of rows of words in bytes. Throws on overflow: the sizes come from a plan, which is
+// untrusted.
 int64_t bytes_of(int64_t rows, int64_t words, int word) {
   int64_t in_all = 0;
   if (rows < 0 || words < 0 || word < 0 || __builtin_mul_overflow(rows, words, &in_all) ||
       __builtin_mul_overflow(in_all, int64_t(word), &in_all))
-    throw std::length_error("a weight is read as of more bytes than there can be");
+    throw std::length_error("the plan reads a weight beyond the largest possible size");
   return in_all;
 }
 
-// A weight, as its readers would have it.
+// The layout of a weight that its readers agree on.
 struct Packing {
   int64_t bytes = 0, width = 0, rows = 0, words = 0;
   int word = 0;
-  bool whole = true;  // nothing speaks against it
+  bool whole = true;  // no reader objects
 
   void agree(const Interleaved& wanted, int64_t of_weight) {
     bytes_of(wanted.rows, wanted.words, wanted.word);
@@ -41,7 +41,7 @@ struct Packing {
   int64_t bytes_of_group() const { return bytes_of(std::min(width, rows), words, word); }
 };
 using Packings = std::map<char*, Packing>;
-// The weights that a kernel gains by, in all its launches.
+// The weights that each kernel can read interleaved, in all its launches.
 using Gains = std::map<Kernel*, std::vector<char*>>;
 
 void collect(const EdgeCpuReader* readers, int64_t count, Packings& packings, Gains& gains) {
@@ -62,13 +62,13 @@ void collect(const EdgeCpuReader* readers, int64_t count, Packings& packings, Ga
   }
   char* end = nullptr;
   Packing* before = nullptr;
-  for (auto& [weight, packing] : packings) {  // none may share bytes with another
+  for (auto& [weight, packing] : packings) {  // weights must not overlap
     if (before && weight < end) before->whole = packing.whole = false;
     if (weight + packing.bytes > end) end = weight + packing.bytes, before = &packing;
   }
 }
 
-// A kernel reads all its weights in one way.
+// A kernel reads either all of these weights interleaved or none.
 void settle(Packings& packings, const Gains& gains) {
   for (bool changed = true; changed;) {
     changed = false;
@@ -83,7 +83,7 @@ void settle(Packings& packings, const Gains& gains) {
   }
 }
 
-// Group by group, through memory for one. Bytes of a word are known to the compiler.
+// Packs group by group, through a buffer for one. The word size is a compile-time constant.
 template <class Word> void pack_words(char* weight, const Packing& how, void* room) {
   Word* from = static_cast<Word*>(room);
   for (int64_t n = 0; n < how.rows; n += how.width) {
@@ -92,7 +92,7 @@ template <class Word> void pack_words(char* weight, const Packing& how, void* ro
     std::memcpy(from, to, size_t(rows * how.words) * sizeof(Word));
     for (int64_t k = 0; k < how.words; k++)
       for (int64_t i = 0; i < rows; i++, to += sizeof(Word))
-        std::memcpy(to, from + i * how.words + k, sizeof(Word));  // a weight may lie anywhere
+        std::memcpy(to, from + i * how.words + k, sizeof(Word));  // weights may be unaligned
   }
 }
 void pack(char* weight, const Packing& how, void* room) {

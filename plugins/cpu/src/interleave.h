@@ -1,4 +1,4 @@
-// Weights repacked once at load, so that rows lie side by side as few rows of x want them.
+// Repacks weights once at load: rows lie side by side, which is faster for few rows of x.
 #pragma once
 
 #include "calls.h"

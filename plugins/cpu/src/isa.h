@@ -1,9 +1,9 @@
-// All kernels for one instruction set: included by each isa_*.cpp behind its choice of target.
+// All kernels for one instruction set: included by each isa_*.cpp after its choice of target.
 namespace edge_cpu {
 namespace EDGE_ISA {
 
-// Files of kernels end with lines KERNEL(name, type): the name that launch plans have for it. They
-// become constants. Nothing of this file may run before it is known that the machine has the
+// Kernel files end with lines KERNEL(name, type), where the name is that of launch plans. They
+// become constants: no code of this file may run before the machine is known to have the
 // instructions, so there must be no initialisers.
 constexpr int FIRST = __COUNTER__ + 1;
 template <int> struct Entry;
@@ -31,7 +31,7 @@ template <int> struct Entry;
 #include "../../soft_cap/cpu.h"
 #include "../../squared_relu/cpu.h"
 #include "../../standard/cpu.h"
-// these are made of what stands above
+// these use the kernels above
 #include "../../causal_conv1d/cpu.h"
 #include "../../hadamard/cpu.h"
 #include "../../gated_delta_rule/cpu.h"
@@ -49,7 +49,7 @@ template <int I> Maker find_from(const char* name) {
     return std::strcmp(name, Entry<I>::name) ? find_from<I + 1>(name) : Entry<I>::maker;
   return nullptr;
 }
-// The kernel of that name, or null.
+// Returns the maker of the kernel of that name, or null.
 Maker find(const char* name) { return find_from<0>(name); }
 
 }  // namespace EDGE_ISA

@@ -1,4 +1,4 @@
-// x86-64 with AVX-512 and its products of int8 (Ice Lake, Zen 4).
+// x86-64 with AVX-512 and its int8 products (Ice Lake, Zen 4).
 #include "std.h"
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-// x86-64 with products of int8 but without AVX-512 (Alder Lake, Zen 5 laptops in 256 bits).
+// x86-64 with int8 products but without AVX-512 (Alder Lake).
 #include "std.h"
 #if defined(__x86_64__)
 #include <immintrin.h>

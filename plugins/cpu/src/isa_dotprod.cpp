@@ -1,4 +1,4 @@
-// aarch64 with products of int8 (Cortex-A76 on, so the A78AE of an Orin).
+// aarch64 with int8 products (since Cortex-A76, including the A78AE of an Orin).
 #include "std.h"
 #if defined(__aarch64__)
 #pragma GCC target("arch=armv8.2-a+dotprod+fp16")

@@ -1,4 +1,4 @@
-// Any machine. On aarch64 this is NEON, which all have.
+// Any machine. On aarch64 this is NEON, which all of them have.
 #include "std.h"
 #define EDGE_ISA plain
 #if defined(__aarch64__)

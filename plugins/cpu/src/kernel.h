@@ -1,4 +1,4 @@
-// What a kernel is: made once from a variant of a launch plan, then run with the values of launches.
+// Kernels: made once from a variant of a launch plan, then run with the values of launches.
 #pragma once
 
 #include <cmath>
@@ -9,17 +9,17 @@
 
 namespace edge_cpu {
 
-// Never an instance of its own, which the linker might keep for machines without its instructions.
+// Always inlined: the linker might keep a separate copy for machines without its instructions.
 #define EDGE_INLINE __attribute__((always_inline)) inline
 
-// IEEE 754 binary16, where no instruction converts it.
+// IEEE 754 binary16, converted without special instructions.
 struct Half {
   uint16_t bits;
 };
 float half_value(uint16_t bits);
 uint16_t half_bits(float value);  // nearest, ties to even
 
-// One argument of a launch, as the variant's types say: an address, an integer or a float.
+// One argument of a launch: an address, an integer or a float, by the variant's types.
 union Value {
   void* address;
   int64_t integer;
@@ -28,8 +28,8 @@ union Value {
 
 enum class Type { none, f32, f16, i8, u8, i32, i64 };
 
-// A variant: which arguments a launch brings, of what types, and the constants. Names are plain C
-// strings: see std.h.
+// A variant: a launch's arguments, their types, and the constants. Names are plain C strings: see
+// std.h.
 class Variant {
  public:
   // `text` has a line for each: "kernel NAME", "argument NAME TYPE", "constant NAME [VALUE]".
@@ -39,12 +39,12 @@ class Variant {
 
   const char* kernel() const;
   bool knows(const char* name) const;  // as an argument or a constant
-  // Position of an argument, -1 where it is None. Throws where the variant has never heard of it.
+  // Position of an argument, -1 if it is None. Throws if the variant does not have it.
   int at(const char* name) const;
   Type type(const char* name) const;
   int64_t integer(const char* name) const;
   int64_t integer(const char* name, int64_t otherwise) const;
-  // A constant that something is divided by, or that an array is made for.
+  // An integer checked against a range: for divisors and array sizes.
   int64_t within(const char* name, int64_t least, int64_t most = int64_t(1) << 31) const;
   double number(const char* name) const;
   double number(const char* name, double otherwise) const;
@@ -54,11 +54,11 @@ class Variant {
   Told* told_;
 };
 
-// Ends the making of a kernel.
+// Refuses the variant: throws from a kernel's constructor.
 [[noreturn]] void refuse(const char* why);
 
-// An argument by name: `x.in<float>(values)`. Throws where it is None; an optional one may be, or may
-// be unknown to the variant.
+// An argument by name: `x.in<float>(values)`. Throws if it is None; an optional one may be None or
+// missing from the variant.
 class Argument {
  public:
   Argument(const Variant& v, const char* name);
@@ -78,38 +78,38 @@ class Argument {
   const Type type;
 };
 
-// An argument whose rows a kernel also reads where they are interleaved: in groups of `width`, of each
-// group word 0 of all its rows, then word 1 of all, … The last group has the rows that are left.
+// An argument whose rows a kernel can also read interleaved: in groups of `width` rows, each with
+// word 0 of all its rows, then word 1 of all, … The last group has the remaining rows.
 struct Interleaved {
   int argument;
-  int64_t width, rows, words;  // rows 0: as many as others say
-  int word;                    // bytes of one: 2 or 4
+  int64_t width, rows, words;  // rows 0: known only to other readers
+  int word;                    // bytes per word: 2 or 4
 };
 
 struct Kernel {
   virtual ~Kernel() = default;
-  // Those that it gains by, at most 3 of them, into `out`. Returns how many.
+  // Writes the arguments worth interleaving, at most 3, to `out`. Returns their number.
   virtual int interleavable(Interleaved*) const { return 0; }
-  // From now on they are, those of `rows` 0 have so many.
+  // From now on they are interleaved. Arguments with `rows` 0 have this number of rows.
   void interleave(int64_t rows) { interleaved = rows; }
   int64_t interleaved = 0;
-  bool tiles = false;  // may use the tiles of AMX
-  // `grid` is what a GPU would be launched with: a kernel reads from it what nothing else says.
-  // Throws where there is no memory and nowhere else: what it cannot do, it refuses when it is made.
+  bool tiles = false;  // whether AMX tiles may be used
+  // `grid` is the launch grid on a GPU: kernels read sizes from it that no argument gives. Throws
+  // only if there is no memory: unsupported variants are refused when the kernel is made.
   virtual void run(const Value* values, const int64_t* grid, Pool& pool) const = 0;
-  // The same for several states, at most 16 of one grid: `each` has the addresses of their values.
-  // Each gets the bits of a run of its own.
+  // The same for several states, at most 16, with one grid: `each` has the addresses of their
+  // values. Each gets the bits of a separate run.
   virtual void run_all(const Value* each, int64_t states, const int64_t* grid, Pool& pool) const {
     for (int64_t i = 0; i < states; i++)
       run(static_cast<const Value*>(each[i].address), grid, pool);
   }
 };
 
-// An argument that is a tensor of f32, f16 or int8. Throws where it is another.
+// An argument that is a tensor of f32, f16 or int8. Throws for other types.
 Argument numbers(const Variant& v, const char* name);
 Argument optional_numbers(const Variant& v, const char* name);
 
-// Calls `f` with a null pointer of the element type that `type` names, one of those of `numbers`.
+// Calls `f` with a null pointer to the element type `type`, one of those of `numbers`.
 template <class F> void with_type(Type type, F f) {
   switch (type) {
     case Type::f16: return f((Half*)nullptr);

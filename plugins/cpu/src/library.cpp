@@ -1,4 +1,4 @@
-// The library as Python sees it: kernels made from variants, and lists of launches to run.
+// The functions of calls.h: making kernels from variants, and running lists of launches.
 #include <algorithm>
 #include <charconv>
 #include <map>
@@ -67,7 +67,7 @@ uint16_t half_bits(float value) {
 
 // -- variants ---------------------------------------------------------------------------------------
 
-// Of a constant, far beyond what any memory holds: sums and small multiples of it do not overflow.
+// Bound of a constant, far beyond any memory: sums and small multiples do not overflow.
 constexpr int64_t LARGEST = int64_t(1) << 48;
 
 struct Variant::Told {
@@ -76,7 +76,7 @@ struct Variant::Told {
   std::map<std::string, std::string> constants;
 
   [[noreturn]] void missing(const char* name) const {
-    throw std::runtime_error(std::string("the variant does not say ") + name);
+    throw std::runtime_error(std::string("the variant lacks ") + name);
   }
   const std::string& constant(const char* name) const {
     auto found = constants.find(name);
@@ -96,7 +96,7 @@ Argument Argument::optional(const Variant& v, const char* name) {
 Argument optional_numbers(const Variant& v, const char* name) {
   Argument x = Argument::optional(v, name);
   if (x && x.type != Type::f32 && x.type != Type::f16 && x.type != Type::i8)
-    throw std::runtime_error(std::string(name) + " is of a type that no kernel takes");
+    throw std::runtime_error(std::string(name) + " has a type that no kernel takes");
   return x;
 }
 Argument numbers(const Variant& v, const char* name) {
@@ -148,7 +148,7 @@ Type Variant::type(const char* name) const {
   };
   auto known = types.find(kind);
   if (known == types.end())
-    throw std::runtime_error(std::string(name) + " is of the unknown type " + kind);
+    throw std::runtime_error(std::string(name) + " has the unknown type " + kind);
   return known->second;
 }
 
@@ -158,7 +158,7 @@ int64_t Variant::integer(const char* name) const {
   int64_t value = 0;
   auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (fault != std::errc() || end != text.data() + text.size() || value < -LARGEST || value > LARGEST)
-    throw std::runtime_error(std::string(name) + " is no size: " + text.substr(0, 40));
+    throw std::runtime_error(std::string(name) + " is not a size: " + text.substr(0, 40));
   return value;
 }
 
@@ -177,9 +177,9 @@ int64_t Variant::within(const char* name, int64_t least, int64_t most) const {
 double Variant::number(const char* name) const {
   const std::string& text = told_->constant(name);
   double value = 0;
-  // not stod, which reads by the locale of the program
+  // not stod, which depends on the program's locale
   if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc())
-    throw std::runtime_error(std::string(name) + " is no number: " + text);
+    throw std::runtime_error(std::string(name) + " is not a number: " + text);
   return value;
 }
 
@@ -238,7 +238,7 @@ static std::vector<Isa> sets() {
 #endif
 }
 
-// -- what a run does besides launches ---------------------------------------------------------------
+// -- copies and fills -------------------------------------------------------------------------------
 
 struct Copy : Kernel {
   void run(const Value* a, const int64_t* size, Pool&) const override {
@@ -286,7 +286,7 @@ void* edge_cpu_kernel(const char* set, const char* text, char* problem, int size
     for (const Isa& each : sets()) {
       if (!each.here || std::string(each.name) != set) continue;
       Maker maker = each.find(kernel.c_str());
-      if (!maker) throw std::runtime_error("there is no such kernel for a CPU");
+      if (!maker) throw std::runtime_error("there is no such CPU kernel");
       Kernel* made = maker(variant);
       made->tiles = std::strcmp(set, TILES) == 0;
       return made;

@@ -17,14 +17,14 @@ void pause() {
 }
 
 constexpr auto AWAKE = std::chrono::microseconds(200);
-constexpr int PIECES = 4;   // a thread's share is claimed in as many
-constexpr int FINEST = 64;  // pieces of any job, where they are made for tests
+constexpr int PIECES = 4;   // pieces per thread
+constexpr int FINEST = 64;  // pieces per job if `finest`
 
 }  // namespace
 
 namespace {
 
-// Grows, never shrinks; starts on 64 bytes.
+// Memory that only grows, aligned to 64 bytes.
 struct Room {
   struct alignas(64) Line {
     char bytes[64];
@@ -53,7 +53,7 @@ void* thread_bytes(int slot, int64_t count) {
 Pool::Pool(int threads, bool finest) : scratch_(new Scratch), finest_(finest) {
   try {
     for (int i = 1; i < threads; i++) workers_.emplace_back([this] { serve(); });
-  } catch (...) {  // the system gives no more threads
+  } catch (...) {  // the system cannot start more threads
     end();
     throw;
   }
@@ -71,11 +71,11 @@ void Pool::end() {
   delete scratch_;
 }
 
-// Takes one part of the job and does it. False when there is none left.
+// Claims one piece of the job and runs it. Returns false when none is left.
 bool Pool::claim(uint64_t job) {
   uint64_t next = next_.load(std::memory_order_acquire);
   for (;;) {
-    // what is read of the job is its own only if the claim that follows succeeds
+    // these values belong to the job only if the claim below succeeds
     if (next >> 32 != (job & 0xffffffff)) return false;
     int64_t count = count_.load(std::memory_order_relaxed);
     int64_t size = size_.load(std::memory_order_relaxed);
@@ -86,7 +86,7 @@ bool Pool::claim(uint64_t job) {
     if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
     try {
       work(context, first, std::min(first + size, count));
-    } catch (...) {  // no memory; told where the job was given
+    } catch (...) {  // no memory; `share` reports it
       failed_.store(true, std::memory_order_relaxed);
     }
     left_.fetch_sub(1, std::memory_order_acq_rel);
@@ -102,7 +102,7 @@ void Pool::share(int64_t count, int64_t grain, Work work, void* context) {
   size = (size + grain - 1) / grain * grain;
   pieces = (count + size - 1) / size;
   uint64_t job = job_.load(std::memory_order_relaxed) + 1;
-  // nothing can be claimed while the job is changed: this part is behind the end of every job
+  // nothing can be claimed while the job changes: this piece is beyond the end of every job
   next_.store((((job - 1) & 0xffffffff) << 32) | 0xffffffff, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   work_.store(work, std::memory_order_relaxed);

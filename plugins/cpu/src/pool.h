@@ -10,29 +10,29 @@
 
 namespace edge_cpu {
 
-// The caller works too. Parts are claimed one by one, so that a thread which the system does not run
-// holds up nothing but the part it has begun. Idle threads wait awake for a moment, then sleep.
+// The caller works too. Pieces are claimed one by one, so that a preempted thread delays only the
+// piece it has begun. Idle threads spin for a moment, then sleep.
 class Pool {
  public:
-  // `finest`: share all work in small pieces, whatever it is worth: for tests. Throws
-  // std::system_error where the system gives fewer threads.
+  // `finest`: split all work into small pieces, for tests. Throws std::system_error if the system
+  // cannot start the threads.
   explicit Pool(int threads, bool finest = false);
   ~Pool();
   Pool(const Pool&) = delete;
 
   int threads() const { return (int)workers_.size() + 1; }
 
-  bool tiles = false;  // whether the running kernel may use the tiles of AMX
+  bool tiles = false;  // whether the running kernel may use AMX tiles
 
-  // work(first, last) over 0 ... count, in pieces of at least `grain`; returns when all is done.
-  // Throws std::bad_alloc where a piece found no memory.
+  // Calls work(first, last) over 0 ... count, in pieces of at least `grain`; returns when all are
+  // done. Throws std::bad_alloc if a piece found no memory.
   template <class F> void each(int64_t count, int64_t grain, F work) {
     if (count <= 0) return;
     if (!finest_ && (workers_.empty() || count <= grain)) return work(int64_t(0), count);
     share(count, grain, [](void* f, int64_t a, int64_t b) { (*static_cast<F*>(f))(a, b); }, &work);
   }
 
-  // Memory of the kernel that runs, uninitialised; `slot`, 0 to 4, tells several apart. Only grows.
+  // Uninitialised memory of the running kernel, in slots 0 to 4. Only grows.
   template <class T> T* scratch(int slot, int64_t count) {
     return static_cast<T*>(bytes(slot, count * int64_t(sizeof(T))));
   }
@@ -49,7 +49,8 @@ class Pool {
   struct Scratch;
   Scratch* scratch_;
   const bool finest_;
-  // the job: its number is in the upper half of next_, so that a late thread claims nothing of it
+  // the job: its number is in the upper half of next_, so that threads late from the last job
+  // claim none of its pieces
   std::atomic<Work> work_{nullptr};
   std::atomic<void*> context_{nullptr};
   std::atomic<int64_t> count_{0}, size_{0};
@@ -62,7 +63,7 @@ class Pool {
   std::condition_variable wake_;
 };
 
-// Memory of this thread, uninitialised, on 64 bytes; `slot`, 0 or 1, tells two apart. Only grows.
+// Uninitialised memory of this thread, aligned to 64 bytes, in slots 0 and 1. Only grows.
 void* thread_bytes(int slot, int64_t count);
 
 }  // namespace edge_cpu

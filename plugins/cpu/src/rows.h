@@ -1,24 +1,24 @@
-// What kernels share that work on rows of channels.
+// Helpers for kernels that work on rows of channels.
 
-// f(i, count) for blocks of W channels of a row
+// Calls f(i, count) for blocks of W channels of a row.
 template <class F> inline void blocks(int64_t width, F f) {
   for (int64_t i = 0; i < width; i += W) f(i, (int)std::min<int64_t>(W, width - i));
 }
 
-// How many items are worth a piece of their own, where one takes so many operations: a thread that
-// is not running when a piece is waited for costs far more than the piece.
+// Smallest piece of work, in items of `operations` operations each: waiting for a preempted thread
+// costs far more than a small piece.
 inline int64_t items_a_piece(int64_t operations) {
   return std::max<int64_t>(1, (int64_t(1) << 19) / std::max<int64_t>(1, operations));
 }
 
-// This thread's memory for a row, with room for a whole vector at its end; zeros at first.
+// This thread's memory for a row, zeroed, with room for a whole vector at its end.
 inline float* local(int64_t count) {
   void* room = thread_bytes(0, (count + W) * int64_t(sizeof(float)));
   std::memset(room, 0, size_t(count + W) * sizeof(float));
   return static_cast<float*>(room);
 }
 
-// What one step of int8 values is worth: one for all channels, one each, or 1 where there is none.
+// The scale of int8 values: one for all channels, one per channel, or 1 if there is none.
 struct Scale {
   Argument scale;
   int64_t count;
@@ -34,7 +34,7 @@ struct Scale {
   }
 };
 
-// y as floats, or rounded to int8
+// Stores y as floats, or rounded to int8.
 inline void store_rounded(const Argument& y, const Value* a, int64_t at, vf out, const Scale& scale,
                           int64_t channel, int n) {
   if (scale.count)
@@ -43,7 +43,7 @@ inline void store_rounded(const Argument& y, const Value* a, int64_t at, vf out,
     store_some(y.in<float>(a) + at, out, n);
 }
 
-// x · f(z), number by number
+// x · F(z), elementwise
 template <vf F(vf), int OPERATIONS> struct Product : Kernel {
   Argument x, z, y;
   int64_t width, x_stride, z_stride;

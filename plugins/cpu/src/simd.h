@@ -1,8 +1,8 @@
-// Vectors of one instruction set. Included inside namespace EDGE_ISA by each isa_*.cpp, after it has
-// chosen the target: the same source is compiled once for every instruction set.
+// Vectors of one instruction set. Included inside namespace EDGE_ISA by each isa_*.cpp after its
+// choice of target: the same source is compiled once for every instruction set.
 //
-// W is how many floats a vector has. Arithmetic is written with the compiler's vector extensions;
-// only conversions and products of int8 need instructions by name.
+// W is the number of floats in a vector. Arithmetic uses the compiler's vector extensions; only
+// conversions and int8 products need intrinsics.
 
 #if EDGE_ISA_AVX512
 constexpr int W = 16;
@@ -25,12 +25,12 @@ template <class V, class T> inline V load_as(const T* p) {
 template <class V, class T> inline void store_as(T* p, V v) { std::memcpy(p, &v, sizeof v); }
 
 inline vf splat(float x) { return vf{} + x; }
-// `where` is all ones or all zeros in a lane.
+// A lane of `where` is all ones to choose a, or all zeros to choose b.
 inline vf choose(vi where, vf a, vf b) {
   return vf((vi(a) & where) | (vi(b) & ~where));
 }
-// The smaller, the larger of a bound and x, lane by lane; a NaN in x stays. `larger` returns b for a
-// NaN in a.
+// The minimum or maximum of a bound and x, lane by lane; a NaN in x stays. `larger` returns b for
+// a NaN in a.
 #if EDGE_ISA_AVX512
 inline vf least(float bound, vf x) { return vf(_mm512_min_ps(_mm512_set1_ps(bound), (__m512)x)); }
 inline vf most(float bound, vf x) { return vf(_mm512_max_ps(_mm512_set1_ps(bound), (__m512)x)); }
@@ -91,7 +91,7 @@ inline vf bytes_to_float(vb b) {
 #endif
 }
 
-inline vb float_to_bytes(vf x) {  // whole numbers from -128 to 127
+inline vb float_to_bytes(vf x) {  // integers from -128 to 127
 #if EDGE_ISA_AVX512
   return vb(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x)));
 #else
@@ -99,7 +99,7 @@ inline vb float_to_bytes(vf x) {  // whole numbers from -128 to 127
 #endif
 }
 
-// A value as the kernels see it, whatever it is kept as.
+// Loads and stores floats, whatever their type in memory.
 inline vf load(const float* p) { return load_as<vf>(p); }
 inline vf load(const Half* p) { return half_to_float(load_as<vh>(p)); }
 inline vf load(const int8_t* p) { return bytes_to_float(load_as<vb>(p)); }
@@ -107,8 +107,8 @@ inline void store(float* p, vf x) { store_as(p, x); }
 inline void store(Half* p, vf x) { store_as(p, float_to_half(x)); }
 inline void store(int8_t* p, vf x) { store_as(p, float_to_bytes(x)); }
 
-// Writes past the caches where `p` is a vector's own place, so that nothing is read first; other
-// threads see it after `drain`.
+// Bypasses the caches if `p` is aligned to a vector, so that no line is read first; other threads
+// see the write after `drain`.
 inline void store_past(float* p, vf x) {
 #if EDGE_ISA_AVX512
   if (uintptr_t(p) % sizeof x == 0) return _mm512_stream_ps(p, (__m512)x);
@@ -130,7 +130,7 @@ inline void put(float* p, float x) { *p = x; }
 inline void put(Half* p, float x) { p->bits = half_bits(x); }
 inline void put(int8_t* p, float x) { *p = (int8_t)x; }
 
-// The first `count` of W values; zeros behind them.
+// The first `count` of W values, followed by zeros.
 template <class T> inline vf load_some(const T* p, int count) {
   if (count >= W) return load(p);
   vf v{};
@@ -172,7 +172,7 @@ inline vf load_some(const float* p, int count) {
 #endif
 inline vf load_some(const Half* p, int count) {
   vh few{};
-  switch (count) {  // copies of known sizes are moves
+  switch (count) {  // copies of constant size become moves
     case 1: std::memcpy(&few, p, 2); break;
     case 2: std::memcpy(&few, p, 4); break;
     default: std::memcpy(&few, p, 2 * size_t(count < W ? count : W));
@@ -198,8 +198,7 @@ inline vf round_even(vf x) {
 #endif
 }
 
-// clip(x, -128, 127) rounded, as a float; NaN becomes -128, as in the
-// Triton kernels
+// clip(x, -128, 127) rounded, as a float; NaN becomes -128, as in the Triton kernels.
 inline vf round8(vf x) { return round_even(least(127.f, larger(x, splat(-128.f)))); }
 
 // -- sums -------------------------------------------------------------------------------------------
@@ -222,9 +221,9 @@ inline float largest(vf v) {
   return m;
 }
 
-// -- exp and what is made of it ---------------------------------------------------------------------
+// -- exp and functions of it ------------------------------------------------------------------------
 
-// p·2^n for whole n from -126 to 127 and p near 1. With AVX-512 any n, of which the floor counts.
+// p·2^n for integers n from -126 to 127 and p near 1. AVX-512 takes any n and uses its floor.
 inline vf scaled_by(vf p, vf n) {
 #if EDGE_ISA_AVX512
   return vf(_mm512_scalef_ps((__m512)p, (__m512)n));
@@ -244,16 +243,16 @@ inline vf floor_of(vf x) {  // |x| < 2^22
 #endif
 }
 
-// 2^x, relative error 2e-7; NaN stays NaN. Below -126 and above 127.4 the bounds' own, or nearer still.
+// 2^x, relative error 2e-7; NaN stays NaN. Clamps x to -126 ... 127.4, except with AVX-512.
 inline vf exp2v(vf x) {
 #if EDGE_ISA_AVX512
-  // what scales takes the floor itself, and has no bounds
+  // scalef takes the floor itself and needs no bounds
   vf whole = x, f = vf(_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
 #else
   x = least(127.4f, most(-126.f, x));
   vf whole = floor_of(x), f = x - whole;
 #endif
-  vf p = splat(1.8671305e-3f);  // of 2^f from 0 to 1, least relative error
+  vf p = splat(1.8671305e-3f);  // 2^f for f in 0 ... 1, minimax in relative error
   p = p * f + 9.0170294e-3f;
   p = p * f + 5.5799914e-2f;
   p = p * f + 2.4016445e-1f;
@@ -261,7 +260,7 @@ inline vf exp2v(vf x) {
   p = p * f + 1.0f;
   return scaled_by(p, whole);
 }
-// e^x likewise. The product with log2(e) is taken apart, or its rounding would be felt at e^-80.
+// e^x likewise. ln(2) is split in two, because its rounding would otherwise show at e^-80.
 inline vf expv(vf x) {
   x = least(88.f, most(-87.f, x));
   vf whole = round_even(x * 1.44269504f);
@@ -279,9 +278,9 @@ inline float exp1(float x) { return expv(splat(x))[0]; }
 
 inline vf absolute(vf x) { return vf(vi(x) & 0x7fffffff); }
 
-// expv is bounded, so its sum with 1 is finite and the quotient right on both sides.
+// expv is bounded, so its sum with 1 is finite and the quotient is right at both ends.
 inline vf sigmoid(vf x) { return 1.f / (1.f + expv(-x)); }
-// By exp(-2|x|), or near 0, where 1 - exp(-2|x|) would lose digits, by its series. NaN stays NaN.
+// Uses exp(-2|x|) or, near 0, where 1 - exp(-2|x|) would lose digits, its series. NaN stays NaN.
 inline vf tanhv(vf x) {
   vf size = absolute(x), small = expv(-2.f * size), s = x * x;
   vf far = (1.f - small) / (1.f + small);
@@ -312,8 +311,8 @@ inline float softplus1(float x) { return softplus(splat(x))[0]; }
 
 // -- products of int8 -------------------------------------------------------------------------------
 
-// acc[l] += Σ of bytes w·x, BYTES of them at a time. Where BIASED, w counts from -128: the sums are
-// 128·Σx too large. Behind the last of `count` bytes are zeros.
+// acc[l] += Σ of bytes w·x, BYTES at a time. If BIASED, `dot` takes w + 128: the sums are 128·Σx
+// too large.
 #if EDGE_ISA_AVX512
 constexpr int BYTES = 64;
 constexpr bool BIASED = true;
@@ -359,7 +358,7 @@ typedef int8x16_t Packed;
 inline Packed load_weight(const int8_t* p) { return vld1q_s8(p); }
 inline Packed load_row(const int8_t* p) { return vld1q_s8(p); }
 inline vi dot(vi acc, Packed w, Packed x) {
-  // four neighbours a lane, as blocks smaller than a vector want it
+  // four neighbours a lane, as blocks smaller than a vector require
   int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)));
   return acc + vi(vpaddq_s32(low, vpaddlq_s16(vmull_high_s8(w, x))));
 }
@@ -377,7 +376,7 @@ inline vi dot(vi acc, Packed w, Packed x) {
 }
 #endif
 
-// The last `count` bytes of a row, zeros behind.
+// The last `count` bytes of a row, followed by zeros.
 #if EDGE_ISA_AVX512
 inline Packed load_row_rest(const int8_t* p, int64_t count) {
   return _mm512_maskz_loadu_epi8((1ull << count) - 1, p);
@@ -398,7 +397,7 @@ inline Packed load_weight_rest(const int8_t* p, int64_t count) {
 }
 #endif
 
-// Weights with zero point 128, as `dot` takes them: where BIASED, sums are again 128·Σx too large.
+// Weights with zero point 128, as `dot` takes them. If BIASED, sums are again 128·Σx too large.
 inline Packed load_unsigned(const uint8_t* p) {
 #if EDGE_ISA_AVX512 || EDGE_ISA_AVXVNNI
   return load_row((const int8_t*)p);
@@ -420,7 +419,7 @@ inline Packed load_unsigned_rest(const uint8_t* p, int64_t count) {
   return load_unsigned(rest);
 }
 
-// acc[l] += Σ of bytes w·x for w from 0 to 15, SMALL of them at a time: no sum of pairs saturates.
+// acc[l] += Σ of bytes w·x for w from 0 to 15, SMALL at a time: no sum of pairs saturates.
 #if EDGE_ISA_AVX512
 constexpr int SMALL = 64;
 typedef __m512i Small;
@@ -477,7 +476,7 @@ inline Small load_small_rest(const void* p, int64_t count) {
   return load_small(rest);
 }
 
-// The first `count` of a row of numbers, each in as many lanes as another.
+// Spreads `count` numbers over a vector, W / count lanes each.
 struct SpreadLanes {
   int count;
   vi index;
@@ -485,7 +484,7 @@ struct SpreadLanes {
     for (int i = 0; i < W; i++) index[i] = i * count / W;
   }
   template <class T> EDGE_INLINE vf operator()(const T* p) const { return some(p, count); }
-  // zeros where fewer are left
+  // zeros beyond the first `left` numbers
   template <class T> EDGE_INLINE vf some(const T* p, int64_t left) const {
     if (count == 1) return splat(p);
     vf few = load_some(p, (int)std::min<int64_t>(count, left));

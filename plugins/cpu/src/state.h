@@ -1,4 +1,4 @@
-// What kernels share that carry state from token to token.
+// Helpers for kernels with a recurrent state.
 
 // A tensor of f32, f16 or int8 rows, read as floats.
 struct Rows {
@@ -34,7 +34,7 @@ inline Rows rows_of(const Argument& x, const Value* a, int64_t stride) {
   return {x.in<const void>(a), x.type, stride};
 }
 
-// h as the next token finds it, counted in steps of `unit` where it is int8.
+// Returns h as the next token sees it: rounded to `kind` and converted back. `unit`: int8 scale.
 inline vf kept(vf h, Type kind, vf unit, vf inverse) {
   if (kind == Type::i8) return round8(h * inverse) * unit;
   if (kind == Type::f16) return half_to_float(float_to_half(h));
@@ -44,7 +44,7 @@ inline void store_state(void* state, Type kind, int64_t at, vf h, vf inverse, in
   store_as_type(state, kind, at, kind == Type::i8 ? round_even(h * inverse) : h, n);
 }
 
-// What a run does to a recurrent state: see plugins/kernels/replay.py.
+// What a run does to a recurrent state: see RUN_FIELDS of edge/launch.py.
 struct Course {
   int64_t pending, advance, source, target, store, tokens, batch;
   const int32_t *replay, *slots, *ancestors;

@@ -1,6 +1,6 @@
-// What kernels use of the standard library: read before a target is chosen, so that its inline
-// functions are not compiled for instructions that another machine lacks. Of templates that is not
-// enough: an instance made here may be the one that the linker keeps for all. So kernels use no
+// The standard headers of the kernels. They are included before a target is chosen, so that their
+// inline functions are not compiled to instructions that some machines lack. That does not protect
+// templates: the linker may keep a kernel's instance for the whole library. So kernels use no
 // containers and no strings; memory comes from pool.h.
 #include <algorithm>
 #include <cmath>

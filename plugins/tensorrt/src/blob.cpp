@@ -11,11 +11,11 @@ namespace edge {
 namespace {
 
 constexpr std::string_view MAGIC = "EDGEKRN2";
-constexpr std::int64_t KERNEL = 8;  // numbers of each
+constexpr std::int64_t KERNEL = 8;  // numbers per kernel
 constexpr std::int64_t MOST_SHARED = 1 << 20;
 constexpr std::int64_t MOST_HIDDEN = 8;
 
-// As zlib computes it.
+// The CRC-32 of zlib.
 std::uint32_t crc32(std::string_view bytes) {
     std::uint32_t crc = 0xffffffff;
     for (const char byte : bytes) {
@@ -52,7 +52,7 @@ Compiled compiled(Words& words) {
 Blob decode_blob(std::string_view bytes) {
     constexpr std::size_t name = MAGIC.size() + 8, header = name + sizeof(Digest);
     if (bytes.size() < header || bytes.substr(0, MAGIC.size()) != MAGIC) {
-        refuse("kernels do not begin with ", MAGIC, ": they are of another version, or none");
+        refuse("kernels do not begin with ", MAGIC, ": wrong version, or not kernels");
     }
     Blob found;
     std::memcpy(found.identity.data(), bytes.data() + name, sizeof(Digest));

@@ -1,4 +1,4 @@
-// One creator for each device op, and the two functions by which TensorRT's registry loads them.
+// A creator for each device op, and the two functions through which TensorRT's registry loads them.
 #include "plugin.h"
 #include "report.h"
 
@@ -31,7 +31,7 @@ public:
         });
     }
 
-    // Those that a graph's nodes have; parsers hand over no others.
+    // The attributes of a graph's nodes; parsers pass no others.
     const nvinfer1::PluginFieldCollection* getFieldNames() noexcept override {
         static const PluginField fields[] = {
             {"launches", nullptr, PluginFieldType::kCHAR, 1},
@@ -68,7 +68,7 @@ struct Creators {
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED nvinfer1::IPluginCreatorInterface* const* getCreators(std::int32_t& count) {
-    // never destroyed: the registry has them until it is, which may be later
+    // never destroyed: the registry uses them until its own end, which may be later
     static edge::Creators* const creators = new edge::Creators;
     count = static_cast<std::int32_t>(edge::COUNT);
     return creators->pointers.data();

@@ -24,7 +24,7 @@ void need(void* library, const char* name, Type& found) {
 }
 
 Driver open() {
-    // never closed: kernels that it loaded may be in use until the process ends
+    // never closed: its kernels may be in use until the process ends
     void* library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
         const char* reason = dlerror();
@@ -48,7 +48,7 @@ Driver open() {
 }  // namespace
 
 const Driver& driver() {
-    // where it throws, the next call tries again
+    // if this throws, the next call tries again
     static const Driver found = open();
     return found;
 }

@@ -1,8 +1,8 @@
-// The functions of CUDA's driver that this library calls, found when they are first needed: it is
-// loaded, and its plugins are made, on machines without a driver too.
+// The functions of CUDA's driver that this library calls. They are found on first use, since the
+// library is also loaded, and its plugins created, on machines without a driver.
 //
-// Declared here and not taken from cuda.h, so that all of the library but the plugins themselves
-// compiles without any header of NVIDIA's. The driver's binary interface does not change.
+// They are declared here instead of in cuda.h, so that all of the library but the plugins compiles
+// without NVIDIA's headers. The driver's binary interface does not change.
 #pragma once
 
 #include <cstddef>
@@ -38,14 +38,14 @@ struct Driver {
     int (*cuKernelSetAttribute)(int, int, KernelHandle, int);
     int (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                           unsigned, Stream, void**, void**);
-    // since CUDA 12.4; null before
+    // since CUDA 12.4; null in older drivers
     int (*cuKernelGetParamInfo)(KernelHandle, std::size_t, std::size_t*, std::size_t*);
 };
 
-// Throws Problem: there is none, or it is older than CUDA 12.
+// Returns the driver. Throws Problem if there is none or it is older than CUDA 12.
 const Driver& driver();
 
-// Throws Problem unless `result` is CUDA_SUCCESS; `doing` says what failed.
+// Throws Problem unless `result` is CUDA_SUCCESS. `doing`: what failed, for the message.
 void check(int result, const char* doing, const char* what = "");
 
 }  // namespace edge

@@ -8,7 +8,8 @@ namespace edge {
 
 namespace {
 
-// what a kernel gets without asking (CUDA C++ Programming Guide, compute capability 7.x and later)
+// shared memory available without an attribute (CUDA C++ Programming Guide, compute capability 7.x
+// and later)
 constexpr unsigned FREE_SHARED = 48 << 10;
 
 struct Store {
@@ -16,7 +17,7 @@ struct Store {
     std::map<Digest, std::weak_ptr<Kernels>> known;
 };
 
-// never destroyed: plugins may be, after the objects of this library are
+// never destroyed: plugins may be destroyed after the library's static objects
 Store& store() {
     static Store* const one = new Store;
     return *one;
@@ -38,7 +39,7 @@ std::vector<std::size_t> sizes_of(KernelHandle kernel) {
 
 Kernels::~Kernels() {
     for (const auto& [code, library] : libraries_) {
-        // nobody is left who could be told of a failure
+        // nothing is left to report a failure to
         static_cast<void>(driver().cuLibraryUnload(library));
     }
 }
@@ -78,12 +79,12 @@ Loaded Kernels::load(const std::string& key) {
     found.hidden = code.hidden;
     if (code.shared > FREE_SHARED) {
         int device = 0;
-        check(driver().cuCtxGetDevice(&device), "asking for the GPU");
+        check(driver().cuCtxGetDevice(&device), "querying the GPU");
         const int result = driver().cuKernelSetAttribute(
             MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(code.shared), handle, device);
-        check(result, "giving shared memory to ", key.c_str());
+        check(result, "setting the shared memory of ", key.c_str());
     }
-    // else the driver would put the loading off until the first launch
+    // otherwise the driver would defer loading to the first launch
     check(driver().cuKernelGetFunction(&found.function, handle), "loading ", key.c_str());
     found.sizes = sizes_of(handle);
     return found;

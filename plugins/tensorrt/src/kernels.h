@@ -1,5 +1,5 @@
-// Compiled kernels in this process: found by the identity of their blob, loaded when first asked
-// for. An engine's plugins name them by identity; one of them, the carrier, brings the blob.
+// The compiled kernels in this process, found by the identity of their blob and loaded on first
+// use. An engine's plugins name that identity; one of them, the carrier, contains the blob.
 #pragma once
 
 #include "blob.h"
@@ -18,7 +18,7 @@ struct Loaded {
     Function function;
     unsigned shared;
     int hidden;
-    std::vector<std::size_t> sizes;  // bytes of its parameters; empty where the driver does not say
+    std::vector<std::size_t> sizes;  // bytes of each parameter; empty if the driver does not say
 };
 
 class Kernels {
@@ -30,11 +30,11 @@ public:
 
     const Blob& blob() const { return blob_; }
 
-    // Throws Problem where there is none of this key.
+    // Returns the compiled kernel of a key. Throws Problem if there is none.
     const Compiled& compiled(const std::string& key) const;
 
-    // The kernel in the current context. Throws Problem. Never while a stream is being captured:
-    // loading may synchronize, which ends the capture.
+    // Loads a kernel into the current context. Throws Problem. Must not be called while a stream is
+    // captured: loading may synchronize, which ends the capture.
     Loaded load(const std::string& key);
 
 private:
@@ -42,14 +42,14 @@ private:
 
     const Blob blob_;
     std::mutex mutex_;
-    // a library belongs to no context; equal cubins, which the blob has once, are loaded once
+    // libraries are independent of contexts; cubins shared by kernels are loaded once
     std::map<const char*, Library> libraries_;
 };
 
-// The kernels of a blob: those of an equal one, while somebody has them. Throws Problem.
+// Returns the kernels of a blob, shared with equal blobs in use. Throws Problem.
 std::shared_ptr<Kernels> kernels_of(std::string_view blob);
 
-// Those of this identity, if somebody has them.
+// Returns the kernels of this identity if they are in use, otherwise null.
 std::shared_ptr<Kernels> find_kernels(const Digest& identity);
 
 }  // namespace edge

@@ -11,10 +11,10 @@ namespace {
 
 constexpr std::string_view MAGIC = "EDGEOP02";
 constexpr std::int64_t MOST_DIMS = 8;      // nvinfer1::Dims::MAX_DIMS
-constexpr std::int64_t MOST_THREADS = 1024;  // of a block
+constexpr std::int64_t MOST_THREADS = 1024;  // per block
 constexpr std::int64_t MOST_LIST = 1 << 16;
 
-// Numbers that an item of each list has at the least.
+// Minimum count of numbers in an item of each list.
 constexpr std::int64_t INPUT = 2, OUTPUT = 3, DIM = 2, SYMBOL = 3, BUFFER = 2, KERNEL = 3;
 constexpr std::int64_t CALL = 11, ARGUMENT = 2, PROGRAM = 3, INDEX = 1;
 
@@ -37,14 +37,14 @@ std::size_t index(Words& words, const char* name) {
     return static_cast<std::size_t>(words.between(name, 0, MOST_LIST));
 }
 
-// Capital letters in the bytes of a word, the first in the lowest one.
+// Decodes the capital letters in the bytes of a number, the first in the lowest byte.
 std::string letters(Words& words, const char* name) {
     std::string found;
     auto value = static_cast<std::uint64_t>(words.any(name));
     for (; value != 0; value >>= 8) {
         const auto letter = static_cast<char>(value & 0xff);
         if (letter < 'A' || letter > 'Z') {
-            refuse(words.what(), ": ", name, " is not of letters");
+            refuse(words.what(), ": ", name, " has characters other than A to Z");
         }
         found += letter;
     }
@@ -146,7 +146,7 @@ Program program(Words& words) {
     return found;
 }
 
-// Whatever a part names by number or by letter is there.
+// Checks that every index and symbol refers to something defined.
 class Check {
 public:
     explicit Check(const Launches& launches) : of_(launches) {}
@@ -242,8 +242,8 @@ private:
         }
     }
 
-    // A launch begins within its operand, be that as short as it can be. How long an input is,
-    // only a run says: `check_tensors`.
+    // Checks that a pointer starts inside its operand at the operand's minimum length. Lengths of
+    // inputs are known only in a run: see `check_places`.
     void within(const Place& place) const {
         if (place.space == Space::input) {
             return;
@@ -261,7 +261,7 @@ private:
             }
         }
         if (place.at != 0 && place.at >= bytes) {
-            refuse("launches: a launch begins ", place.at, " bytes behind an operand of ", bytes);
+            refuse("launches: a launch begins ", place.at, " bytes into an operand of ", bytes);
         }
     }
 
@@ -298,7 +298,7 @@ Launches decode_launches(std::string_view bytes) {
     found.calls = list(words, "launches", CALL, call);
     found.programs = list(words, "programs", PROGRAM, program);
     words.end();
-    // onnx-tensorrt hands strings on as C's: with one more byte, a zero
+    // onnx-tensorrt passes strings with a terminating zero
     const std::string_view rest = words.rest();
     if (!rest.empty() && rest != std::string_view("\0", 1)) {
         refuse("launches: ", rest.size(), " bytes too many");

@@ -1,4 +1,4 @@
-// What one node of the graph launches. The bytes, and what each part means: `../launches.py`.
+// The launches of one node of the graph. `../launches.py` describes the format and each part.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ struct Input {
     int rank;
 };
 
-// A number, or the length that `symbol` stands for; symbol 0: a number.
+// A dimension: the length named by `symbol`, or a number if `symbol` is 0.
 struct Dim {
     char symbol;
     std::int64_t number;
@@ -28,7 +28,7 @@ struct Dim {
 
 struct Output {
     DType dtype;
-    int alias;  // the input whose memory it is, written in place; -1: it has its own
+    int alias;  // input whose memory is updated in place, or -1 for memory of its own
     std::vector<Dim> dims;
 };
 
@@ -45,7 +45,8 @@ struct Size {
     std::int64_t per;
 };
 
-// As many rows as a run has; in runs of more than `max_rows` (0: any number) there is none.
+// A workspace buffer with a row for each row of the run. Unused in runs of more than `max_rows`
+// rows (0: any number).
 struct Buffer {
     std::int64_t row_bytes;
     std::int64_t max_rows;
@@ -56,7 +57,7 @@ struct Kernel {
     unsigned threads;
 };
 
-// `at` bytes behind the start of a tensor or of a workspace buffer.
+// The address `at` bytes after the start of a tensor or of a workspace buffer.
 struct Place {
     Space space;
     std::size_t index;
@@ -86,10 +87,10 @@ struct Launches {
     std::vector<Kernel> kernels;
     std::vector<Call> calls;
     std::vector<Program> programs;
-    std::string bytes;  // what it was decoded from, without the zero a parser puts behind strings
+    std::string bytes;  // encoded form, without the zero that parsers append to strings
 };
 
-// Throws Problem where the bytes are not such a thing, or name what is not there.
+// Decodes launches. Throws Problem if the bytes are malformed or refer to something undefined.
 Launches decode_launches(std::string_view bytes);
 
 }  // namespace edge

@@ -1,4 +1,4 @@
-// From a creator's fields to a node.
+// Makes a node from a creator's fields.
 #include "plugin.h"
 
 #include "problem.h"
@@ -24,7 +24,7 @@ const PluginField* find(const nvinfer1::PluginFieldCollection& fields, const cha
     return nullptr;
 }
 
-// The bytes of a field; none where it is not there.
+// Returns the bytes of a field, empty if it is missing.
 std::string_view bytes(const nvinfer1::PluginFieldCollection& fields, const char* name) {
     const PluginField* found = find(fields, name);
     if (found == nullptr) {
@@ -33,7 +33,7 @@ std::string_view bytes(const nvinfer1::PluginFieldCollection& fields, const char
     const PluginFieldType type = found->type;
     if (type != PluginFieldType::kCHAR && type != PluginFieldType::kUNKNOWN
         && type != PluginFieldType::kINT8) {
-        refuse("field ", name, " is not of bytes, but of type ", static_cast<int>(type));
+        refuse("field ", name, " must hold bytes, but has type ", static_cast<int>(type));
     }
     if (found->length < 0 || (found->data == nullptr && found->length > 0)) {
         refuse("field ", name, " has no data");
@@ -60,13 +60,13 @@ std::int32_t carries(const nvinfer1::PluginFieldCollection& fields) {
 Digest digest(std::string_view bytes) {
     Digest found;
     if (bytes.size() != found.size()) {
-        refuse("field kernels_id is of ", bytes.size(), " bytes, not ", found.size());
+        refuse("field kernels_id has ", bytes.size(), " bytes, not ", found.size());
     }
     std::memcpy(found.data(), bytes.data(), found.size());
     return found;
 }
 
-// An engine without one of them would fail when it is first run.
+// Checks that no kernel is missing, which otherwise shows only in the engine's first run.
 void check_kernels(const Node& node) {
     for (const Kernel& one : node.launches.kernels) {
         static_cast<void>(node.kernels->compiled(one.key));
@@ -95,7 +95,7 @@ void deserialize(Node& node, const nvinfer1::PluginFieldCollection& fields) {
     }
     node.kernels = kernels_of(blob);
     if (node.kernels->blob().identity != node.kernels_id) {
-        refuse("fields kernels and kernels_id are not of the same kernels");
+        refuse("field kernels_id does not match the field kernels");
     }
     check_kernels(node);
 }

@@ -26,7 +26,7 @@ Plugin::Plugin(std::shared_ptr<const Node> node) : node_(std::move(node)) {
         field("kernels", brings ? node_->kernels->blob().bytes() : std::string_view(),
               PluginFieldType::kUNKNOWN),
     };
-    // an engine has the kernels once: the others find them by their identity
+    // an engine contains the kernels once; the other plugins find them by identity
     collection_ = {brings ? 4 : 3, fields_.data()};
 }
 
@@ -80,7 +80,7 @@ std::int32_t Plugin::getOutputDataTypes(nvinfer1::DataType* out, std::int32_t ou
         check_counts(launches, inputs, outputs);
         for (std::size_t i = 0; i < launches.inputs.size(); ++i) {
             if (in[i] != told_as(launches.inputs[i].dtype)) {
-                refuse("input ", i, " is of type ", static_cast<int>(in[i]), ", not ",
+                refuse("input ", i, " has type ", static_cast<int>(in[i]), ", not ",
                        static_cast<int>(told_as(launches.inputs[i].dtype)));
             }
         }
@@ -100,7 +100,7 @@ std::int32_t Plugin::getOutputShapes(const nvinfer1::DimsExprs* in, std::int32_t
         check_counts(launches, inputs, outputs);
         for (std::size_t i = 0; i < launches.inputs.size(); ++i) {
             if (in[i].nbDims != launches.inputs[i].rank) {
-                refuse("input ", i, " is of rank ", in[i].nbDims, ", not ", launches.inputs[i].rank);
+                refuse("input ", i, " has rank ", in[i].nbDims, ", not ", launches.inputs[i].rank);
             }
         }
         std::array<const nvinfer1::IDimensionExpr*, 26> lengths{};
@@ -151,8 +151,8 @@ std::size_t Plugin::getWorkspaceSize(const nvinfer1::DynamicPluginTensorDesc* in
     });
 }
 
-// There is one way to run it, which takes no time while building: any name would do, and with one
-// TensorRT may keep what it found.
+// There is only one tactic, which takes no time while building, so any name would do. With a name
+// TensorRT may cache its timing.
 const char* Plugin::getTimingCacheID() noexcept { return node_->op; }
 
 std::int32_t Plugin::getFormatCombinationLimit() noexcept { return 1; }
@@ -175,8 +175,8 @@ std::int32_t Plugin::onShapeChange(const nvinfer1::PluginTensorDesc* in, std::in
 std::int32_t Plugin::enqueue(const nvinfer1::PluginTensorDesc* in,
                              const nvinfer1::PluginTensorDesc*, const void* const* inputs,
                              void* const* outputs, void* workspace, cudaStream_t stream) noexcept {
-    // The builder times plugins with whatever is in its memory. Tokens, rows and taps would be
-    // indices into nothing, and what is written in place somebody else's: nothing is launched.
+    // The builder times plugins on uninitialized memory. Tokens, rows and taps would be wild
+    // indices, and in-place outputs would overwrite other memory, so nothing is launched.
     if (node_->building) {
         return 0;
     }
@@ -188,7 +188,7 @@ std::int32_t Plugin::enqueue(const nvinfer1::PluginTensorDesc* in,
         if (!runner_ || !runner_->here()) {
             if (capturing(on)) {
                 refuse("its kernels are not loaded, and cannot be while a graph is recorded: ",
-                       "run once before");
+                       "run it once before recording");
             }
             load();
         }
@@ -198,7 +198,7 @@ std::int32_t Plugin::enqueue(const nvinfer1::PluginTensorDesc* in,
 }
 
 void Plugin::load() {
-    // the carrier may be made after those that need what it brings
+    // the carrier may be created after the plugins that need its kernels
     std::shared_ptr<Kernels> kernels = node_->kernels ? node_->kernels
                                                       : find_kernels(node_->kernels_id);
     if (kernels == nullptr) {

@@ -1,4 +1,4 @@
-// The one plugin: every device op is one, and differs by what its node launches.
+// The plugin class of all device ops, which differ only in their nodes' launches.
 #pragma once
 
 #include "kernels.h"
@@ -17,16 +17,16 @@ namespace edge {
 inline constexpr const char* NAMESPACE = "edge.device";
 inline constexpr const char* VERSION = "1";
 
-// What a plugin and all its clones share; nothing of it changes.
+// Immutable data shared by a plugin and its clones.
 struct Node {
-    const char* op;      // the creator's name, of the process's life
+    const char* op;      // the creator's name; lives as long as the process
     std::string layer;   // for messages
     Launches launches;
-    std::int32_t carries;  // 1: it is this node's plugin that brings the kernels
+    std::int32_t carries;  // 1: this node's plugin contains the kernels
     Digest kernels_id;
-    std::shared_ptr<Kernels> kernels;  // null at run time in all but the carrier
+    std::shared_ptr<Kernels> kernels;  // at run time null in all nodes but the carrier
     bool building;
-    bool aliased;  // TensorRT is told of outputs that are written in place
+    bool aliased;  // whether TensorRT is told which outputs are written in place
 };
 
 class Plugin final : public nvinfer1::IPluginV3,
@@ -87,12 +87,12 @@ private:
 
     const std::shared_ptr<const Node> node_;
     nvinfer1::IErrorRecorder* recorder_ = nullptr;
-    std::optional<Runner> runner_;  // from the first run on, or from when it was attached
+    std::optional<Runner> runner_;  // set when attached, or by the first run
     std::array<nvinfer1::PluginField, 4> fields_;
     nvinfer1::PluginFieldCollection collection_{};
 };
 
-// A creator's work. Throws Problem.
+// Makes a node from a creator's arguments. Throws Problem.
 std::shared_ptr<const Node> make_node(const char* op, const char* layer,
                                       const nvinfer1::PluginFieldCollection* fields,
                                       nvinfer1::TensorRTPhase phase);

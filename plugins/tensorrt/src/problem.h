@@ -1,5 +1,5 @@
-// What goes wrong in this library. It is thrown inside, and never leaves: every function that
-// TensorRT or a host calls catches it (`guarded` in report.h).
+// The exception of this library. It never leaves the library: every function that TensorRT or a
+// host calls catches it (`guarded` in report.h).
 #pragma once
 
 #include <sstream>
@@ -13,7 +13,7 @@ public:
     using std::runtime_error::runtime_error;
 };
 
-// Throws a Problem of its arguments, written one after the other.
+// Throws a Problem with the concatenated arguments as its message.
 template <typename... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
     std::ostringstream text;

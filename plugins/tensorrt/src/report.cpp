@@ -15,7 +15,7 @@ struct Last {
     std::string text;
 };
 
-// never destroyed: plugins may report after the objects of this library are
+// never destroyed: plugins may report after the library's static objects are destroyed
 Last& last() {
     static Last* const one = new Last;
     return *one;
@@ -55,7 +55,7 @@ void report(const char* where, const char* what, bool in_tensorrt,
         }
         record(recorder, text);
     } catch (...) {
-        // out of memory while saying that something failed: the failure itself is still returned
+        // out of memory while reporting; the failure itself is still returned
     }
 }
 

@@ -1,5 +1,5 @@
-// Where errors go: to the logger and the error recorder of TensorRT, and to
-// `edge_tensorrt_last_error`, for hosts that called a function of this library themselves.
+// Reports errors to TensorRT's logger and error recorder, and to `edge_tensorrt_last_error` for
+// hosts that call the library directly.
 #pragma once
 
 #include "problem.h"
@@ -11,18 +11,19 @@
 
 namespace edge {
 
-// What `setLoggerFinder` was given.
+// Sets the logger finder that `setLoggerFinder` received.
 void log_by(nvinfer1::ILoggerFinder* finder) noexcept;
 
-// Says what failed: `where` it did, may be empty. The logger is asked for when `in_tensorrt`: it is
-// only to be had where TensorRT called.
+// Reports the failure `what` at `where`, which may be empty. `in_tensorrt`: TensorRT called, so its
+// logger is available.
 void report(const char* where, const char* what, bool in_tensorrt,
             nvinfer1::IErrorRecorder* recorder = nullptr) noexcept;
 
-// The last report of any thread, kept for this one until it asks again; empty where there is none.
+// Returns the last report of any thread, or "". Valid until the same thread calls this again.
 const char* last_report() noexcept;
 
-// `work()`, or `failed` after a report of what it threw: nothing thrown leaves the library.
+// Returns `work()`; if it throws, reports the exception and returns `failed`. No exception leaves
+// the library.
 template <typename Result, typename Work>
 Result guarded(Result failed, const char* where, bool in_tensorrt,
                nvinfer1::IErrorRecorder* recorder, Work work) noexcept {

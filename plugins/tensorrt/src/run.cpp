@@ -12,7 +12,7 @@ namespace {
 
 Context current() {
     Context found = nullptr;
-    check(driver().cuCtxGetCurrent(&found), "asking for the CUDA context");
+    check(driver().cuCtxGetCurrent(&found), "querying the current context");
     return found;
 }
 
@@ -20,7 +20,7 @@ std::size_t parameter_bytes(const Argument& argument) {
     return std::holds_alternative<Place>(argument) ? sizeof(void*) : 4;
 }
 
-// The driver reads as many parameters as the kernel has, whatever there is.
+// The driver reads as many parameters as the kernel has, so their number and sizes must match.
 void check_parameters(const Launches& launches, const std::vector<Loaded>& loaded) {
     for (const Call& call : launches.calls) {
         const Loaded& kernel = loaded[call.kernel];
@@ -31,12 +31,12 @@ void check_parameters(const Launches& launches, const std::vector<Loaded>& loade
         sizes.insert(sizes.end(), static_cast<std::size_t>(kernel.hidden), sizeof(void*));
         if (!kernel.sizes.empty() && kernel.sizes != sizes) {
             refuse(launches.kernels[call.kernel].key, " takes ", kernel.sizes.size(),
-                   " parameters, the graph has ", sizes.size(), " for it, or of other sizes");
+                   " parameters, the graph passes ", sizes.size(), ", or other sizes");
         }
     }
 }
 
-// Parameters as the driver wants them: the address of each, every one in eight bytes of its own.
+// Parameters as the driver takes them: the address of each, stored in eight bytes.
 class Parameters {
 public:
     explicit Parameters(std::size_t count) {
@@ -49,7 +49,7 @@ public:
         std::uint64_t bits = 0;
         static_assert(sizeof value <= sizeof bits);
         std::memcpy(&bits, &value, sizeof value);
-        values_.push_back(bits);  // was reserved: what is there stays where it is
+        values_.push_back(bits);  // reserved, so earlier addresses stay valid
         addresses_.push_back(&values_.back());
     }
 
@@ -69,9 +69,9 @@ std::int32_t i32(std::int64_t value) {
 
 unsigned extent(std::int64_t value, std::int64_t most) {
     if (value > most) {
-        refuse("a grid of ", value, " blocks: the most is ", most);
+        refuse("a grid of ", value, " blocks exceeds the maximum of ", most);
     }
-    // CUDA knows no empty grid; kernels that have nothing to do see so themselves
+    // CUDA has no empty grid; kernels detect that they have nothing to do
     return value == 0 ? 1 : static_cast<unsigned>(value);
 }
 
@@ -161,14 +161,14 @@ void check_in_place(const Launches& launches, const Addresses& at) {
         const int alias = launches.outputs[i].alias;
         if (alias >= 0 && at.outputs[i] != at.inputs[alias]) {
             refuse("TensorRT moved output ", i, ", which is written in place of input ", alias,
-                   ": both have to be bound to one address, and nothing may copy either");
+                   ": both must be bound to the same address, and neither may be copied");
         }
     }
 }
 
 bool capturing(Stream stream) {
     int status = CAPTURE_NONE;
-    check(driver().cuStreamIsCapturing(stream, &status), "asking whether a graph is recorded");
+    check(driver().cuStreamIsCapturing(stream, &status), "querying the stream's capture status");
     return status != CAPTURE_NONE;
 }
 

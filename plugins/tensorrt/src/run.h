@@ -1,4 +1,4 @@
-// A node's launches, issued: its kernels in one context, and the calls of one program on a stream.
+// Issues a node's launches: its kernels in one context, and the calls of one program on a stream.
 #pragma once
 
 #include "kernels.h"
@@ -15,16 +15,17 @@ struct Addresses {
     void* workspace;
 };
 
-// The kernels of a node in the context that was current when they were loaded.
+// The kernels of a node, loaded in the context that was current then.
 class Runner {
 public:
-    // Throws Problem: no driver, no context, kernels that cannot be loaded or take other parameters.
+    // Throws Problem if there is no driver or context, or a kernel cannot be loaded or takes other
+    // parameters.
     Runner(const Launches& launches, std::shared_ptr<Kernels> kernels);
 
-    // Throws Problem. Whether they are for the current context.
+    // Returns whether the kernels were loaded in the current context. Throws Problem.
     bool here() const;
 
-    // Issues the launches for a run of `sizes`; allocates nothing on the device, waits for nothing.
+    // Issues the launches of a run of `sizes`. Allocates nothing on the device and does not wait.
     // Throws Problem.
     void run(const Launches& launches, const Sizes& sizes, const Addresses& at, Stream stream) const;
 
@@ -34,9 +35,10 @@ private:
     std::vector<Loaded> loaded_;
 };
 
-// Throws Problem where an output that is written in place is not where its input is.
+// Throws Problem if an output that is written in place has another address than its input.
 void check_in_place(const Launches& launches, const Addresses& at);
 
+// Returns whether the stream is being captured. Throws Problem.
 bool capturing(Stream stream);
 
 }  // namespace edge

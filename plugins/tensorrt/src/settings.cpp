@@ -18,11 +18,11 @@ std::atomic<bool> is_aliased{false};
 struct Chosen {
     std::mutex mutex;
     std::shared_ptr<Kernels> set;
-    std::string path;  // of `read`
+    std::string path;  // file of `read`
     std::shared_ptr<Kernels> read;
 };
 
-// never destroyed: what is in it may use the driver, which may be gone by then
+// never destroyed: its kernels would use the driver, which may be unloaded by then
 Chosen& chosen() {
     static Chosen* const one = new Chosen;
     return *one;
@@ -53,10 +53,10 @@ std::shared_ptr<Kernels> kernels_to_build_with() {
     }
     const char* path = std::getenv(VARIABLE);
     if (path == nullptr || *path == '\0') {
-        refuse("no kernels to build with: call edge_tensorrt_set_kernels, or name a file of them ",
+        refuse("no kernels to build with: call edge_tensorrt_set_kernels, or name a kernel file ",
                "in ", VARIABLE);
     }
-    // once, not for every node
+    // read once, not for every node
     if (from.read == nullptr || from.path != path) {
         from.read = kernels_of(contents(path));
         from.path = path;

@@ -1,4 +1,4 @@
-// What a host that builds an engine sets before it parses a graph.
+// Settings that a host makes before it parses a graph to build an engine.
 #pragma once
 
 #include "kernels.h"
@@ -8,14 +8,14 @@
 
 namespace edge {
 
-// Throws Problem. Empty bytes: forgets those that were set.
+// Sets the kernels; empty bytes remove them. Throws Problem.
 void build_with_kernels(std::string_view blob);
 
-// Those that were set, else of the file that $EDGE_TENSORRT_KERNELS names. Throws Problem.
+// Returns the kernels that were set, or those of the file $EDGE_TENSORRT_KERNELS. Throws Problem.
 std::shared_ptr<Kernels> kernels_to_build_with();
 
-// Whether plugins tell TensorRT which outputs are written in place of an input. It takes them at
-// their word only with PreviewFeature::kALIASED_PLUGIN_IO_10_03.
+// Whether plugins tell TensorRT which outputs are written in place of an input. TensorRT accepts
+// this only with PreviewFeature::kALIASED_PLUGIN_IO_10_03.
 void set_aliased(bool on);
 bool aliased();
 

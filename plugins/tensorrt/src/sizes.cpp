@@ -35,7 +35,7 @@ std::vector<std::int64_t> places_of(const Launches& launches, std::int64_t rows)
 
 void Sizes::set(const Symbol& symbol, std::int64_t length) {
     if (length < 0 || length > MOST) {
-        refuse("axis ", symbol.axis, " of input ", symbol.input, " is of length ", length);
+        refuse("axis ", symbol.axis, " of input ", symbol.input, " has length ", length);
     }
     lengths_[static_cast<std::size_t>(symbol.name - 'A')] = length;
 }
@@ -62,7 +62,7 @@ void check_places(const Launches& launches, const std::vector<std::int64_t>& inp
             }
             const std::int64_t bytes = input_bytes[place->index];
             if (bytes != 0 && place->at >= bytes) {
-                refuse("a launch begins ", place->at, " bytes behind input ", place->index,
+                refuse("a launch begins ", place->at, " bytes into input ", place->index,
                        ", which has ", bytes);
             }
         }
@@ -71,7 +71,7 @@ void check_places(const Launches& launches, const std::vector<std::int64_t>& inp
 
 const Program& program_for(const Launches& launches, const Sizes& sizes) {
     const auto is_tree = [](const Program& one) { return one.tree; };
-    // a node that does the same for trees and for chains has programs for chains alone
+    // a node that runs trees and chains alike has only programs for chains
     const bool tree = sizes.tree()
         && std::any_of(launches.programs.begin(), launches.programs.end(), is_tree);
     const std::int64_t rows = sizes.of(launches.rows);
@@ -80,7 +80,7 @@ const Program& program_for(const Launches& launches, const Sizes& sizes) {
             return one;
         }
     }
-    refuse("no program is for a ", tree ? "tree" : "chain", " of ", rows, " rows");
+    refuse("no program runs a ", tree ? "tree" : "chain", " of ", rows, " rows");
 }
 
 std::vector<std::int64_t> workspace_places(const Launches& launches, const Sizes& sizes) {
@@ -90,7 +90,7 @@ std::vector<std::int64_t> workspace_places(const Launches& launches, const Sizes
 std::size_t workspace_bytes(const Launches& launches, const Sizes& sizes) {
     const std::int64_t rows = sizes.of(launches.rows);
     std::int64_t most = places_of(launches, rows).back();
-    // it grows with the rows, but for where a buffer is used no more
+    // it grows with the rows, except where a buffer becomes unused
     for (const Buffer& one : launches.workspace) {
         if (one.max_rows != 0 && one.max_rows < rows) {
             most = std::max(most, places_of(launches, one.max_rows).back());

@@ -1,4 +1,4 @@
-// What a run's sizes make of a node's launches: lengths, the program to run, places of buffers.
+// Sizes of a run, and what depends on them: lengths, the program to run, places of buffers.
 #pragma once
 
 #include "launches.h"
@@ -9,13 +9,13 @@
 
 namespace edge {
 
-// Workspace buffers begin on multiples of it.
+// Alignment of workspace buffers in bytes.
 inline constexpr std::int64_t ALIGNED = 256;
 
 // The length of each symbol, by its letter.
 class Sizes {
 public:
-    // `length(input, axis)` is the length of that axis of that input. Problem where one is negative.
+    // `length(input, axis)` returns the length of an axis. Throws Problem if one is negative.
     template <typename Length>
     Sizes(const Launches& launches, Length length) {
         for (const Symbol& one : launches.symbols) {
@@ -25,13 +25,13 @@ public:
 
     std::int64_t of(char symbol) const { return lengths_[static_cast<std::size_t>(symbol - 'A')]; }
 
-    // Throws Problem where it does not fit an int64.
+    // Throws Problem if the size exceeds an int64.
     std::int64_t of(const Size& size) const;
 
     // The product of the lengths.
     std::int64_t of(const std::string& symbols) const;
 
-    // A run is a tree where each token has ancestors of its own.
+    // Returns whether the run is a tree, whose tokens have ancestors of their own.
     bool tree() const { return of('A') > 1; }
 
 private:
@@ -40,11 +40,11 @@ private:
     std::array<std::int64_t, 26> lengths_{};
 };
 
-// Throws Problem where a launch begins behind an input of so many bytes; what is empty is given as it
-// is. Of other operands it is known without a run.
+// Throws Problem if a pointer starts beyond the end of an input of this size. Empty inputs are not
+// checked. Pointers into other operands are checked when launches are decoded.
 void check_places(const Launches& launches, const std::vector<std::int64_t>& input_bytes);
 
-// Likewise. `length(input, axis)` as of `Sizes`.
+// The same, with `length(input, axis)` as in `Sizes`.
 template <typename Length>
 void check_places(const Launches& launches, Length length) {
     std::vector<std::int64_t> bytes;
@@ -59,14 +59,14 @@ void check_places(const Launches& launches, Length length) {
     check_places(launches, bytes);
 }
 
-// The first that fits. Throws Problem where none does.
+// Returns the first program that fits. Throws Problem if none does.
 const Program& program_for(const Launches& launches, const Sizes& sizes);
 
-// Where each workspace buffer begins, then where the last one ends.
+// Returns the offsets of the workspace buffers, then the end of the last one.
 std::vector<std::int64_t> workspace_places(const Launches& launches, const Sizes& sizes);
 
-// Bytes to ask for, for runs of these sizes and of any smaller ones, with room to align the first
-// buffer. 0: none.
+// Returns the workspace size in bytes for runs of these sizes or any smaller ones, with room to
+// align the first buffer; 0 without buffers.
 std::size_t workspace_bytes(const Launches& launches, const Sizes& sizes);
 
 }  // namespace edge

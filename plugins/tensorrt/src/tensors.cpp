@@ -9,9 +9,9 @@ namespace {
 void check_tensor(const char* kind, std::size_t index, DType dtype, int rank,
                   const nvinfer1::PluginTensorDesc& tensor) {
     if (tensor.type != told_as(dtype) || tensor.dims.nbDims != rank) {
-        refuse(kind, " ", index, " is of type ", static_cast<int>(tensor.type), " and of rank ",
-               tensor.dims.nbDims, ", not of type ", static_cast<int>(told_as(dtype)),
-               " and of rank ", rank);
+        refuse(kind, " ", index, " has type ", static_cast<int>(tensor.type), " and rank ",
+               tensor.dims.nbDims, ", not type ", static_cast<int>(told_as(dtype)),
+               " and rank ", rank);
     }
     if (tensor.format != nvinfer1::TensorFormat::kLINEAR) {
         refuse(kind, " ", index, " is not linear");
@@ -57,7 +57,7 @@ void check_tensors(const Launches& launches, const nvinfer1::PluginTensorDesc* i
             const Dim& dim = output.dims[static_cast<std::size_t>(axis)];
             const std::int64_t length = dim.symbol ? sizes.of(dim.symbol) : dim.number;
             if (out[i].dims.d[axis] != length) {
-                refuse("output ", i, " is of length ", out[i].dims.d[axis], " on axis ", axis,
+                refuse("output ", i, " has length ", out[i].dims.d[axis], " on axis ", axis,
                        ", not ", length);
             }
         }

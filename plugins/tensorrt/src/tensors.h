@@ -1,4 +1,4 @@
-// A node's tensors against what TensorRT says of them.
+// Checks of a node's tensors against TensorRT's descriptions.
 #pragma once
 
 #include "launches.h"
@@ -8,20 +8,21 @@
 
 namespace edge {
 
-// What TensorRT calls a type; u8 is told as int8, of which it passes the bits on.
+// Returns TensorRT's name of a type. u8 is passed as int8, with the same bits.
 nvinfer1::DataType told_as(DType dtype);
 
-// Throws Problem where there are not as many tensors as the node has.
+// Throws Problem if the numbers of tensors are not the node's.
 void check_counts(const Launches& launches, std::int32_t inputs, std::int32_t outputs);
 
-// Throws Problem where a tensor is of another type, rank or format, or an output's length differs.
+// Throws Problem if a tensor has another type, rank or format, an output has another length, or a
+// pointer starts beyond its input.
 void check_tensors(const Launches& launches, const nvinfer1::PluginTensorDesc* in,
                    const nvinfer1::PluginTensorDesc* out);
 
-// Of a run with these inputs. Throws Problem.
+// Returns the sizes of a run with these inputs. Throws Problem.
 Sizes sizes_of(const Launches& launches, const nvinfer1::PluginTensorDesc* in);
 
-// Of the largest run of the optimization profile.
+// Returns the sizes of the optimization profile's largest run. Throws Problem.
 Sizes most_sizes_of(const Launches& launches, const nvinfer1::DynamicPluginTensorDesc* in);
 
 }  // namespace edge

@@ -8,7 +8,7 @@ namespace edge {
 
 namespace {
 
-// Cuts a number off; Problem where none is left, or one that is no int64 ≥ 0.
+// Reads a LEB128 number from the front. Throws Problem if none is left or it exceeds an int64.
 std::int64_t leb128(std::string_view& bytes, const char* what) {
     constexpr unsigned BITS = 63;
     std::uint64_t value = 0;
@@ -26,7 +26,8 @@ std::int64_t leb128(std::string_view& bytes, const char* what) {
     refuse(what, " end in the middle of their numbers");
 }
 
-// Likewise. From bytes, not by a cast: neither alignment nor the machine's byte order matter so.
+// Reads an int64 from the front. Assembled from bytes, so that neither alignment nor the machine's
+// byte order matters.
 std::int64_t int64(std::string_view& bytes, const char* what) {
     constexpr std::size_t BYTES = 8;
     if (bytes.size() < BYTES) {
@@ -45,9 +46,9 @@ std::int64_t int64(std::string_view& bytes, const char* what) {
 Words::Words(std::string_view bytes, Form form, const char* what) : what_(what) {
     const auto next = form == Form::leb128 ? leb128 : int64;
     const std::int64_t count = next(bytes, what);
-    // each takes a byte at the least: nothing is reserved for what cannot be there
+    // each number takes at least a byte, so a larger count must not reserve memory
     if (count < 0 || static_cast<std::uint64_t>(count) > bytes.size()) {
-        refuse(what, " are of ", count, " numbers in ", bytes.size(), " bytes");
+        refuse(what, " state ", count, " numbers in ", bytes.size(), " bytes");
     }
     words_.reserve(static_cast<std::size_t>(count));
     for (std::int64_t i = 0; i < count; ++i) {

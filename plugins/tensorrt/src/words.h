@@ -1,5 +1,5 @@
-// Reading the forms of `launches.py` and `blob.py`: a number n, n numbers, then bytes that strings
-// are cut from. Every number and every string is checked.
+// Reader of the formats of `launches.py` and `blob.py`: a number n, n numbers, then bytes that
+// strings point into. Every number and string is checked.
 #pragma once
 
 #include <cstdint>
@@ -8,34 +8,33 @@
 
 namespace edge {
 
-// The most that any size, count or place may be: products of them are checked where they are made.
+// Maximum of any size, count or offset. Products are checked where they are computed.
 inline constexpr std::int64_t MOST = std::int64_t{1} << 48;
 
 class Words {
 public:
-    // How numbers are written: unsigned LEB128 (DWARF 5, appendix C), or eight bytes each, the
-    // lowest first.
+    // Encoding of numbers: unsigned LEB128 (DWARF 5, appendix C), or eight bytes, little-endian.
     enum class Form { leb128, int64 };
 
-    // `bytes` begins at n; `what` names it in messages. Throws Problem.
+    // `bytes` starts with n; `what` names the data in messages. Throws Problem.
     Words(std::string_view bytes, Form form, const char* what);
 
-    // The next number, called `name` in messages; Problem if there is none.
+    // Returns the next number, called `name` in messages. Throws Problem if there is none.
     std::int64_t any(const char* name);
 
-    // The next number, from `least` to `most`, both included.
+    // Returns the next number, which must be from `least` to `most`.
     std::int64_t between(const char* name, std::int64_t least, std::int64_t most);
 
-    // The length of a list of items of at least `item` numbers each, which are all there.
+    // Returns the length of a list. Throws Problem if fewer than `item` numbers per item are left.
     std::int64_t count(const char* name, std::int64_t item);
 
-    // Two numbers: the first byte and the length of a string.
+    // Returns the string given by the next two numbers, its start and length.
     std::string_view text(const char* name);
 
-    // Problem if numbers are left.
+    // Throws Problem if numbers are left.
     void end() const;
 
-    // Bytes behind the numbers, and behind the last string that was cut from them.
+    // Returns the bytes after the numbers and after the last string read.
     std::string_view rest() const { return text_.substr(used_); }
 
     const char* what() const { return what_; }

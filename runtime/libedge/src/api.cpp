@@ -1,4 +1,4 @@
-// The C interface: nothing is thrown across it.
+// The C interface. No exception leaves it.
 #include <cxxabi.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct edge_snapshot {
 
 namespace {
 
-// Takes no memory: it may be said that there is none.
+// Allocates nothing, because it also reports that memory ran out.
 edge_status fail(edge_error* error, edge_status status, std::string_view message,
                  std::string_view file = "", std::string_view field = "") {
   if (error) {
@@ -55,7 +55,7 @@ edge_status guarded(edge_error* error, F work) {
     return fail(error, EDGE_ERROR_ENGINE, problem.what());
 #ifdef __GLIBCXX__
   } catch (const abi::__forced_unwind&) {
-    throw;  // the thread is being cancelled, which is no error of ours
+    throw;  // the thread is being cancelled, which is not an error
 #endif
   } catch (...) {  // thrown by a callback
     return fail(error, EDGE_ERROR_ENGINE, "the callback threw an exception");
@@ -68,7 +68,7 @@ T& given(T* pointer, const char* name) {
   return *pointer;
 }
 
-// Structures grow at their end: a program made with an older header passes fewer fields.
+// Structures grow at their end, so a program compiled with an older header passes fewer fields.
 template <class T>
 void check_size(const T* value, const char* name) {
   if (value->size < sizeof value->size || value->size > sizeof(T))
@@ -91,7 +91,7 @@ void give(T* target, T found, const char* name) {
   std::memcpy(target, &found, target->size);
 }
 
-// Work of a session that nobody else uses.
+// Calls `work` with the session, unless another thread uses it.
 template <class F>
 edge_status with(edge_session* session, edge_error* error, F work) {
   return guarded(error, [&] {
@@ -107,8 +107,7 @@ extern "C" {
 
 int32_t edge_api_version(void) { return EDGE_API_VERSION; }
 
-// -- bundles
-// ----------------------------------------------------------------------------------------
+// Bundles
 
 edge_status edge_bundle_open(const char* folder, edge_bundle** bundle, edge_error* error) {
   return guarded(error, [&] {
@@ -164,7 +163,7 @@ edge_status edge_bundle_memory(const edge_bundle* bundle, const edge_session_opt
 edge_status edge_bundle_sampling(const edge_bundle* bundle, edge_sampling* sampling,
                                  edge_error* error) {
   return guarded(error, [&] {
-    constexpr double MOST = INT32_MAX;  // an integer has no more; other numbers are far below
+    constexpr double MOST = INT32_MAX;  // limit of the integer fields; the others are far below
     edge_sampling out = EDGE_SAMPLING;
     const Json* own = given(bundle, "bundle").opened->bundle.manifest.find("generation");
     auto number = [&](const char* name, auto& field) {
@@ -181,8 +180,7 @@ edge_status edge_bundle_sampling(const edge_bundle* bundle, edge_sampling* sampl
   });
 }
 
-// -- text
-// ---------------------------------------------------------------------------------------------
+// Text
 
 edge_status edge_bundle_prompt(const edge_bundle* bundle, const edge_part* parts, size_t part_count,
                                int32_t* tokens, size_t capacity, size_t* count, edge_error* error) {
@@ -261,8 +259,7 @@ edge_status edge_decoder_finish(edge_decoder* decoder, const char** text, size_t
   });
 }
 
-// -- models
-// -----------------------------------------------------------------------------------------------
+// Models
 
 edge_status edge_model_load(const edge_bundle* bundle, const edge_model_options* options,
                             edge_model** model, edge_error* error) {
@@ -280,8 +277,7 @@ const char* edge_model_instruction_set(const edge_model* model) {
   return model ? model->engine->set().c_str() : "";
 }
 
-// -- sessions
-// -----------------------------------------------------------------------------------------------
+// Sessions
 
 edge_status edge_session_new(const edge_model* model, const edge_session_options* options,
                              edge_session** session, edge_error* error) {
@@ -323,8 +319,9 @@ edge_status edge_session_clear(edge_session* session, edge_error* error) {
 }
 
 edge_status edge_session_fork(edge_session* session, edge_session** copy, edge_error* error) {
+  if (copy) *copy = nullptr;  // also where the session is busy
   return with(session, error, [&](Session& own) {
-    given(copy, "copy") = nullptr;
+    given(copy, "copy");
     *copy = new edge_session{own.fork()};
   });
 }
@@ -347,8 +344,9 @@ int32_t edge_session_pending(const edge_session* session) {
 
 edge_status edge_session_snapshot(edge_session* session, edge_snapshot** snapshot,
                                   edge_error* error) {
+  if (snapshot) *snapshot = nullptr;  // also where the session is busy
   return with(session, error, [&](Session& own) {
-    given(snapshot, "snapshot") = nullptr;
+    given(snapshot, "snapshot");
     *snapshot = new edge_snapshot{own.snapshot()};
   });
 }
@@ -371,8 +369,7 @@ edge_status edge_session_load(edge_session* session, const char* path, edge_erro
   return with(session, error, [&](Session& own) { own.load(&given(path, "path")); });
 }
 
-// -- generation
-// -----------------------------------------------------------------------------------------------
+// Generation
 
 edge_status edge_session_sample(edge_session* session, const edge_sampling* sampling,
                                 int32_t* token, edge_error* error) {

@@ -10,7 +10,7 @@ namespace edge_lib {
 namespace {
 
 constexpr int64_t MANIFEST = 2 << 20;  // bytes
-constexpr int64_t OTHER = 256 << 20;   // of a file that is no weights
+constexpr int64_t OTHER = 256 << 20;   // bytes of a file other than weights
 const char MANIFEST_FILE[] = "manifest.json";
 const char* const ARCHITECTURES[] = {"sm_75", "sm_80", "sm_86",  "sm_87",
                                      "sm_89", "sm_90", "sm_100", "sm_120"};
@@ -57,8 +57,8 @@ Json parse_document(const std::string& raw, const std::string& file, const Schem
   const Json* version = found.find("schema_version");
   bool known = version ? version->is(Json::integer) && version->whole() == 1 : !versioned;
   if (!found.is(Json::object) || !known)
-    throw Fault{EDGE_ERROR_BUNDLE, "is not the version that this library reads, which is 1",
-                file, "schema_version"};
+    throw Fault{EDGE_ERROR_BUNDLE, "is not version 1, which this library reads", file,
+                "schema_version"};
   Faults faults;
   schema.check(found, faults);
   faults.refuse(EDGE_ERROR_BUNDLE, file);
@@ -97,7 +97,7 @@ void Bundle::check_files(Faults& faults) {
                            " allowed");
     if (!entries_.insert({path, {size, file["sha256"].string()}}).second) twice.push_back(path);
   }
-  if (!twice.empty()) faults.add("files", "lists twice: " + some(twice));
+  if (!twice.empty()) faults.add("files", "listed twice: " + some(twice));
 }
 
 void Bundle::check_tokenizer(Faults& faults) {

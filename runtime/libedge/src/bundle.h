@@ -1,4 +1,5 @@
-// A bundle's manifest, checked, and its files, read through the descriptor they are checked by.
+// A bundle's checked manifest and its files, which are read through the descriptor they are checked
+// with.
 #pragma once
 
 #include <map>
@@ -10,7 +11,7 @@ namespace edge_lib {
 
 class Schema;
 
-// A JSON document with a schema version, of which `versioned` ones must tell it. Throws Fault.
+// Parses and checks a JSON document. `versioned`: it must state its schema version. Throws Fault.
 Json parse_document(const std::string& raw, const std::string& file, const Schema& schema,
                     bool versioned);
 
@@ -32,14 +33,14 @@ class Bundle {
   bool add_bos = false;
   std::string tokenizer, tokenizer_file, chat_template, recipe;
   std::map<std::string, std::string> state_dtypes;
-  // What saved states belong to: see Identity in runtime/layout.py.
+  // Identity of saved states: see Identity in runtime/layout.py.
   std::string model_identity, tokenizer_identity;
 
   const std::string& path() const { return folder_.path(); }
   const Entry* entry(const std::string& file) const;
-  // Content of a listed file of at most `most` bytes, checked.
+  // Returns the checked content of a listed file of at most `most` bytes.
   std::string read(const std::string& file, int64_t most) const;
-  // Gives the content of a listed file in blocks; only when it returns were they right.
+  // Passes the content of a listed file to `take` in blocks. They are checked once this returns.
   void read(const std::string& file, const std::function<void(const char*, size_t)>& take) const;
   void verify() const;
 

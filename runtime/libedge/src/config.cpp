@@ -53,7 +53,7 @@ constexpr int64_t HEAD_MULTIPLE = 8, MOST_ROTATED = 1 << 16;
 // A layer's fields, with their defaults.
 struct Layer {
   const Json& json;
-  const char* kind;  // its definition in the schema
+  const char* kind;  // name of its definition in the schema
   const Json& get(const char* key) const {
     const Json* given = json.find(key);
     return given ? *given : *Schema::manifest().fallback(kind, key);
@@ -65,7 +65,7 @@ class Reader {
  public:
   Reader(Config& config, Faults& faults) : config_(config), faults_(faults) {}
 
-  // Kinds that are not named here have no state; a plan that names one of theirs is refused.
+  // Other kinds have no state. A plan that names a state of theirs is refused.
   void read(const Json& json, size_t index) {
     at_ = "layers." + std::to_string(index);
     const std::string& kind = json["kind"].string();
@@ -90,7 +90,7 @@ class Reader {
   void mamba1(const Layer& layer) {
     int64_t inner = layer["d_inner"], states = layer["d_state"], groups = layer["C_groups"];
     if (groups % layer["B_groups"] || inner % groups)
-      wrong("", "B_groups, C_groups and d_inner do not divide into each other");
+      wrong("", "B_groups must divide C_groups, and C_groups must divide d_inner");
     convolution(layer["d_conv"], inner);
     config_.recurrent.push_back({at_ + ".ssm_state", {1, states, inner}});
     log("scan_x", inner);

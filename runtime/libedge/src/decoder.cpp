@@ -9,8 +9,8 @@ namespace {
 constexpr size_t MAX_STOPS = 64, MAX_STOP = 4096;
 const char REPLACEMENT[] = "\xef\xbf\xbd";
 
-// Bytes of the character that `text` begins with, or of what stands for none; 0 where more is needed
-// to tell. After the Unicode standard, table 3-7.
+// Returns the length of the first character, or of the invalid sequence that one U+FFFD replaces; 0
+// if more bytes are needed. From the Unicode standard, table 3-7.
 size_t character_length(std::string_view text, bool* good) {
   uint8_t first = uint8_t(text[0]);
   size_t length = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
@@ -46,7 +46,8 @@ Decoder::Decoder(std::shared_ptr<const OpenBundle> opened, const edge_decoder_op
   faults.refuse(EDGE_ERROR_INPUT);
   const Tokenizer& tokenizer = opened_->tokenizer();
   strip_ = tokenizer.strips_space() && !continued_;
-  size_t most = 3 * (tokenizer.longest() + 3) + longest_stop_;  // each byte may stand for none
+  // each byte may become a U+FFFD of 3 bytes
+  size_t most = 3 * (tokenizer.longest() + 3) + longest_stop_;
   for (std::string* each : {&bytes_, &held_, &out_}) each->reserve(most);
 }
 
@@ -90,7 +91,7 @@ std::string_view Decoder::certain(bool last) {
   size_t until = held_.size(), end = held_.npos;
   for (const std::string& stop : stops_) {
     size_t found = stopped_ ? held_.npos : held_.find(stop);
-    // the first to be complete, and of those the longest
+    // the stop text that ends first; of several, the longest
     if (found == held_.npos || std::pair(found + stop.size(), found) >= std::pair(end, until))
       continue;
     end = found + stop.size(), until = found;

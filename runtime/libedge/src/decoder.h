@@ -1,5 +1,5 @@
-// Tokens to text, one at a time: nothing is given out before it is certain, as edge/text/stream.py
-// has it. No token takes memory.
+// Decodes tokens one at a time into text that is certain, as edge/text/stream.py does. Allocates
+// nothing per token.
 #pragma once
 
 #include "engine.h"
@@ -10,9 +10,9 @@ class Decoder {
  public:
   // Throws Fault.
   Decoder(std::shared_ptr<const OpenBundle> opened, const edge_decoder_options& options);
-  // The text that is certain now, until the next call. Throws Fault for no token.
+  // Returns the text that is now certain, valid until the next call. Throws Fault for a wrong id.
   std::string_view feed(int32_t token);
-  // The rest. It begins anew.
+  // Returns the text held back, and resets the decoder.
   std::string_view finish();
   bool stopped() const { return stopped_; }
 
@@ -24,7 +24,8 @@ class Decoder {
   std::vector<std::string> stops_;
   size_t longest_stop_ = 0;
   bool continued_, strip_, stopped_ = false;
-  std::string bytes_, held_, out_;  // of half a character; of half a stop text; given out
+  // bytes of an unfinished character, text that may belong to a stop text, text returned last
+  std::string bytes_, held_, out_;
 };
 
 }  // namespace edge_lib

@@ -17,7 +17,8 @@ const char WEIGHTS[] = "weights.bin";
 void within(int64_t value, int64_t most, const char* name) {
   if (value < 1 || value > most)
     throw Fault{EDGE_ERROR_INPUT,
-                "must be 1 to " + std::to_string(most) + ", is " + std::to_string(value), "", name};
+                "must be 1 to " + std::to_string(most) + ", got " + std::to_string(value), "",
+                name};
 }
 
 }  // namespace
@@ -34,7 +35,7 @@ SessionSizes SessionSizes::of(const Bundle& bundle, const edge_session_options* 
   if (!given.capacity)
     out.capacity = std::min(config.max_context ? config.max_context : CAPACITY, CAPACITY);
   within(out.capacity, config.max_context ? config.max_context : MAX_CAPACITY, "capacity");
-  // room for what is needed twice over: StateLayout.sliding in runtime/layout.py says why
+  // twice the room that is needed: StateLayout.sliding in runtime/layout.py says why
   int64_t needed = plus(config.looks_back() - 1, out.window);
   out.slots = std::min(out.capacity, plus(times(2, needed), std::max(bundle.chunk, out.window)));
   return out;
@@ -45,7 +46,7 @@ void Offsets::add(const std::string& name, int64_t size) {
   total = plus(total, up_to(size, ALIGNMENT));
 }
 
-// Neighbouring weights are one segment, gaps are left out, and each lies as aligned as in the file.
+// Adjacent weights form a segment, gaps are left out, and weights keep their alignment in the file.
 WeightPlaces::WeightPlaces(const Plan& plan) {
   std::vector<const PlanWeight*> sorted;
   for (const auto& [name, weight] : plan.weights) sorted.push_back(&weight);
@@ -81,8 +82,8 @@ struct Life {
   int64_t size, at;
 };
 
-// Memory is used again once nothing reads what was in it: the largest value first, each at the
-// lowest place that is free all its life, as in runtime/cuda/runs.py.
+// Values share memory if their lifetimes do not overlap. They are placed largest first, each at the
+// lowest offset that is free for its whole lifetime, as in runtime/cuda/runs.py.
 Offsets placed(const Plan& plan, const PlanProgram& program, const Sizes& sizes) {
   std::map<std::string, Life> found;
   for (size_t step = 0; step < program.launches.size(); step++)
@@ -100,7 +101,7 @@ Offsets placed(const Plan& plan, const PlanProgram& program, const Sizes& sizes)
     return a.size != b.size ? a.size > b.size : a.first < b.first;
   });
   Offsets out;
-  std::vector<const Life*> there;  // by their places
+  std::vector<const Life*> there;  // placed values, by offset
   for (Life& life : lives) {
     for (const Life* other : there) {
       if (other->first > life.last || life.first > other->last) continue;
@@ -208,7 +209,7 @@ Engine::Engine(std::shared_ptr<const OpenBundle> opened, int threads, const char
 Engine::~Engine() { free_all(); }
 
 void Engine::free_all() {
-  // a forked child has no such threads, and would wait for them
+  // a forked child does not have the threads and would wait for them forever
   if (pool_ && (threads_ == 1 || process_ == getpid())) edge_cpu_pool_free(pool_);
   for (void* kernel : kernels_) edge_cpu_kernel_free(kernel);
 }
@@ -237,7 +238,7 @@ void Engine::load_weights() {
   check_room(places_.total);
   weights_ = Memory(places_.total);
   int64_t at = 0;
-  size_t first = 0;  // of the segments that are not done
+  size_t first = 0;  // first unfinished segment
   bundle().read(WEIGHTS, [&](const char* data, size_t size) {
     int64_t end = at + int64_t(size);
     for (size_t i = first; i < places_.segments.size() && places_.segments[i].start < end; i++) {
@@ -252,7 +253,7 @@ void Engine::load_weights() {
   });
 }
 
-// As runtime/cpu/interleave.py does.
+// The counterpart of runtime/cpu/interleave.py.
 void Engine::interleave_weights() {
   std::vector<EdgeCpuReader> readers;
   for (const PlanProgram& program : plan().programs)
@@ -268,7 +269,8 @@ void Engine::interleave_weights() {
     }
   int refused = edge_cpu_interleave(readers.data(), int64_t(readers.size()));
   if (refused == 2)
-    throw Fault{EDGE_ERROR_BUNDLE, "a weight is read as of more bytes than there can be", "", "plan"};
+    throw Fault{EDGE_ERROR_BUNDLE, "the plan reads a weight beyond the largest possible size", "",
+                "plan"};
   if (refused) throw std::bad_alloc();
 }
 

@@ -1,5 +1,4 @@
-// What the sessions of a model share: weights, kernels, threads, and memory for the values of a
-// run.
+// What the sessions of a model share: weights, kernels, threads, and memory for the values of runs.
 #pragma once
 
 #include <atomic>
@@ -14,82 +13,81 @@
 
 namespace edge_lib {
 
-// Sizes that a session is made with, checked.
+// The checked sizes of a session.
 struct SessionSizes {
   int64_t window, capacity, history;
   bool has_seed;
   uint64_t seed;
-  int64_t slots = 0;  // of caches with a window: `capacity`, or what StateLayout.sliding has
+  int64_t slots = 0;  // of caches with a window: `capacity`, or fewer if they slide
   static SessionSizes of(const Bundle& bundle,
                          const edge_session_options* options);  // throws Fault
 };
 
-// Offsets by name, each on ALIGNMENT bytes, and the bytes of all.
+// Offsets by name, multiples of ALIGNMENT, and the total number of bytes.
 struct Offsets {
   std::map<std::string, int64_t> at;
   int64_t total = 0;
   void add(const std::string& name, int64_t size);
 };
 
-// Where the weights of a plan lie once they are loaded: neighbours in the file stay neighbours.
+// Places of a plan's weights in memory. Adjacent weights of the file stay adjacent.
 struct WeightPlaces {
   struct Segment {
-    int64_t start, end, at;  // bytes of the file, and where they go
+    int64_t start, end, at;  // byte range in the file, and its place in memory
   };
   std::vector<Segment> segments;
   Offsets inlined;
-  int64_t total = 0;  // of the segments
+  int64_t total = 0;  // bytes of the segments
   explicit WeightPlaces(const Plan& plan);
-  int64_t place(int64_t offset) const;  // of a byte of the file
+  int64_t place(int64_t offset) const;  // place of a byte of the file
 };
 
-// How the runs of a program are laid out for the largest of them.
+// Memory layout of a program's inputs and values, for its largest run.
 struct ProgramLayout {
   Sizes largest;
   Offsets inputs, values;
   ProgramLayout(const Plan& plan, const PlanProgram& program, const Sizes& largest);
 };
 
-// The layouts of a session's runs, and the bytes that they need.
+// The layouts of a session's programs, and the bytes that any of them needs.
 struct RunLayouts {
   std::vector<ProgramLayout> programs;
   int64_t inputs = 0, values = 0;
   RunLayouts(const Bundle& bundle, const Plan& plan, const SessionSizes& sizes);
 };
 
-// Where recurrent tensors, logs and caches of a session lie.
+// The place of a recurrent tensor, log or cache in a session's memory.
 struct Tensor {
   std::string name;
-  std::vector<int64_t> dims;  // of one slot, of a row of a log, of a cache
+  std::vector<int64_t> dims;  // of one slot, one log row, or a whole cache
   DType type;
-  int64_t offset, slot;  // bytes; those of one slot, of one row, of a cache
-  bool slides = false;   // a cache that forgets the oldest tokens
-  int64_t row() const { return dims[3] * item_size(type); }  // bytes of one head's, of a cache
+  int64_t offset, slot;  // in bytes; `slot` is the size of `dims`
+  bool slides = false;   // a cache that drops the oldest tokens
+  int64_t row() const { return dims[3] * item_size(type); }  // bytes of one head's row of a cache
 };
 struct StateLayout {
   std::vector<Tensor> recurrent, logs, caches;
-  int64_t block = 0, cache_block = 0;  // bytes of the first two, and of the caches
+  int64_t block = 0, cache_block = 0;  // bytes of recurrent tensors and logs, and of caches
   int64_t slot_bytes = 0, cache_bytes = 0;
-  int64_t looks_back = 0;  // of caches that slide; 0 where none does
+  int64_t looks_back = 0;  // positions a token attends to in sliding caches; 0 without any
   StateLayout(const Config& config, const Plan& plan, const SessionSizes& sizes);
-  // Of a copy after `position` tokens: how many of a cache's last rows it has.
+  // Number of rows of a cache, the last ones, that a copy after `position` tokens has.
   int64_t rows(const Tensor& cache, int64_t position) const {
     return cache.slides ? std::min(position, looks_back - 1) : position;
   }
-  // The first position that the next token looks back on in caches that slide.
+  // First position that the next token attends to in sliding caches.
   int64_t first_needed(int64_t position) const {
     return looks_back ? position - std::min(position, looks_back - 1) : 0;
   }
-  int64_t copy_bytes(int64_t position) const;  // of the caches' rows
+  int64_t copy_bytes(int64_t position) const;  // bytes of the cache rows of such a copy
 };
 
-
-// What a bundle's pointer is: shared by bundle, model, sessions and decoders.
+// An open bundle, shared by the bundle's handle, models, sessions and decoders.
 struct OpenBundle {
   Bundle bundle;
   Plan plan;
   explicit OpenBundle(const std::string& path) : bundle(path), plan(Plan::of(bundle)) {}
-  // Read when it is first asked for. Throws Fault.
+  // Reads the tokenizer on first use. Throws Fault.
   const Tokenizer& tokenizer() const {
     std::lock_guard<std::mutex> lock(reading_);
     if (!tokenizer_) tokenizer_ = Tokenizer::of(bundle);
@@ -116,9 +114,9 @@ class Engine {
     return inlined_.data() + places_.inlined.at.at(name);
   }
 
-  // At least so many bytes, shared by all sessions.
+  // Returns at least `size` bytes, shared by all sessions.
   std::shared_ptr<Memory> values(int64_t size);
-  // Runs follow one another. Throws Fault.
+  // Runs the calls; the caller holds `turn`. Throws Fault.
   void run(const EdgeCpuCall* calls, int64_t count);
   std::mutex& turn() { return turn_; }
 

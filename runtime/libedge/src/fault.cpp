@@ -6,13 +6,13 @@
 namespace edge_lib {
 
 namespace {
-constexpr size_t LISTED = 900;  // characters of a list of faults; what does not fit is counted
-constexpr size_t KEPT = 64;
+constexpr size_t LISTED = 900;  // characters of a list of faults; the rest are only counted
+constexpr size_t KEPT = 64;     // faults
 }  // namespace
 
 std::string brief(const std::string& text, size_t most) {
   if (text.size() <= most) return text;
-  while (most && uint8_t(text[most]) >> 6 == 2) most--;  // no half character
+  while (most && uint8_t(text[most]) >> 6 == 2) most--;  // cut between characters
   return text.substr(0, most) + "...";
 }
 
@@ -20,7 +20,7 @@ void print(char* target, size_t room, std::string_view text) {
   size_t size = std::min(text.size(), room - 1);
   while (size && size < text.size() && uint8_t(text[size]) >> 6 == 2) size--;
   for (size_t i = 0; i < size; i++) {
-    // of two bytes, U+0080 to U+009F are control characters too
+    // U+0080 to U+009F, of two bytes, are control characters too
     bool control = uint8_t(text[i]) < ' ' || text[i] == 0x7f ||
                    (i && text[i - 1] == '\xc2' && uint8_t(text[i]) < 0xa0);
     target[i] = control ? '?' : text[i];

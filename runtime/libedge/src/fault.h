@@ -1,4 +1,4 @@
-// What is refused: thrown inside the library, an edge_error outside.
+// Errors: a Fault inside the library, an edge_error outside.
 #pragma once
 
 #include <string>
@@ -15,20 +15,20 @@ struct Fault {
   std::string message, file, field;
 };
 
-// `text` as it may stand in a message: of what is too long, the beginning.
+// Shortens `text` for a message.
 std::string brief(const std::string& text, size_t most = 60);
 
-// Writes as much of `text` as there is room for, with a zero behind it: whole characters, and a `?`
-// for what would steer a terminal. Names in messages are a stranger's.
+// Writes as many whole characters of `text` as fit, then a zero. Control characters become `?`,
+// because messages contain untrusted names and may reach a terminal.
 void print(char* target, size_t room, std::string_view text);
 
-// Everything that is wrong with one input, so that all of it is told at once.
+// Collects the faults of one input, to report all of them at once.
 class Faults {
  public:
   void add(const std::string& field, const std::string& message);
   size_t count() const { return found_.size() + more_; }
   const std::string& first() const { return found_[0].second; }
-  // Throws where there are faults: the first with its field, then the others.
+  // Throws a Fault if there are faults: the first one's field, and the messages of all.
   void refuse(edge_status status, const std::string& file = "") const;
 
  private:

@@ -19,7 +19,7 @@ constexpr int DEEPEST = 8;
 
 void walk(int folder, const std::string& prefix, int depth, std::set<std::string>& found) {
   if (depth > DEEPEST) throw Fault{EDGE_ERROR_BUNDLE, "nests folders more than 8 deep", prefix, ""};
-  // a position of its own, which `folder` may have read already
+  // a descriptor with its own read position; that of `folder` may be at the end
   int own = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* entries = own < 0 ? nullptr : fdopendir(own);
   if (!entries) {
@@ -52,7 +52,7 @@ void walk(int folder, const std::string& prefix, int depth, std::set<std::string
 
 std::string reason() {
   char text[128];
-  // glibc's, which may return a constant text instead
+  // glibc's version, which may return a constant string instead of filling `text`
   return strerror_r(errno, text, sizeof text);
 }
 
@@ -95,7 +95,7 @@ Descriptor Folder::open(const std::string& relative) const {
     size_t end = relative.find('/', from);
     bool last = end == relative.npos;
     std::string part = relative.substr(from, last ? end : end - from);
-    // O_NONBLOCK: opening a FIFO in a file's place must not hang
+    // O_NONBLOCK: opening a FIFO must not hang
     int how = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | (last ? O_NONBLOCK : O_DIRECTORY);
     Descriptor next(openat(folder, part.c_str(), how));
     if (next.get() < 0)

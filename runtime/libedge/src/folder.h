@@ -1,4 +1,4 @@
-// Files of a folder: opened below it without following links, and read to the byte.
+// Files of a folder, opened without following symbolic links and read completely.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace edge_lib {
 
-// A file descriptor that is closed with it.
+// Owns a file descriptor.
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
@@ -22,19 +22,19 @@ class Descriptor {
   int fd_;
 };
 
-// What errno says.
+// The message for errno.
 std::string reason();
 
-// Why `path` is no plain relative path, or "".
+// Returns why `path` is not a plain relative path, or "".
 std::string not_relative(const std::string& path);
 
 class Folder {
  public:
   explicit Folder(const std::string& path);  // throws Fault
   const std::string& path() const { return path_; }
-  // A regular file below it. Throws Fault.
+  // Opens a regular file in the folder. Throws Fault.
   Descriptor open(const std::string& relative) const;
-  // Paths of everything below that is no folder. Throws Fault.
+  // Returns the relative paths of everything in it but folders, recursively. Throws Fault.
   std::set<std::string> files() const;
 
  private:
@@ -42,12 +42,12 @@ class Folder {
   Descriptor fd_;
 };
 
-// Bytes of an open file.
+// Returns the size of an open file in bytes, -1 on errors.
 int64_t size_of(const Descriptor& file);
-// `size` bytes from `at` on. Throws Fault of `status`: the disk, or too few bytes.
+// Reads `size` bytes at offset `at`. Throws a Fault of `status` on disk errors or too few bytes.
 void read_at(const Descriptor& file, int64_t at, char* out, size_t size, edge_status status,
              const std::string& name);
-// Gives `size` bytes from the beginning in blocks. Throws Fault: the disk, or too few bytes.
+// Passes the first `size` bytes to `take` in blocks. Throws Fault on disk errors or too few bytes.
 void read_blocks(const Descriptor& file, int64_t size, const std::string& name,
                  const std::function<void(const char*, size_t)>& take);
 

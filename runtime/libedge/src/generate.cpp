@@ -1,4 +1,4 @@
-// One answer: prefill, then sample and step until something ends it.
+// Generation of an answer: prefill, then sample and step until something ends it.
 #include <algorithm>
 #include <chrono>
 
@@ -36,7 +36,7 @@ int32_t Session::sample(const edge_sampling& how, size_t recent_from) {
   if (how.repetition_penalty != 1) {
     int32_t left = how.repetition_window;
     auto penalize = [&](int32_t token) {
-      // special tokens end turns and are no repetition
+      // special tokens are structure, not repetition
       bool counts = token >= 0 && token != known.bos && token != known.pad &&
                     !listed(known.eos.data(), known.eos.size(), token);
       if (counts && left-- > 0) sampler_.penalize(token, float(how.repetition_penalty));
@@ -77,7 +77,7 @@ edge_finish Session::generate(const int32_t* prompt, size_t count, const edge_ge
   edge_finish why = EDGE_FINISH_STOP;
   for (size_t fed = 0; fed < waiting + count;) {
     if (halted(&why)) return result.prompt_s = seconds_since(began), why;
-    // the token that waits goes first, with the prompt's first ones
+    // the pending token goes first, with the beginning of the prompt
     size_t here = std::min(size_t(bundle().chunk), waiting + count - fed);
     feed_.clear();
     for (size_t i = fed; i < fed + here; i++)

@@ -12,8 +12,8 @@ bool begins(const std::string& text, const char* with) {
   return text.compare(0, std::strlen(with), with) == 0;
 }
 
-// Rows that a convolution reads, oldest first and up to the run's last token as if it were a chain:
-// [state slot: K-1 | log slots: S | new tokens: T].
+// Returns the row of a convolution's `index`-th input, counting the state's, the pending ones and
+// the run's as one chain. Rows are [state slot: K-1 | log slots: S | new tokens: T].
 int32_t tap_row(const Step& step, int width, int64_t index) {
   const Ledger& ledger = step.before;
   if (index < width - 1) return int32_t(index);
@@ -44,7 +44,7 @@ InputWriter::InputWriter(const Plan& plan, const std::string& name, char* target
       what_ = what;
       return;
     }
-  // the plan has been checked: there are no others
+  // the plan has been checked: only rotations and taps are left
   if (begins(name, "rope")) {
     inverses_ = &plan.inverses[std::stoul(name.substr(4))];
     what_ = name.back() == 's' ? cosines : sines;
@@ -120,7 +120,7 @@ void InputWriter::write_taps(const RunInputs& run) const {
       for (int k = 0; k < width_; k++) own[k] = tap_row(step, width_, int64_t(replayed) + t + k);
       continue;
     }
-    // its branch backwards, then what came before the tree
+    // the token's branch backwards, then the inputs before the tree
     int k = width_ - 1, before = width_ - 1 + replayed;
     for (int at = t; at >= 0 && k >= 0; at = step.after.parents[at])
       own[k--] = tap_row(step, width_, before + at);

@@ -1,4 +1,4 @@
-// What the host writes before a run, as runtime/cuda/inputs.py does.
+// The inputs that the host writes before a run, as in runtime/cuda/inputs.py.
 #pragma once
 
 #include "ledger.h"
@@ -8,11 +8,11 @@ namespace edge_lib {
 
 struct RunInputs {
   const Step& step;
-  const int32_t* tokens;  // nothing for a rehearsal: zeros
+  const int32_t* tokens;  // null in a rehearsal, which runs zeros
   bool all_rows;
 };
 
-// One input of a program: its name resolved once, to be written before each run.
+// Writes one input of a program before each run. Its name is resolved once.
 class InputWriter {
  public:
   InputWriter(const Plan& plan, const std::string& name, char* target);
@@ -37,13 +37,13 @@ class InputWriter {
   void write_angles(const RunInputs& run) const;
 
   What what_;
-  int width_ = 0;  // of taps
+  int width_ = 0;  // of the convolution, for taps
   const std::vector<float>* inverses_ = nullptr;
   int32_t* whole_;
   float* real_;
 };
 
-// A new token's place in its sequence.
+// Position of a new token in its sequence.
 int64_t place_of(const Step& step, int token);
 
 }  // namespace edge_lib

@@ -184,7 +184,7 @@ class Parser {
       int digit = c >= '0' && c <= '9'                 ? c - '0'
                   : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
                                                        : -1;
-      if (digit < 0) wrong("an escape without four digits");
+      if (digit < 0) wrong("an escape without four hexadecimal digits");
       code = code << 4 | uint32_t(digit);
       at_++;
     }
@@ -241,22 +241,22 @@ class Parser {
     if (peek() == '-') at_++;
     size_t first = at_;
     if (!digits()) wrong("no value");
-    if (s_[first] == '0' && at_ - first > 1) wrong("a number that begins with 0");
+    if (s_[first] == '0' && at_ - first > 1) wrong("a number with a leading zero");
     small = s_[first] == '0';
     if (peek() == '.') {
       whole = false;
       at_++;
-      if (!digits()) wrong("a number without digits after its point");
+      if (!digits()) wrong("a number without digits after the point");
     }
     if (peek() == 'e' || peek() == 'E') {
       whole = false;
       at_++;
       small = peek() == '-';
       if (peek() == '-' || peek() == '+') at_++;
-      if (!digits()) wrong("a number without an exponent");
+      if (!digits()) wrong("a number without digits in its exponent");
     }
     const char *begin = s_.data() + from, *end = s_.data() + at_;
-    // not strtod, which reads by the host program's locale
+    // not strtod, which depends on the host program's locale
     if (whole) {
       out.kind_ = Json::integer;
       if (std::from_chars(begin, end, out.whole_).ec != std::errc()) wrong("too large a number");

@@ -73,7 +73,7 @@ Step Step::run(const Ledger& ledger, int tokens, const int32_t* parents) {
   out.tree = parents != nullptr;
   ledger.free_rows(tokens, out.slots);
   Ledger& after = out.after;
-  int kept = tokens;  // of a tree only one path will be
+  int kept = tokens;  // for a tree, the length of its longest path
   if (parents) {
     int depths[MAX_WINDOW];
     kept = 0;
@@ -85,8 +85,8 @@ Step Step::run(const Ledger& ledger, int tokens, const int32_t* parents) {
     }
     after.nodes = tokens;
   }
-  // the state after the last token where all are likely to be kept and no more than a window is
-  // pending if they are not; else the one before, which stays whatever is kept
+  // store the state after the last token if all are likely to be kept, and at most a window would
+  // be pending otherwise; else store the state before the run, which stays valid in any case
   bool likely = tokens == 1 || !ledger.count() || ledger.whole;
   bool last = !parents && likely && ledger.count() + tokens <= ledger.window + 1;
   int64_t end = ledger.position + kept, at = last ? end : ledger.position;

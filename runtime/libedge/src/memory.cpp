@@ -10,7 +10,7 @@
 namespace edge_lib {
 
 namespace {
-constexpr int64_t SPARE = 256;  // kernels may read a vector that begins inside
+constexpr int64_t SPARE = 256;  // kernels may read a vector that extends beyond the end
 constexpr int64_t MOST = int64_t(1) << 46;
 }  // namespace
 
@@ -21,7 +21,7 @@ Memory::Memory(int64_t size, Pages pages) : size_(size) {
   if (got == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<char*>(got);
 #ifdef MADV_HUGEPAGE
-  // large pages are read 1.7 times as fast; they are optional
+  // large pages are read 1.7 times as fast, but are not essential
   int advice = pages == Pages::large ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
   madvise(got, size_t(size + SPARE), advice);
 #endif

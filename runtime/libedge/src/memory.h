@@ -1,4 +1,4 @@
-// Memory that is taken once, starts on 256 bytes and holds zeros.
+// Zero-initialized memory, aligned to 256 bytes.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@ namespace edge_lib {
 
 constexpr int64_t ALIGNMENT = 256;
 
-// Small ones are taken where they are touched: a prompt fills the beginning of every head's cache.
+// Small pages are committed only where they are touched, which suits KV caches: a prompt fills the
+// beginning of every head's rows.
 enum class Pages { large, small };
 
 class Memory {
@@ -23,15 +24,15 @@ class Memory {
   ~Memory();
   char* data() const { return data_; }
   int64_t size() const { return size_; }
-  void touch();  // so that no run has to wait for a page
+  void touch();  // commits all pages, so that no run has to wait for one
 
  private:
   char* data_ = nullptr;
   int64_t size_ = 0;
 };
 
-// Refuses what the system has no room for now, before pages are touched: it would end the process
-// instead. Throws Fault.
+// Throws Fault if the system lacks this much free memory. To be called before pages are touched,
+// since the system would otherwise kill the process.
 void check_room(int64_t bytes);
 
 }  // namespace edge_lib

@@ -1,5 +1,5 @@
-// Byte-pair encoding (Sennrich et al., arXiv 1508.07909): of all neighbours that may be merged, the
-// best first, and of equals the leftmost.
+// Byte-pair encoding (Sennrich et al., arXiv 1508.07909): merges the adjacent pair of lowest rank
+// first, of equal ones the leftmost.
 #pragma once
 
 #include <cstdint>
@@ -9,24 +9,25 @@
 namespace edge_lib {
 
 struct Symbol {
-  size_t begin, end;  // bytes of the text
+  size_t begin, end;  // byte range in the text
   int32_t id;
   int32_t before = -1, after = -1;
   bool gone = false;
 };
 
 struct Merge {
-  double rank;  // the lowest comes first
+  double rank;  // the lowest is merged first
   int32_t id;
 };
 
-// `find(left, right, merge)` tells whether the two may be merged, and how.
+// Returns the indices of the symbols left after all merges. `find(left, right, merge)` returns
+// whether two symbols may be merged, and fills in `merge`.
 template <class Find>
 std::vector<int32_t> merged(std::vector<Symbol>& symbols, Find find) {
   struct Candidate {
     Merge merge;
     int32_t left, right;
-    size_t begin, end;  // of both, as they were
+    size_t begin, end;  // byte range of both when the candidate was found
     bool operator<(const Candidate& b) const {
       return merge.rank != b.merge.rank ? merge.rank > b.merge.rank : left > b.left;
     }
@@ -48,7 +49,7 @@ std::vector<int32_t> merged(std::vector<Symbol>& symbols, Find find) {
     Candidate best = waiting.top();
     waiting.pop();
     Symbol &left = symbols[size_t(best.left)], &right = symbols[size_t(best.right)];
-    // one of them has been merged with another since
+    // one of them has been merged since
     if (left.gone || right.gone || left.after != best.right || right.end != best.end) continue;
     left.end = right.end, left.id = best.merge.id, left.after = right.after;
     right.gone = true;

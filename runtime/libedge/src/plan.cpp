@@ -10,7 +10,7 @@ namespace edge_lib {
 
 namespace {
 
-constexpr int64_t LARGEST = 64 << 20;  // bytes of the plan
+constexpr int64_t LARGEST = 64 << 20;  // bytes of a plan
 const char SYMBOLS[] = "TBLCSW";
 
 Size size_from(const Json& json) {
@@ -45,7 +45,7 @@ std::string bytes_from(const std::string& hexadecimal) {
   return out;
 }
 
-// Calls `take` with each name and value of an object that may be left out.
+// Calls `take` with each name (or index) and value of an optional object (or array).
 template <class F>
 void each(const Json& plan, const char* key, F take) {
   const Json* found = plan.find(key);
@@ -96,8 +96,7 @@ bool near(double a, double b) {
   return std::abs(a - b) <= 1e-6 * std::max(std::abs(a), std::abs(b));
 }
 
-// Angles are those of some attention layer. Where its frequencies are scaled they are as the plan
-// says.
+// Every rotation must be that of an attention layer. Scaled frequencies are taken from the plan.
 void read_rotations(Plan& plan, const Json& json, const Config& config, Faults& faults) {
   const Json* tables = json.find("inverses");
   size_t tabled = 0;
@@ -122,7 +121,7 @@ void read_rotations(Plan& plan, const Json& json, const Config& config, Faults& 
     plan.inverses.push_back(theta == 0 || !fits ? own : powers(theta, dim));
   });
   if (tables && tables->items().size() != tabled)
-    faults.add("inverses", "belong to other rotations");
+    faults.add("inverses", "do not match the rotations");
 }
 
 void read_tables(Plan& plan, const Json& json) {
@@ -160,7 +159,7 @@ void read_launches(Plan& plan, const Json& json, Faults& faults) {
       faults.add(at, "names an unknown variant");
     else if (count != plan.variants[out.variant].names.size() ||
              count != plan.variants[out.variant].types.size())
-      faults.add(at, "does not have the arguments of " + plan.variants[out.variant].kernel);
+      faults.add(at, "its arguments do not match " + plan.variants[out.variant].kernel);
     plan.launches.push_back(std::move(out));
   });
   each(json, "programs", [&](auto& index, auto& v) {
@@ -169,7 +168,7 @@ void read_launches(Plan& plan, const Json& json, Faults& faults) {
     out.kind = kind == "chain"  ? PlanProgram::chain
                : kind == "tree" ? PlanProgram::tree
                                 : PlanProgram::settle;
-    // only GPUs have other kernels for a tree of many rows
+    // only GPUs have special kernels for trees of many rows
     bool any = v["max_rows"].is(Json::null) || out.kind == PlanProgram::tree;
     out.max_rows = any ? HUGE_SIZE : v["max_rows"].whole();
     for (const char* key : {"launches", "picks"})
@@ -183,8 +182,8 @@ void read_launches(Plan& plan, const Json& json, Faults& faults) {
   });
 }
 
-// The launches that point to caches of layers with a window are told of a past that begins with the
-// caches' first slot, and of their slots: see runtime/cuda/sliding.py.
+// Gives launches on caches with a window the past counted from the caches' first slot, and the
+// caches' number of slots: see runtime/cuda/sliding.py.
 void slide(Plan& plan, const Config& config) {
   auto windowed = [&](const PlanArgument& a) {
     if (a.kind != PlanArgument::pointer || a.space != Space::cache) return false;
@@ -254,10 +253,10 @@ Plan Plan::of(const Bundle& bundle) {
                             {"values", 1 << 15}})
     if (json[name].items().size() > size_t(most))
       faults.add(name, "has more than " + std::to_string(most) + " entries");
-  faults.refuse(EDGE_ERROR_BUNDLE, plan.file);  // the rest would take for ever
+  faults.refuse(EDGE_ERROR_BUNDLE, plan.file);  // reading the rest would take too long
   read_tables(plan, json);
   read_launches(plan, json, faults);
-  faults.refuse(EDGE_ERROR_BUNDLE, plan.file);  // the rest follows what is named
+  faults.refuse(EDGE_ERROR_BUNDLE, plan.file);  // the rest relies on valid indices
   auto type = [&](const Shape& shape) {
     auto found = bundle.state_dtypes.find(shape.name);
     if (found == bundle.state_dtypes.end()) return DType::f32;

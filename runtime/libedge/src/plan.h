@@ -8,14 +8,14 @@
 
 namespace edge_lib {
 
-// What a run's sizes are: tokens T, sequences B, wanted rows L, capacity C, log slots S, and slots of
-// caches that slide, W. No plan in a file has the last.
+// The sizes of a run: tokens T, sequences B, wanted rows L, capacity C, log slots S, and slots of
+// sliding caches W. Plans in files do not use W.
 struct Sizes {
-  int64_t of[6];  // by "TBLCSW"
+  int64_t of[6];  // in the order "TBLCSW"
 };
 inline bool operator==(const Sizes& a, const Sizes& b) { return std::equal(a.of, a.of + 6, b.of); }
 
-// The input `run` with the past that is in caches that slide.
+// The variant of the input `run` for sliding caches: see runtime/cuda/sliding.py.
 constexpr const char* SLIDING_RUN = "run.sliding";
 
 struct Size {
@@ -38,9 +38,9 @@ struct PlanArgument {
 };
 
 struct PlanVariant {
-  std::string kernel, text;  // the latter as the kernels read it: see Variant in kernel.h
+  std::string kernel, text;  // name, and the text for Variant of plugins/cpu/src/kernel.h
   std::vector<std::string> names, types;
-  int64_t window = 0;  // positions that it looks back on; 0: all
+  int64_t window = 0;  // number of positions that attention looks back; 0: all
 };
 
 struct PlanLaunch {
@@ -51,7 +51,7 @@ struct PlanLaunch {
 
 struct PlanProgram {
   enum Kind { chain, tree, settle } kind;
-  int64_t max_rows;  // HUGE_SIZE for any number
+  int64_t max_rows;  // HUGE_SIZE: any number
   std::vector<size_t> launches;
 };
 
@@ -77,10 +77,10 @@ struct PlanLog {
 
 struct PlanState {
   DType type;
-  int64_t elements;  // there whatever the capacity is: both slots, a row of every head of a cache
+  int64_t elements;  // minimum for any capacity: two slots, or one row of each head of a cache
 };
 
-// What a launch points to. -1 elements: how many depends on the run.
+// What a pointer argument names. -1 elements: the number depends on the run.
 struct Operand {
   DType type;
   int64_t elements, offset;
@@ -95,22 +95,22 @@ struct Plan {
   std::map<std::string, PlanInline> inlined;
   std::map<std::string, PlanLog> logs;
   std::vector<int64_t> taps;
-  std::vector<std::vector<float>> inverses;  // of each rotation
-  std::map<std::string, PlanState> states, caches;  // of the model
+  std::vector<std::vector<float>> inverses;  // inverse frequencies of each rotation
+  std::map<std::string, PlanState> states, caches;  // the model's tensors
 
-  // Throws Fault with every fault.
+  // Reads and checks the plan of a bundle. Throws a Fault with every fault.
   static Plan of(const Bundle& bundle);
-  // Refuses sizes that a program's launches cannot take. Throws Fault.
+  // Throws Fault if a program's launches cannot take these sizes.
   void check_sizes(const PlanProgram& program, const Sizes& sizes) const;
-  // None where there is none of that name.
+  // Returns the operand of an argument; nothing if the name is unknown.
   std::optional<Operand> operand(const PlanArgument& argument) const;
-  // The first program that takes so many rows; -1 for none.
+  // Returns the index of the first program that takes this many rows, or -1.
   int program(PlanProgram::Kind kind, int64_t rows) const;
 
   std::string file;
 };
 
-// Adds to `faults` what does not fit the model or its weights.
+// Adds to `faults` everything in the plan that does not fit the model or its weights.
 void check_plan(const Plan& plan, const Bundle& bundle, const Json& rotations, Faults& faults);
 
 }  // namespace edge_lib

@@ -1,4 +1,4 @@
-// What a plan must keep to before anything of it is run, as in edge/launch_checks.py.
+// Checks of a launch plan before any of it runs, as in edge/launch_checks.py.
 #include <algorithm>
 
 #include "plan.h"
@@ -8,7 +8,7 @@ namespace edge_lib {
 namespace {
 
 constexpr int64_t GRID[] = {INT32_MAX, 65535, 65535};
-constexpr int64_t MOST_BYTES = int64_t(1) << 42;  // far beyond any machine
+constexpr int64_t MOST_BYTES = int64_t(1) << 42;  // of a buffer; far beyond any machine
 
 class Check {
  public:
@@ -93,7 +93,7 @@ class Check {
     }
     if (!chain || !settle)
       faults_.add("programs",
-                  "lack one for chains of any length, or one that stores the state alone");
+                  "lack one for runs of any length, or one that advances the state alone");
   }
 
   void launch(size_t number) {
@@ -112,7 +112,7 @@ class Check {
     return out;
   }
 
-  // Attention looks back as far as the config says: sessions keep no more than that.
+  // Attention must look back as far as the config says: sessions keep no more than that.
   void windows(size_t number, const PlanLaunch& launch, int64_t found) {
     for (const PlanArgument& a : launch.arguments)
       for (size_t i = 0; i < config_.caches.size(); i++)
@@ -142,7 +142,7 @@ class Check {
                                                        {"i32", DType::i32},  {"i64", DType::i64}};
     auto read = types.find(base);
     if (read == types.end() || read->second != type)
-      faults_.add(where, "reads " + argument.name + " as " + base + ", which is of another type");
+      faults_.add(where, "reads " + argument.name + " as " + base + ", which has another type");
     if (elements > 0 && argument.at >= elements)
       faults_.add(where, "points to element " + std::to_string(argument.at) + " of " +
                              std::to_string(elements) + " of " + argument.name);

@@ -23,12 +23,12 @@ void check(bool good) {
   if (!good) throw reason();
 }
 
-// `.NAME.saving-` begins what belongs to a target; who writes it holds a lock on it.
+// A target file, and its temporary files `.NAME.saving-HEX`, each locked by its writer.
 class Place {
  public:
   explicit Place(const std::string& path) : file_(path) {
     char real[PATH_MAX];
-    if (realpath(path.c_str(), real)) file_ = real;  // a link is followed to the file that it names
+    if (realpath(path.c_str(), real)) file_ = real;  // a link is followed to its target
     size_t slash = file_.rfind('/');
     bool here = slash == file_.npos;
     folder_ = here ? "." : file_.substr(0, slash ? slash : 1);
@@ -51,12 +51,12 @@ class Place {
     return folder_ + "/" + prefix_ + digits;
   }
 
-  // Nothing depends on it, so what cannot be removed stays.
+  // Removes leftovers. Failures are ignored, since nothing depends on it.
   void sweep() const {
     DIR* entries = opendir(folder_.c_str());
     while (const dirent* entry = entries ? readdir(entries) : nullptr) {
       if (std::strncmp(entry->d_name, prefix_.c_str(), prefix_.size())) continue;
-      const char* digits = entry->d_name + prefix_.size();  // of another name it is somebody's
+      const char* digits = entry->d_name + prefix_.size();  // other suffixes may be a user's files
       if (std::strlen(digits) != 16 || std::strspn(digits, "0123456789abcdef") != 16) continue;
       std::string left = folder_ + "/" + entry->d_name;
       Descriptor fd(open(left.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
@@ -78,29 +78,29 @@ void write_all(int fd, const std::string& part) {
   }
 }
 
-// At any time there is a file before the last; without hard links there is none, and the save goes
-// on. A sweep may take the passing name for a leftover: then it is made again.
+// Links the old file as NAME~, such that one exists at any time. On file systems without hard links
+// no old file is kept. Retries if a sweep removes the temporary link as a leftover.
 void keep(const Place& place) {
   for (bool swept = true; swept;) {
     std::string passing = place.fresh();
     if (linkat(AT_FDCWD, place.file().c_str(), AT_FDCWD, passing.c_str(), 0)) return;
     swept = rename(passing.c_str(), (place.file() + "~").c_str()) && errno == ENOENT;
-    unlink(passing.c_str());  // of two names of one file, a rename leaves both
+    unlink(passing.c_str());  // a rename between two names of one file leaves both
   }
 }
 
-// A new file beside the place, which no sweep removes while it is open.
+// Creates a temporary file, which no sweep removes while it is open.
 Descriptor create(const Place& place, std::string& path) {
   for (;;) {
     path = place.fresh();
     Descriptor out(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     check(out.get() >= 0);
     if (flock(out.get(), LOCK_EX | LOCK_NB)) {
-      if (errno == EWOULDBLOCK) continue;  // a sweep is at it
-      return out;                          // no locks here, and no sweep
+      if (errno == EWOULDBLOCK) continue;  // a sweep holds it
+      return out;                          // no locks on this file system, so no sweep either
     }
     struct stat info;
-    if (!lstat(path.c_str(), &info)) return out;  // else it was swept in the moment between
+    if (!lstat(path.c_str(), &info)) return out;  // else a sweep removed it before the lock
   }
 }
 

@@ -1,4 +1,4 @@
-// A file is replaced whole or not at all, and the one before it is kept: see runtime/replace.py.
+// Atomic replacement of a file, keeping the previous version: see runtime/replace.py.
 #pragma once
 
 #include <string>
@@ -6,11 +6,11 @@
 
 namespace edge_lib {
 
-// Puts `parts` in the place of `path`; what was there before is then at `path`~. What a killed
-// process left of earlier attempts is removed. Throws std::string: why not.
+// Replaces `path` by the concatenated `parts`, and keeps the old file as `path`~. Removes files
+// left by killed processes. Throws std::string, the reason of a failure.
 void replace_file(const std::string& path, const std::vector<const std::string*>& parts);
 
-// Removes what killed processes left of saves to `path`, and nothing that one is writing.
+// Removes files left by killed processes that saved to `path`, but none that is being written.
 void clear_leftovers(const std::string& path);
 
 }  // namespace edge_lib

@@ -50,8 +50,8 @@ class SeedSequence {
 
 using Wide = unsigned __int128;
 constexpr Wide MULTIPLIER = Wide(0x2360ed051fc65da4) << 64 | 0x4385df649fccf645;
-constexpr float NEAR = 8;    // the likeliest are usually no further than this from the best
-constexpr size_t FEW = 256;  // are as quickly sorted as looked through
+constexpr float NEAR = 8;    // usual maximum distance of likely logits from the best
+constexpr size_t FEW = 256;  // candidates that are sorted as quickly as they are filtered
 
 }  // namespace
 
@@ -107,8 +107,8 @@ void check_sampling(const edge_sampling& how, int64_t vocab) {
   auto within = [&](const char* name, double value, double low, double high, bool above) {
     // NaN fails every comparison
     if (!(value >= low && value <= high) || (above && value <= low))
-      faults.add(name, std::string("must be ") + (above ? "above " : "from ") +
-                           std::to_string(low) + " to " + std::to_string(high));
+      faults.add(name, std::string("must be ") + (above ? "above " : "at least ") +
+                           std::to_string(low) + " and at most " + std::to_string(high));
   };
   within("temperature", how.temperature, 0, 100, false);
   within("top_k", how.top_k, 0, INT32_MAX, false);
@@ -137,9 +137,10 @@ void Sampler::penalize(int32_t token, float by) {
   adjusted_[id] = logits_[id] > 0 ? logits_[id] / by : logits_[id] * by;
 }
 
-// The `wanted` likeliest into ids_, ties with the last of them included; how many.
+// Stores the `wanted` most likely ids, and ties with the last of them, in ids_. Returns their
+// number.
 size_t Sampler::keep_top(const float* logits, size_t count, float best, size_t wanted) {
-  // of a few near the best it is quickly found which they are
+  // selecting among the few near the best is quick
   size_t near = 0;
   for (size_t i = 0; i < count; i++)
     if (logits[i] > best - NEAR) weights_[near++] = logits[i];
@@ -157,13 +158,14 @@ size_t Sampler::keep_top(const float* logits, size_t count, float best, size_t w
   return kept;
 }
 
-// The fewest candidates with at least `top_p` of the whole weight, likeliest first; how many.
+// Moves the fewest candidates with at least `top_p` of the total weight to the front, the most
+// likely first. Returns their number.
 size_t Sampler::keep_nucleus(size_t count, double top_p) {
   double whole = 0;
   for (size_t i = 0; i < count; i++) whole += weights_[i];
   size_t kept = count;
   float floor = float((1 - top_p) * (1 - top_p) / 6);
-  while (count > FEW) {  // the heaviest go to the front
+  while (count > FEW) {  // find a floor above which the nucleus lies, to sort fewer candidates
     double sum = 0;
     kept = 0;
     for (size_t i = 0; i < count; i++)
@@ -216,7 +218,7 @@ int32_t Sampler::sample(const edge_sampling& how, Rng& rng) {
   double wanted = rng.uniform() * total, sum = 0;
   int32_t last = int32_t(best);
   for (size_t i = 0; i < kept; i++) {
-    if (weights_[i] > 0) last = ids_[i];  // rounding may leave `wanted` at the very end
+    if (weights_[i] > 0) last = ids_[i];  // for when rounding leaves `wanted` beyond the sum
     sum += weights_[i];
     if (sum > wanted) break;
   }

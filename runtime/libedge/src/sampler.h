@@ -1,4 +1,4 @@
-// From logits to a token, as runtime/sampling.py does it, with the same random numbers.
+// Sampling of a token from logits, as in runtime/sampling.py, with the same random numbers.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace edge_lib {
 
-// NumPy's PCG64 and how it is seeded: PCG XSL RR 128/64 (O'Neill, HMC-CS-2014-0905).
+// NumPy's PCG64 and its seeding: PCG XSL RR 128/64 (O'Neill, HMC-CS-2014-0905).
 struct Rng {
   unsigned __int128 state = 0, increment = 1;
 
@@ -33,8 +33,8 @@ class Sampler {
     order_.reserve(vocab);
   }
 
-  // For each token: `begin`, `penalize` what is repeated, however often, and `sample`. Throws Fault
-  // where nothing can be said.
+  // For each token call `begin`, `penalize` for each recent token (repeats have no effect), then
+  // `sample`, which throws Fault if no logit is finite.
   void begin(const float* logits, size_t count, const edge_sampling& how);
   void penalize(int32_t token, float by);
   int32_t sample(const edge_sampling& how, Rng& rng);
@@ -43,16 +43,16 @@ class Sampler {
   size_t keep_top(const float* logits, size_t count, float best, size_t wanted);
   size_t keep_nucleus(size_t count, double top_p);
 
-  const float* logits_ = nullptr;  // as they were
+  const float* logits_ = nullptr;  // unchanged
   size_t count_ = 0;
-  bool changed_ = false;  // what is sampled from are adjusted_
-  // candidates, in order of their ids until the nucleus sorts them
+  bool changed_ = false;  // sample from adjusted_
+  // candidates, in ascending order of ids until keep_nucleus sorts them
   std::vector<int32_t> ids_;
   std::vector<float> weights_, adjusted_;
   std::vector<std::pair<float, int32_t>> order_;
 };
 
-// Raises what is out of range, all of it. Throws Fault.
+// Throws a Fault that names every parameter out of range.
 void check_sampling(const edge_sampling& how, int64_t vocab);
 
 }  // namespace edge_lib

@@ -20,7 +20,7 @@ bool all(std::string_view s, const char* allowed) {
 
 const char LOWER[] = "abcdefghijklmnopqrstuvwxyz", DIGITS[] = "0123456789";
 
-// A letter, then letters, digits and _.
+// A lowercase letter, then lowercase letters, digits and _.
 bool is_name(std::string_view s) {
   return !s.empty() && std::strchr(LOWER, s[0]) && s[0] &&
          all(s, "abcdefghijklmnopqrstuvwxyz0123456789_");
@@ -33,8 +33,8 @@ bool is_triton_type(std::string_view s) {
   return letters > 0 && all(s.substr(letters), DIGITS);
 }
 
-// The patterns there are; an engine for any would be more than the rest of this file. A test has
-// all of them.
+// Matches the patterns that the schemas use, without a regular expression engine. A test checks
+// that none is missing.
 bool matches(std::string_view pattern, std::string_view s) {
   if (pattern == "^[0-9a-f]{64}$") return s.size() == 64 && all(s, "0123456789abcdef");
   if (pattern == "^([0-9a-f]{2})*$") return s.size() % 2 == 0 && all(s, "0123456789abcdef");
@@ -47,7 +47,7 @@ bool matches(std::string_view pattern, std::string_view s) {
   return false;
 }
 
-// An infinity, which is a text, only where a bound may be one.
+// Infinities are text, and allowed only where the schema says so.
 bool is_number(const Json& schema, const Json& value) {
   return value.is(Json::integer) || value.is(Json::real) ||
          (value.infinite() && schema.find("infinite"));
@@ -105,7 +105,7 @@ void Schema::check(const Json& schema, const Json& value, const std::string& at,
       if (!found.count()) return;
       if (!best.count() || found.count() < best.count()) best = found;
     }
-    // of null and something, what is wrong with that; else that nothing fits
+    // for an optional value, report its only fault; otherwise that no form fits
     bool alone = choices->items().size() == 2;
     return alone && best.count() == 1 ? faults.add(at, best.first())
                                       : faults.add(at, "has none of the allowed forms");

@@ -1,5 +1,5 @@
-// The form of a document: a JSON Schema made from the models that Python checks it with
-// (runtime/cpu/schemas.py), so that both refuse the same.
+// JSON Schemas, generated from the models that Python checks documents with
+// (runtime/cpu/schemas.py), so that both refuse the same documents.
 #pragma once
 
 #include "fault.h"
@@ -12,10 +12,9 @@ class Schema {
   explicit Schema(const char* text) : root_(parse_json(text)) {}
 
   void check(const Json& document, Faults& faults) const { check(root_, document, "", faults); }
-  // A checked value of the definition `name` as Python writes it: keys in order, defaults filled
-  // in.
+  // Writes a checked value of the definition `name` as Python does: sorted keys, with defaults.
   void write(std::string& out, const Json& value, const char* name) const;
-  // What a checked object means where it leaves `key` out, or null.
+  // Returns the default of `key` in the definition `name`, or null.
   const Json* fallback(const char* name, const char* key) const;
 
   static const Schema& manifest();
@@ -29,7 +28,7 @@ class Schema {
                     Faults& faults) const;
   void check_array(const Json& schema, const Json& value, const std::string& at,
                    Faults& faults) const;
-  // The definition behind references and choices.
+  // Resolves a reference or a choice; returns `schema` itself if no choice fits.
   const Json& meant(const Json& schema, const Json& value) const;
   void write(std::string& out, const Json& value, const Json& schema) const;
 

@@ -4,8 +4,7 @@
 
 namespace edge_lib {
 
-// -- runs
-// ---------------------------------------------------------------------------------------------
+// Runs
 
 PreparedProgram::PreparedProgram(const Engine& engine, const ProgramLayout& layout,
                                  const PlanProgram& program, char* inputs, char* values,
@@ -69,7 +68,7 @@ void PreparedProgram::resize(const Sizes& sizes) {
 
 Session::Hold::Hold(Session& session) : session_(session) {
   if (session.busy_.exchange(true, std::memory_order_acquire))
-    throw Fault{EDGE_ERROR_ENGINE, "is in use by another thread, or by the answer being made", "",
+    throw Fault{EDGE_ERROR_ENGINE, "is in use by another thread, or by the answer in progress", "",
                 "session"};
 }
 
@@ -92,7 +91,7 @@ Session::Session(std::shared_ptr<Engine> engine, const SessionSizes& sizes)
   tokens_.reserve(size_t(sizes.history));
   feed_.reserve(size_t(bundle().chunk));
   tree_tokens_.reserve(size_t(sizes.window));
-  // the values are shared, and touched already: another session may be running
+  // not the values, which are shared and touched already: another session may be running
   for (Memory* each : {&state_, &caches_, &inputs_, &logits_}) each->touch();
   std::map<std::string, char*> tensors;
   for (const auto* list : {&layout_.recurrent, &layout_.logs})
@@ -137,10 +136,10 @@ void Session::check_run(const int32_t* tokens, size_t count, const int32_t* pare
                        : "window of " + std::to_string(sizes_.window)),
            "tokens");
   if (all && int64_t(count) > sizes_.window)
-    refuse("logits of all rows are for at most a window of tokens", "flags");
+    refuse("logits of all rows are limited to a window of tokens", "flags");
   for (size_t i = 0; i < count; i++) {
     if (tokens[i] < 0 || tokens[i] >= bundle().config.vocab)
-      refuse("token ids must be 0 to " + std::to_string(bundle().config.vocab - 1) + ", is " +
+      refuse("token ids must be 0 to " + std::to_string(bundle().config.vocab - 1) + ", got " +
                  std::to_string(tokens[i]),
              "tokens");
     if (parents && (parents[i] < -1 || parents[i] >= int32_t(i)))
@@ -165,7 +164,7 @@ const float* Session::run(const int32_t* tokens, size_t count, const int32_t* pa
   perform(parents ? PlanProgram::tree : PlanProgram::chain,
           {step, tokens, (flags & EDGE_RUN_ALL_ROWS) != 0});
   ledger_ = step.after;
-  // of a tree, the path that is selected joins the list
+  // a tree's tokens are listed once a path is selected
   if (parents)
     tree_tokens_.assign(tokens, tokens + count);
   else
@@ -205,8 +204,7 @@ void Session::prepare() {
 
 void Session::apply() { perform(PlanProgram::settle, {Step::applied(ledger_), nullptr, false}); }
 
-// -- verbs
-// ------------------------------------------------------------------------------------------------
+// Operations on the state
 
 void Session::forget(int64_t count) {
   tokens_.resize(size_t(std::max<int64_t>(0, int64_t(tokens_.size()) - count)));
@@ -243,7 +241,7 @@ void Session::move_row(int64_t from, int64_t to) {
 void Session::slide(int64_t count) {
   if (!layout_.looks_back || ledger_.position - ledger_.first + count <= sizes_.slots) return;
   int64_t first = layout_.first_needed(ledger_.position - ledger_.reach());
-  // the slots are so many that what moves overwrites nothing that is needed
+  // there are enough slots that the moved rows overwrite none that are needed
   for (const Tensor& cache : layout_.caches)
     for (int64_t head = 0; cache.slides && head < cache.dims[1]; head++)
       std::memcpy(cache_row(cache, head, first, first), cache_row(cache, head, first, ledger_.first),
@@ -276,7 +274,7 @@ std::unique_ptr<Session> Session::fork() {
   needs_choice("fork");
   std::unique_ptr<Session> copy(new Session(engine_, sizes_));
   std::memcpy(copy->state_.data(), state_.data(), size_t(layout_.block));
-  // what can be taken back looks back further than a copy's rows go
+  // after a rewind, tokens look back further than the rows of `copy_rows`, so copy all
   for (const Tensor& cache : layout_.caches)
     for (int64_t head = 0; head < cache.dims[1]; head++) {
       int64_t first = cache.slides ? ledger_.first : 0;
@@ -347,7 +345,7 @@ void Session::restore(const Snapshot& snapshot) {
         "has " + std::to_string(snapshot.rows) + " tokens pending, more than this session's window",
         "", "snapshot"};
   tokens_.reserve(snapshot.tokens.size());
-  std::string messages = snapshot.messages, extra = snapshot.extra;  // nothing fails behind here
+  std::string messages = snapshot.messages, extra = snapshot.extra;  // nothing fails after this
   ledger_.make_room(snapshot.rows);
   Ledger after = ledger_.elsewhere(snapshot.position, snapshot.rows);
   const char* from = snapshot.state.data();

@@ -1,4 +1,4 @@
-// A session: the state's memory and verbs, the tokens that led to it, random numbers.
+// A session: memory of the state and operations on it, the tokens that led to it, random numbers.
 #pragma once
 
 #include "engine.h"
@@ -7,7 +7,7 @@
 
 namespace edge_lib {
 
-// A program's launches with every address filled in; sizes are filled in before a run.
+// A program's launches with their addresses. `resize` fills in the sizes before a run.
 class PreparedProgram {
  public:
   PreparedProgram(const Engine& engine, const ProgramLayout& layout, const PlanProgram& program,
@@ -39,9 +39,9 @@ class PreparedProgram {
 struct Snapshot {
   std::string model;
   int64_t position = 0;
-  int rows = 0;                       // pending in logs
-  std::vector<char> state, logs, kv;  // slots, rows, rows of the caches, one behind the other
-  std::vector<int64_t> kv_rows;       // of each cache
+  int rows = 0;                       // number of pending log rows
+  std::vector<char> state, logs, kv;  // slots, pending log rows and cache rows, concatenated
+  std::vector<int64_t> kv_rows;       // number of rows of each cache
   std::vector<int32_t> tokens;
   int32_t pending = -1;
   Rng rng;
@@ -56,7 +56,7 @@ class Session {
  public:
   Session(std::shared_ptr<Engine> engine, const SessionSizes& sizes);
 
-  // Held by the thread that uses it. Throws Fault while another one does.
+  // Exclusive use of a session by one thread. Throws Fault if another thread uses it.
   class Hold {
    public:
     explicit Hold(Session& session);
@@ -66,7 +66,7 @@ class Session {
     Session& session_;
   };
 
-  // Logits [1 or count, V], until the next run.
+  // Returns logits [1 or count, V], valid until the next run.
   const float* run(const int32_t* tokens, size_t count, const int32_t* parents, uint32_t flags);
   void prepare();
   void select(int32_t node);
@@ -80,7 +80,7 @@ class Session {
   int32_t sample(const edge_sampling& how, size_t recent_from);
   edge_finish generate(const int32_t* prompt, size_t count, const edge_generation& how,
                        const edge_sampling& sampling, edge_result& result);
-  // Where in the list of tokens a repetition penalty begins to look.
+  // Index of the first token that a repetition penalty considers.
   size_t recent_from(const edge_sampling& how) const;
   void cancel(bool on) { cancelled_.store(on, std::memory_order_release); }
 
@@ -96,26 +96,26 @@ class Session {
   void needs_choice(const char* verb) const;
   void check_run(const int32_t* tokens, size_t count, const int32_t* parents, uint32_t flags) const;
   void perform(PlanProgram::Kind kind, const RunInputs& run);
-  void apply();  // the live state, with nothing pending, to the spare slot
+  void apply();  // writes the state after all pending rows to the spare slot
   void check_room(int64_t position) const;
   char* slot(const Tensor& tensor, int slot) const {
     return state_.data() + tensor.offset + slot * tensor.slot;
   }
-  // Where a cache's row of a position begins, caches that slide beginning with position `first`.
+  // Address of the cache row of a position. Sliding caches begin with position `first`.
   char* cache_row(const Tensor& cache, int64_t head, int64_t position, int64_t first) {
     return caches_.data() + cache.offset +
            (head * cache.dims[2] + position - (cache.slides ? first : 0)) * cache.row();
   }
-  // Moves what caches that slide still need to their front where `count` tokens do not fit behind.
+  // Moves the needed rows of sliding caches to the front if `count` more tokens do not fit.
   void slide(int64_t count);
-  // The rows of the caches that a copy of the state has, one behind the other.
+  // Copies the cache rows that a copy of the state contains, concatenated.
   void copy_rows(char* bytes);
-  // Takes the last `rows` rows of the first `position` tokens, as copy_rows has them of one cache.
-  // Caches that slide begin with `first` then, and what a whole one lacks is zero.
+  // Fills one cache from the rows that copy_rows made of it: the last `rows` of `position` tokens.
+  // A sliding cache then begins with position `first`; missing rows of a full cache become zero.
   void take_rows(const Tensor& cache, const char* bytes, int64_t rows, int64_t position,
                  int64_t first);
   void move_row(int64_t from, int64_t to);
-  void forget(int64_t count);  // tokens from the end of the list
+  void forget(int64_t count);  // drops tokens from the end of the list
 
   std::shared_ptr<Engine> engine_;
   SessionSizes sizes_;
@@ -124,13 +124,13 @@ class Session {
   Memory state_, caches_, inputs_, logits_;
   std::shared_ptr<Memory> values_;
   std::vector<PreparedProgram> programs_;
-  int64_t rows_ = 0;  // of logits that are valid
+  int64_t rows_ = 0;  // number of valid rows of logits
   std::vector<int32_t> tokens_, tree_tokens_;
   int32_t pending_ = -1;
   Rng rng_;
   Sampler sampler_;
   std::vector<int32_t> feed_;
-  std::string messages_ = "[]", extra_;  // of a saved file, in JSON
+  std::string messages_ = "[]", extra_;  // JSON from a loaded file
   std::atomic<bool> busy_{false}, cancelled_{false};
 };
 

@@ -13,7 +13,7 @@ class Sha256 {
   Sha256();
   void add(const void* data, size_t size);
   void end(uint8_t digest[32]);
-  std::string hexadecimal();  // the digest; ends it
+  std::string hexadecimal();  // ends the hash and returns its digest
 
  private:
   uint32_t state_[8];

@@ -1,4 +1,4 @@
-// A text in words, as the pre-tokenizers of a tokenizer.json cut it: those that are listed here.
+// Splits text into words, as the supported pre-tokenizers of a tokenizer.json do.
 #pragma once
 
 #include <string_view>
@@ -7,22 +7,22 @@
 
 namespace edge_lib {
 
-// A character at `at`, and its classes.
+// A character, its offset in bytes and its classes.
 struct Character {
   uint32_t code, at;
   uint8_t classes;
 };
 
-// The characters of UTF-8 and one for its end. Throws Fault where it is none.
+// Returns the characters of UTF-8 and a final one for the end. Throws Fault if it is not UTF-8.
 std::vector<Character> characters_of(std::string_view text);
 
 class Splitter {
  public:
   struct Word {
-    size_t begin, end;  // characters
+    size_t begin, end;  // indices of characters
   };
 
-  // Of a `pre_tokenizer`. Throws std::string: what is not read here.
+  // Reads a `pre_tokenizer`. Throws std::string, the part that is not supported.
   explicit Splitter(const Json& step);
   std::vector<Word> split(const std::vector<Character>& text, Word whole) const;
 
@@ -32,9 +32,9 @@ class Splitter {
   std::vector<Step> steps_;
 };
 
-// Whether there is nothing but white space, as Python's strip has it.
+// Returns whether the text is only white space, as defined by Python's strip.
 bool blank(std::string_view text);
-// Whether normalization to NFC would leave the text as it is, so far as single characters tell.
+// Returns whether no single character could be changed by normalization to NFC.
 bool composed(const std::vector<Character>& text);
 
 }  // namespace edge_lib

@@ -1,5 +1,4 @@
-// State files, as runtime/statefile.py has them, with what Session.save of Python puts beside a
-// state.
+// State files in the format of runtime/statefile.py, with the transcript of Python's Session.save.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -18,7 +17,7 @@ namespace {
 constexpr char MAGIC[] = "EDGESTAT";
 constexpr uint32_t VERSION = 1;
 constexpr uint64_t MAX_HEADER = 4 << 20, MAX_EXTRA = 64 << 20, SLACK = 8 << 20;
-constexpr size_t MAX_VALUES = 1 << 24;  // of a transcript: its tokens
+constexpr size_t MAX_VALUES = 1 << 24;  // JSON values, mostly a transcript's tokens
 constexpr size_t PREFIX = 32, DIGEST = 32;
 const char* const SAFE[] = {"F32", "F16", "I8"};
 
@@ -49,7 +48,7 @@ std::string text(const std::string& value) {
   return out;
 }
 
-// Where each tensor of a saved state lies in the payload's data: names in order.
+// A tensor of a saved state, and its place in the payload's data.
 struct SavedTensor {
   std::vector<int64_t> shape;
   DType type;
@@ -58,7 +57,7 @@ struct SavedTensor {
 
 }  // namespace
 
-// Reads and writes a session's files; it knows its insides.
+// Reads and writes a session's files. A friend of Session.
 class StateFile {
  public:
   StateFile(Session& session, const std::string& path) : s_(session), path_(path) {}
@@ -85,7 +84,7 @@ class StateFile {
                ", \"data_offsets\": " + list({tensor.begin, tensor.end}) + "}";
     }
     named += "}";
-    named.append((8 - named.size() % 8) % 8, ' ');  // data begins on 8 bytes
+    named.append((8 - named.size() % 8) % 8, ' ');  // data is aligned to 8 bytes
     put(payload, uint64_t(named.size()));
     payload += named + data;
     if (int64_t(s_.tokens_.size()) == s_.ledger_.position) extra = told();
@@ -166,7 +165,7 @@ class StateFile {
     return out;
   }
 
-  // Of the caches, if each has the rows of all tokens.
+  // Bytes of full caches with the rows of all tokens.
   int64_t whole_bytes() const {
     int64_t out = 0;
     for (const Tensor& cache : s_.layout_.caches)
@@ -174,15 +173,15 @@ class StateFile {
     return out;
   }
 
-  // Tokens whose rows a cache has: where not `whole`, those that the next one may look back on in
-  // some layer with a window, as engines save it whose caches slide (runtime/layout.py).
+  // Number of tokens whose rows are saved of a cache. If not `whole`, those that the next token
+  // attends to in the layer with the largest window, as engines with sliding caches save them.
   int64_t rows_of(size_t cache, int64_t position, bool whole) const {
     const Config& config = s_.bundle().config;
     if (whole || !config.windows[cache]) return position;
     return std::min(position, config.looks_back() - 1);
   }
 
-  // In the order in which `save` writes them.
+  // The tensors of a saved state, in the order of `save`.
   std::vector<std::pair<std::string, SavedTensor>> placed(int64_t position,
                                                           bool whole) const {
     std::vector<std::pair<std::string, SavedTensor>> out;
@@ -240,7 +239,7 @@ class StateFile {
     }
   }
 
-  // The position; and whether every cache has all of its rows.
+  // Returns the position. `whole` receives whether every cache has the rows of all tokens.
   int64_t check_header(const std::string& data, bool* whole) const {
     Json header = document(data, "header");
     const Json *identity = header.find("identity"), *position = header.find("position"),
@@ -284,7 +283,7 @@ class StateFile {
     return position->whole();
   }
 
-  // Where the tensors' data begin; `places` get where each is.
+  // Returns the start of the tensors' data, and updates `places` to the file's offsets.
   const char* check_payload(const std::string& data,
                             std::vector<std::pair<std::string, SavedTensor>>& places) const {
     uint64_t size = data.size() < 8 ? 0 : get(data, 0, 8);
@@ -303,7 +302,7 @@ class StateFile {
       const Json *type = found->find("dtype"), *shape = found->find("shape"),
                  *at = found->find("data_offsets");
       if (!type || !(*type == Json::of(SAFE[int(tensor.type)])))
-        refuse("is of another type than this model's", path_, name);
+        refuse("has another dtype than this model's", path_, name);
       if (!shape || !(*shape == parse_json(list(tensor.shape))))
         refuse("does not hold this model's tensors", path_, "payload");
       bool pair = at && at->is(Json::array) && at->items().size() == 2 &&
@@ -332,7 +331,7 @@ class StateFile {
     return int32_t(value.whole());
   }
 
-  // What Session.save wrote; of another program's extra nothing is known but that it is there.
+  // Reads the transcript of Session.save. Another program's extra is kept unread.
   void read_extra(const std::string& data, int64_t position) {
     Json extra = document(data, "extra");
     extra_ = data;
@@ -387,10 +386,10 @@ class StateFile {
 
   Session& s_;
   std::string path_;
-  // what is loaded, before it is adopted
+  // loaded values, until `adopt`
   std::vector<int32_t> tokens_;
   int32_t pending_ = -1;
-  bool told_ = false;  // a transcript is there
+  bool told_ = false;  // the file has a transcript
   Rng rng_;
   std::string messages_ = "[]", extra_;
 };

@@ -34,7 +34,7 @@ std::unique_ptr<const Tokenizer> Tokenizer::of(const Bundle& bundle) {
                                                                                          bundle);
   } catch (const std::string& problem) {
     throw Fault{EDGE_ERROR_INPUT,
-                "is not read here: " + problem + "; use the tokenizer's own library for the file",
+                "is not supported: " + problem + "; use the tokenizer's own library for the file",
                 file, "tokenizer"};
   }
   if (int64_t(out->bytes_.size()) != bundle.token_count)
@@ -78,7 +78,7 @@ size_t Tokenizer::longest() const {
   return out;
 }
 
-// The longest, so that a token never hides one that begins with it.
+// Returns the longest special token at `at`, so that a shorter one never hides it.
 const Tokenizer::Special* Tokenizer::special_at(std::string_view text, size_t at) const {
   const Special* out = nullptr;
   for (const Special& each : specials_)

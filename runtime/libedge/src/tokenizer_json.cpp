@@ -1,5 +1,5 @@
-// Byte-level BPE of a `tokenizer.json`, as Hugging Face's library runs it. Its other models are
-// refused by name.
+// Byte-level BPE of a `tokenizer.json`, as Hugging Face's library runs it. Other models are refused
+// by name.
 #include <algorithm>
 #include <map>
 #include <unordered_map>
@@ -43,7 +43,7 @@ uint32_t stand_in(int byte) {
   return uint32_t(256 + others);
 }
 
-// `<...>` or `[...]`: how models spell control tokens.
+// Returns whether a text is `<...>` or `[...]`, as models spell control tokens.
 bool marked(const std::string& text) {
   return text.size() > 2 && ((text.front() == '<' && text.back() == '>') ||
                              (text.front() == '[' && text.back() == ']'));
@@ -101,10 +101,10 @@ class ByteLevel : public Tokenizer {
       const Json& id = vocabulary.items()[i];
       const std::string& text = vocabulary.keys()[i];
       if (!id.is(Json::integer) || id.whole() < 0 || id.whole() >= int64_t(count + MAX_HOLES))
-        throw "a piece without an id: " + brief(text);
+        throw "a piece without a valid id: " + brief(text);
       if (text.size() > MAX_PIECE) throw "a piece of " + std::to_string(text.size()) + " bytes";
       if (size_t(id.whole()) < pieces_.size() && !pieces_[size_t(id.whole())].empty())
-        throw "two pieces of one id: " + brief(text);
+        throw "two pieces with the same id: " + brief(text);
       put(int32_t(id.whole()), text);
       ids_[text] = int32_t(id.whole());
     }
@@ -112,7 +112,7 @@ class ByteLevel : public Tokenizer {
       append_utf8(spelled_[byte], stand_in(byte));
       auto found = ids_.find(spelled_[byte]);
       symbols_[byte] = found == ids_.end() ? -1 : found->second;
-      // without one, the library leaves such bytes out
+      // without an unknown token, the library drops such bytes
       if (symbols_[byte] < 0 && named(model, "unk_token"))
         throw "no piece for the byte " + std::to_string(byte);
     }
@@ -125,7 +125,7 @@ class ByteLevel : public Tokenizer {
       std::string text = text_of(token, "content");
       if (!id || !id->is(Json::integer) || id->whole() < 0 || id->whole() >= int64_t(most) ||
           text.empty() || text.size() > MAX_PIECE)
-        throw std::string("an added token without a text or an id");
+        throw std::string("an added token without a valid text or id");
       auto known = ids_.find(text);
       if (known != ids_.end() && known->second != id->whole())
         throw "an added token with another id than its piece: " + brief(text);
@@ -134,7 +134,7 @@ class ByteLevel : public Tokenizer {
       bool special = truth_of(token, "special") || is_named(bundle, int32_t(id->whole()));
       bool plain = !special && !marked(text);
       if (plain && (strips || truth_of(token, "single_word")))
-        throw "an added token that looks at what is around it: " + brief(text);
+        throw "an added token that depends on the text around it: " + brief(text);
       added_[int32_t(id->whole())] = {text, special, strips, truth_of(token, "normalized"), plain};
     }
     for (size_t i = 0; i < pieces_.size(); i++) {
@@ -143,7 +143,7 @@ class ByteLevel : public Tokenizer {
       if (pieces_[i].empty() || !(is_named(bundle, int32_t(i)) || (there && !found->second.plain)))
         continue;
       add_special(pieces_[i], int32_t(i), there && found->second.strips);
-      ids_.erase(pieces_[i]);  // no typed text makes it
+      ids_.erase(pieces_[i]);  // typed text never becomes this piece
     }
   }
 
@@ -195,10 +195,10 @@ class ByteLevel : public Tokenizer {
     auto characters = characters_of(text);
     if (normalized_ && !composed(characters))
       throw Fault{EDGE_ERROR_INPUT,
-                  "has combining characters that the tokenizer would compose, which is not done "
-                  "here: send composed text",
+                  "has combining characters, which the tokenizer would compose: send composed "
+                  "text",
                   "", "text"};
-    // tokens that are found before and behind normalizing, which changes nothing
+    // added tokens match before or after normalization, which changes nothing here
     std::vector<std::pair<Splitter::Word, int32_t>> parts{{{0, characters.size() - 1}, -1}}, cut;
     for (bool normalized : {false, true}) {
       cut.clear();
@@ -266,7 +266,7 @@ class ByteLevel : public Tokenizer {
   }
 
   Splitter splitter_;
-  std::vector<std::string> pieces_;  // by id; "" for none
+  std::vector<std::string> pieces_;  // by id; "" if unused
   std::unordered_map<std::string, int32_t> ids_;
   std::map<int32_t, Added> added_;
   std::unordered_map<uint64_t, Merge> merges_;

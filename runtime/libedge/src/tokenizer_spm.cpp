@@ -1,5 +1,5 @@
-// SentencePiece's `.model` of the kind BPE: the pieces, and how the library makes them of a text
-// (sentencepiece/src/bpe_model.cc). The file is one message, sentencepiece_model.proto.
+// SentencePiece BPE: reads a `.model` file, the protobuf message of sentencepiece_model.proto, and
+// encodes as the library does (sentencepiece/src/bpe_model.cc).
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -15,9 +15,9 @@ namespace {
 enum Type { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, BYTE = 6 };
 enum Wire { VARINT = 0, FIXED64 = 1, LENGTH = 2, FIXED32 = 5 };
 constexpr size_t MAX_PIECE = 4 * 4096;  // bytes
-const char SPACE[] = "\xe2\x96\x81";    // how pieces write a space
+const char SPACE[] = "\xe2\x96\x81";    // a space in pieces
 
-// The fields of a message of protocol buffers, one after the other.
+// Iterates over the fields of a protobuf message.
 class Message {
  public:
   explicit Message(std::string_view data) : rest_(data) {}
@@ -123,7 +123,7 @@ class SentencePiece : public Tokenizer {
       if (!(length = character(piece.text, i, &code))) throw at + " is not UTF-8";
     if (piece.type == BYTE) {
       int value = byte_of(piece.text);
-      if (value < 0) throw at + " names no byte";
+      if (value < 0) throw at + " does not name a byte";
       byte_ids_[value] = int32_t(pieces_.size());
     }
     if (piece.type == UNKNOWN) unknown_ = int32_t(pieces_.size());
@@ -137,7 +137,7 @@ class SentencePiece : public Tokenizer {
     return high < 16 && low < 16 ? int(high << 4 | low) : -1;
   }
 
-  // As edge/text/spm.py: user-defined symbols that can be seen are special, unless they are words.
+  // As in edge/text/spm.py, user-defined symbols with a visible character are special.
   void finish(const Bundle& bundle) {
     for (size_t i = 0; i < pieces_.size(); i++) {
       const Piece& piece = pieces_[i];
@@ -162,7 +162,7 @@ class SentencePiece : public Tokenizer {
   void plain(std::string_view text, bool first, std::vector<int32_t>& ids) const override {
     std::string given = (first && own_prefix_ ? " " : "") + std::string(text);
     if (!all_bytes_) return stretch(replaced(given, " ", SPACE), ids);
-    // the character itself is told from a space by its bytes
+    // the character SPACE itself, as opposed to a space, is encoded as bytes
     for (size_t at = 0;;) {
       size_t found = given.find(SPACE, at);
       stretch(replaced(std::string_view(given).substr(at, found - at), " ", SPACE), ids);
@@ -180,7 +180,7 @@ class SentencePiece : public Tokenizer {
       for (const std::string& symbol : symbols_)
         if (symbol.size() > length && !text.compare(at, symbol.size(), symbol))
           length = symbol.size();
-      int32_t whole = length ? 1 : 0;  // is never merged
+      int32_t whole = length ? 1 : 0;  // a user-defined symbol, never merged
       if (!length) length = character(text, at, &code);
       if (!length)
         throw Fault{EDGE_ERROR_INPUT, "is not UTF-8 at byte " + std::to_string(at), "", "text"};
@@ -195,7 +195,7 @@ class SentencePiece : public Tokenizer {
       *out = {-double(pieces_[size_t(found->second)].score), 0};
       return true;
     });
-    bool unknown = false;  // several in a row are one
+    bool unknown = false;  // adjacent unknown characters share one token
     for (int32_t index : order) {
       const Symbol& symbol = symbols[size_t(index)];
       std::string_view part = all.substr(symbol.begin, symbol.end - symbol.begin);

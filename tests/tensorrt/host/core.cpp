@@ -1,5 +1,5 @@
-/* host.h without TensorRT's headers: what the library does between a plugin's interface and the
- * driver, for machines that have none. There is a plugin of any name, with the field `launches`.
+/* host.h without TensorRT's headers, for machines that lack them: the library's code between the
+ * plugin interface and the driver. Any name is a plugin's, and `launches` is the only field.
  */
 #include "host.h"
 
@@ -15,7 +15,7 @@
 namespace {
 
 constexpr int32_t CHARACTERS = 6;  // PluginFieldType::kCHAR
-// DataType of NvInferRuntimeBase.h, by edge::DType
+// DataType of NvInferRuntimeBase.h, indexed by edge::DType
 constexpr int32_t TYPES[] = {0, 1, 2, 2, 3, 8};
 
 std::string logged, told;
@@ -29,7 +29,7 @@ struct Node {
 
 Node &of(void *plugin) { return *static_cast<Node *>(plugin); }
 
-/* What `work` answers, or `otherwise` where it throws. */
+/* Returns the result of `work`, or `otherwise` if it throws. */
 template <class Answer, class Work>
 Answer guarded(Answer otherwise, Work work) {
     try {
@@ -57,7 +57,7 @@ void check(Node const &node, EdgeTensor const *in, int32_t inputs) {
     for (size_t i = 0; right && i < wanted.size(); i++)
         right = wanted[i].rank == in[i].rank &&
                 TYPES[static_cast<size_t>(wanted[i].dtype)] == in[i].type;
-    if (!right) edge::refuse("inputs of other types or ranks");
+    if (!right) edge::refuse("inputs have other types or ranks");
     edge::check_places(node.launches, [in](size_t input, int axis) {
         return static_cast<int64_t>(in[input].dims[axis]);
     });

@@ -1,4 +1,4 @@
-/* Dimensions as a builder gives them to plugins: expressions whose values it does not tell. */
+/* Dimensions as a builder passes them to plugins: expressions with unknown values. */
 #ifndef EDGE_HOST_EXPRESSIONS_H
 #define EDGE_HOST_EXPRESSIONS_H
 
@@ -8,7 +8,7 @@
 
 namespace edge_host {
 
-/* A dimension that is only known when a network is run, of which this host knows the value. */
+/* A dimension known only when a network is run. This host keeps its value. */
 class Expression final : public nvinfer1::IDimensionExpr, private nvinfer1::apiv::VDimensionExpr {
 public:
     Expression(int64_t value, bool constant) : value_{value}, constant_{constant} { mImpl = this; }
@@ -25,7 +25,7 @@ private:
     bool constant_;
 };
 
-/* Makes expressions of expressions; they live as long as it does. */
+/* Makes expressions from expressions, and owns them. */
 class Builder final : public nvinfer1::IExprBuilder, private nvinfer1::apiv::VExprBuilder {
 public:
     Builder() { mImpl = this; }
@@ -39,7 +39,7 @@ private:
     Dimension const *constant(int64_t value) override { return &kept_.emplace_back(value, true); }
     Dimension const *operation(nvinfer1::DimensionOperation op, Dimension const &first,
                                Dimension const &second) override;
-    /* No output's size depends on what is computed. */
+    /* No output's size depends on the data. */
     Dimension const *declareSizeTensor(int32_t, Dimension const &, Dimension const &) override {
         return nullptr;
     }

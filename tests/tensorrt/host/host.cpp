@@ -90,7 +90,7 @@ PluginTensorDesc desc_of(EdgeTensor const &tensor) {
     return desc;
 }
 
-/* A tensor whose dimensions are open, up to those given. */
+/* A tensor with dynamic dimensions, up to the given ones. */
 DynamicPluginTensorDesc range_of(EdgeTensor const &tensor) {
     DynamicPluginTensorDesc desc{};
     desc.desc = desc_of(tensor);

@@ -1,6 +1,6 @@
-// A ROS 2 node that answers: what it hears on `ask` is a turn, the answer comes piece by piece on
-// `text`, how it ended on `done`; the service `stop` ends it within a token. Unproven: no run has
-// shown it. The package edge_chat (jetson/ros2) is the node in Python, with actions and diagnostics.
+// A ROS 2 node that answers. Each message on `ask` is a turn. The answer is published piece by
+// piece on `text`, its finish reason on `done`; the service `stop` ends it within a token. Unproven:
+// never run. The package edge_chat (jetson/ros2) is the node in Python, with actions and diagnostics.
 //
 //   colcon build --packages-select edge_speech && ros2 run edge_speech node --ros-args -p bundle:=…
 #include <rclcpp/rclcpp.hpp>
@@ -54,7 +54,7 @@ int main(int count, char** words) {
   rclcpp::init(count, words);
   try {
     rclcpp::spin(std::make_shared<SpeechNode>());
-  } catch (const std::exception& problem) {  // no bundle there, or a damaged one
+  } catch (const std::exception& problem) {  // a missing or damaged bundle
     RCLCPP_FATAL(rclcpp::get_logger("edge_speech"), "%s", problem.what());
     return 1;
   }

@@ -32,10 +32,10 @@ from edge.errors import EdgeError
 from edge_chat.talker import Goal, GoalRequest, NodeSettings, Refused, Talker
 
 # how often a waiting callback checks whether its goal was cancelled; tokens do not wait for it
-_LOOK_S = 0.02
+_POLL_S = 0.02
 # executor threads: for the goal, for cancelling it, for services, parameters and diagnostics
 _THREADS = 3
-_END_S = 5.0
+_SHUTDOWN_S = 5.0
 _LEVELS = {
     "ok": DiagnosticStatus.OK,
     "warn": DiagnosticStatus.WARN,
@@ -49,10 +49,10 @@ class ChatNode(LifecycleNode):
     def __init__(self) -> None:
         super().__init__("edge_chat")
         self._talker = Talker()
-        for each in fields(NodeSettings):
+        for setting in fields(NodeSettings):
             # any type: otherwise ROS ends the process if a file has 30 instead of 30.0
             self.declare_parameter(
-                each.name, each.default, ParameterDescriptor(dynamic_typing=True)
+                setting.name, setting.default, ParameterDescriptor(dynamic_typing=True)
             )
         group = ReentrantCallbackGroup()
         self._actions = ActionServer(
@@ -79,7 +79,9 @@ class ChatNode(LifecycleNode):
     # -- lifecycle -------------------------------------------------------------------------------
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        values = {each.name: self.get_parameter(each.name).value for each in fields(NodeSettings)}
+        values = {
+            setting.name: self.get_parameter(setting.name).value for setting in fields(NodeSettings)
+        }
         return self._transition(lambda: self._talker.configure(NodeSettings.of(values)))
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -113,10 +115,10 @@ class ChatNode(LifecycleNode):
     # -- goals -----------------------------------------------------------------------------------
 
     def _accept(self, request: Any) -> GoalResponse:
-        why = self._talker.refusal()
-        if why is None:
+        reason = self._talker.refusal()
+        if reason is None:
             return GoalResponse.ACCEPT
-        self.get_logger().warning(f"rejected a goal: the node {why}")
+        self.get_logger().warning(f"rejected a goal: the node {reason}")
         return GoalResponse.REJECT
 
     def _execute(self, handle: Any) -> Any:
@@ -150,7 +152,7 @@ class ChatNode(LifecycleNode):
             if handle.is_cancel_requested and not goal.cancelled.is_set():
                 goal.cancel()
             try:
-                piece = pieces.get(timeout=0 if ended else _LOOK_S)
+                piece = pieces.get(timeout=0 if ended else _POLL_S)
             except Empty:
                 if ended:
                     return
@@ -162,20 +164,20 @@ class ChatNode(LifecycleNode):
     # -- services --------------------------------------------------------------------------------
 
     def _reset(self, request: Any, response: Any) -> Any:
-        response.success, response.message, _ = self._tried(self._talker.reset)
+        response.success, response.message, _ = self._attempt(self._talker.reset)
         return response
 
     def _save(self, request: Any, response: Any) -> Any:
-        done = self._tried(lambda: self._talker.save(request.path))
-        response.success, response.message, response.tokens = done
+        outcome = self._attempt(lambda: self._talker.save(request.path))
+        response.success, response.message, response.tokens = outcome
         return response
 
     def _load(self, request: Any, response: Any) -> Any:
-        done = self._tried(lambda: self._talker.load(request.path))
-        response.success, response.message, response.tokens = done
+        outcome = self._attempt(lambda: self._talker.load(request.path))
+        response.success, response.message, response.tokens = outcome
         return response
 
-    def _tried(self, work: Any) -> tuple[bool, str, int]:
+    def _attempt(self, work: Any) -> tuple[bool, str, int]:
         try:
             return True, "", work() or 0
         except Refused as problem:
@@ -226,7 +228,7 @@ def spin(executor: MultiThreadedExecutor, node: ChatNode) -> None:
             executor.spin()
         except RuntimeError as problem:
             node.get_logger().error(f"a request failed, but the node continues: {problem}")
-            time.sleep(_LOOK_S)  # no busy loop, should the executor itself fail
+            time.sleep(_POLL_S)  # no busy loop, should the executor itself fail
 
 
 def main() -> None:
@@ -240,6 +242,6 @@ def main() -> None:
         pass
     finally:
         node.close()  # ends the running goal and its callback
-        executor.shutdown(_END_S)  # no callback may use the node while it is destroyed
+        executor.shutdown(_SHUTDOWN_S)  # no callback may use the node while it is destroyed
         node.destroy_node()
         rclpy.try_shutdown()

@@ -22,9 +22,9 @@ from edge.runtime.memory import available_bytes
 State = Literal["unconfigured", "inactive", "active"]
 OnPiece = Callable[[str], object]
 
-_SCARCE = 256 << 20  # available bytes below which diagnostics warn
+_LOW_MEMORY = 256 << 20  # available bytes below which diagnostics warn
 _NAN = float("nan")
-_IN_WORDS = {str: "a string", int: "an integer", float: "a number"}
+_TYPE_NAMES = {str: "a string", int: "an integer", float: "a number"}
 
 
 class Refused(Exception):
@@ -57,18 +57,20 @@ class NodeSettings:
         A float may be given as an integer, as YAML reads `deadline_s: 30`. Raises InputError naming
         every parameter of a wrong type or value.
         """
-        faults, found = Faults(), dict(values)
-        for each in fields(cls):
-            value, kind = found[each.name], type(each.default)
+        faults, settings = Faults(), dict(values)
+        for setting in fields(cls):
+            value, kind = settings[setting.name], type(setting.default)
             if kind is float and type(value) is int:
-                found[each.name] = float(value)
+                settings[setting.name] = float(value)
             elif type(value) is not kind:
-                said = f"must be {_IN_WORDS[kind]}, not {value!r:.40}"
-                faults.add(each.name, said, "set the node's parameter")
-            elif each.name == "diagnostics_s" and value <= 0:
-                faults.add(each.name, f"must be above 0, not {value}", "set the node's parameter")
+                message = f"must be {_TYPE_NAMES[kind]}, not {value!r:.40}"
+                faults.add(setting.name, message, "set the node's parameter")
+            elif setting.name == "diagnostics_s" and value <= 0:
+                faults.add(
+                    setting.name, f"must be above 0, not {value}", "set the node's parameter"
+                )
         faults.refuse(InputError)
-        return cls(**found)
+        return cls(**settings)
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,8 @@ class Outcome:
 
     def fill(self, result: Any) -> Any:
         """Fill a `Generate` result, whose fields have the same names, and return it."""
-        for each in fields(self):
-            setattr(result, each.name, getattr(self, each.name))
+        for field in fields(self):
+            setattr(result, field.name, getattr(self, field.name))
         return result
 
 
@@ -191,10 +193,10 @@ class Talker:
 
     def configure(self, settings: NodeSettings) -> None:
         """Load the model and allocate its session. Raises EdgeError or Refused."""
-        self._expect("unconfigured")
+        self._require("unconfigured")
         thread = ThreadPoolExecutor(1, "edge-decode")
         try:
-            self._model, self._session = thread.submit(_loaded, settings).result()
+            self._model, self._session = thread.submit(_load, settings).result()
         except BaseException:
             thread.shutdown()
             raise
@@ -203,19 +205,19 @@ class Talker:
 
     def activate(self) -> None:
         """Warm up by generating and discarding an answer. Raises EdgeError or Refused."""
-        self._expect("inactive")
+        self._require("inactive")
         if self._settings.warmup_tokens > 0:
             self._on_thread(self._warm_up)
         self._state = "active"
 
     def deactivate(self) -> None:
         """Accept no more goals, and end the running one. Raises Refused."""
-        self._expect("active")
+        self._require("active")
         self._close()
 
     def cleanup(self) -> None:
         """Free everything. Raises Refused."""
-        self._expect("inactive")
+        self._require("inactive")
         self._free()
 
     def shutdown(self) -> None:
@@ -239,7 +241,7 @@ class Talker:
     def _forget(self) -> None:
         self._session = self._model = None
 
-    def _expect(self, state: State) -> None:
+    def _require(self, state: State) -> None:
         if self._state != state:
             raise Refused(f"is {self._state}, not {state}")
 
@@ -248,10 +250,10 @@ class Talker:
         return self._thread.submit(work).result()
 
     def _warm_up(self) -> None:
-        say = self._say(
+        generate = self._generator_for(
             GoalRequest("Hello", chat=self._model.template is not None, temperature=0.0)
         )
-        for _ in say(self._settings.warmup_tokens):
+        for _ in generate(self._settings.warmup_tokens):
             pass
         self._session.reset()
 
@@ -263,8 +265,8 @@ class Talker:
         Raises Refused when the node is not active, another goal runs, or the engine has failed.
         """
         with self._lock:
-            if why := self.refusal():
-                raise Refused(why)
+            if reason := self.refusal():
+                raise Refused(reason)
             assert self._thread is not None
             self._goal = goal = Goal(self._session)
             self._thread.submit(self._answer, goal, request, on_piece)
@@ -282,22 +284,22 @@ class Talker:
 
     def _answer(self, goal: Goal, request: GoalRequest, on_piece: OnPiece) -> None:
         try:
-            outcome = self._made(goal, request, on_piece)
+            outcome = self._generate(goal, request, on_piece)
         except EdgeError as problem:
             outcome = Outcome("", "error", str(problem))
             if isinstance(problem, EngineError):
                 self._counts.broken = str(problem)
         except Exception as problem:
             outcome = Outcome("", "error", f"{type(problem).__name__}: {problem}")
-        self._counted(outcome)
+        self._count(outcome)
         with self._lock:
             self._goal = None
         goal.end(outcome)
 
-    def _made(self, goal: Goal, request: GoalRequest, on_piece: OnPiece) -> Outcome:
+    def _generate(self, goal: Goal, request: GoalRequest, on_piece: OnPiece) -> Outcome:
         if not request.keep:
             self._session.reset()
-        generation = self._say(request)(request.max_tokens or self._settings.max_tokens)
+        generation = self._generator_for(request)(request.max_tokens or self._settings.max_tokens)
         try:
             if goal.cancelled.is_set():  # before there was a generation to cancel
                 generation.cancel()
@@ -318,18 +320,18 @@ class Talker:
             _NAN if times.tokens_per_s is None else times.tokens_per_s,
         )
 
-    def _say(self, request: GoalRequest) -> Callable[[int], Any]:
+    def _generator_for(self, request: GoalRequest) -> Callable[[int], Any]:
         """Return a function from the maximum number of tokens to a generation."""
-        chosen, session = self._settings, self._session
-        deadline = chosen.deadline_s if request.deadline_s is None else request.deadline_s
+        settings, session = self._settings, self._session
+        deadline = settings.deadline_s if request.deadline_s is None else request.deadline_s
         sampling = {
-            "temperature": chosen.temperature
+            "temperature": settings.temperature
             if request.temperature is None
             else request.temperature,
-            "top_k": chosen.top_k,
-            "top_p": chosen.top_p,
-            "min_p": chosen.min_p,
-            "repetition_penalty": chosen.repetition_penalty,
+            "top_k": settings.top_k,
+            "top_p": settings.top_p,
+            "min_p": settings.min_p,
+            "repetition_penalty": settings.repetition_penalty,
             "seed": request.seed,
             "stop": request.stop,
             "deadline_s": deadline or None,
@@ -337,8 +339,8 @@ class Talker:
             "regex": request.regex,
             "choices": request.choices,
         }
-        verb = session.chat if request.chat else session.generate
-        return lambda most: verb(request.prompt, max_tokens=most, **sampling)
+        method = session.chat if request.chat else session.generate
+        return lambda max_tokens: method(request.prompt, max_tokens=max_tokens, **sampling)
 
     def _end_goal(self) -> None:
         goal = self._goal
@@ -346,7 +348,7 @@ class Talker:
             goal.cancel()
             goal.wait()
 
-    def _counted(self, outcome: Outcome) -> None:
+    def _count(self, outcome: Outcome) -> None:
         counts = self._counts
         counts.answers += 1
         counts.cancelled += outcome.finish_reason == "cancelled"
@@ -367,18 +369,18 @@ class Talker:
             position: int = self._session.position
             return position
 
-        found: int = self._between_goals(save)
-        return found
+        tokens: int = self._between_goals(save)
+        return tokens
 
     def load(self, path: str) -> int:
         """Resume a saved conversation; return its tokens. Raises StateError or Refused."""
-        found: int = self._between_goals(lambda: self._session.load(Path(path)))
-        return found
+        tokens: int = self._between_goals(lambda: self._session.load(Path(path)))
+        return tokens
 
     def _between_goals(self, work: Callable[[], Any]) -> Any:
         with self._lock:
-            if why := self.refusal():
-                raise Refused(why)
+            if reason := self.refusal():
+                raise Refused(reason)
             # holding the lock keeps goals out
             return self._on_thread(work)
 
@@ -405,12 +407,12 @@ class Talker:
         }
         if counts.broken:
             return "error", counts.broken, values
-        if free is not None and free < _SCARCE:
+        if free is not None and free < _LOW_MEMORY:
             return "warn", f"only {free >> 20} MiB of memory available", values
         return "ok", self._state, values
 
 
-def _loaded(settings: NodeSettings) -> tuple[Any, Any]:
+def _load(settings: NodeSettings) -> tuple[Any, Any]:
     threads = settings.threads or None
     model = edge.load(settings.bundle, engine=settings.engine, threads=threads)
     draft: Any = settings.draft or None

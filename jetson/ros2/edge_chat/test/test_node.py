@@ -86,13 +86,13 @@ def done(future: Any) -> Any:
 def caller() -> Iterator[Caller]:
     """A caller of an active node."""
     rclpy.init()
-    made = Caller()
-    assert not made.send(HELLO).accepted, "a goal before activation"
-    assert made.change(Transition.TRANSITION_CONFIGURE)
-    assert not made.send(HELLO).accepted
-    assert made.change(Transition.TRANSITION_ACTIVATE)
-    yield made
-    made.close()
+    instance = Caller()
+    assert not instance.send(HELLO).accepted, "a goal before activation"
+    assert instance.change(Transition.TRANSITION_CONFIGURE)
+    assert not instance.send(HELLO).accepted
+    assert instance.change(Transition.TRANSITION_ACTIVATE)
+    yield instance
+    instance.close()
     rclpy.shutdown()
 
 
@@ -107,9 +107,9 @@ def test_an_answer_comes_as_feedback_and_as_the_result(caller: Caller) -> None:
 
 
 def test_a_second_goal_is_rejected_and_the_first_can_be_cancelled(caller: Caller) -> None:
-    begun = threading.Event()
-    handle = caller.send(LONG, lambda _: begun.set())
-    assert handle.accepted and begun.wait(LIMIT_S)
+    started = threading.Event()
+    handle = caller.send(LONG, lambda _: started.set())
+    assert handle.accepted and started.wait(LIMIT_S)
     assert not caller.send(HELLO).accepted
     assert not caller.call(Reset, "reset").success
     done(handle.cancel_goal_async())
@@ -145,25 +145,25 @@ def test_a_talk_is_saved_and_taken_up(caller: Caller, tmp_path: Any) -> None:
 
 
 def test_diagnostics_tell_how_it_fares(caller: Caller) -> None:
-    heard: list[Any] = []
-    came = threading.Event()
+    messages: list[Any] = []
+    received = threading.Event()
 
     def listen(message: Any) -> None:
-        heard.append(message)
-        came.set()
+        messages.append(message)
+        received.set()
 
     caller.node.create_subscription(DiagnosticArray, "/diagnostics", listen, 10)
-    assert came.wait(LIMIT_S)
-    (status,) = heard[0].status
+    assert received.wait(LIMIT_S)
+    (status,) = messages[0].status
     values = {pair.key: pair.value for pair in status.values}
     assert values["engine"] in ("cpu", "ort") and int(values["answers"]) > 0
 
 
 def test_deactivating_ends_the_goal_and_cleaning_up_frees(caller: Caller) -> None:
     settle(caller)
-    begun = threading.Event()
-    handle = caller.send(LONG, lambda _: begun.set())
-    assert handle.accepted and begun.wait(LIMIT_S)
+    started = threading.Event()
+    handle = caller.send(LONG, lambda _: started.set())
+    assert handle.accepted and started.wait(LIMIT_S)
     assert caller.change(Transition.TRANSITION_DEACTIVATE)
     answer = done(handle.get_result_async())
     assert answer.status == GoalStatus.STATUS_ABORTED
