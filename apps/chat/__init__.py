@@ -1,4 +1,4 @@
-"""`edge-chat`: talk to a bundle in a terminal, or ask it one thing from a script."""
+"""`edge-chat`: chat with a bundle in a terminal, or get one answer from a script."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 app = Program()
 
-_sampling = partial(typer.Option, rich_help_panel="Sampling, by default as the model says")
+_sampling = partial(typer.Option, rich_help_panel="Sampling (defaults come from the model)")
 _memory = partial(typer.Option, rich_help_panel="Memory")
+
+# the default bundle: the first if it was pulled, otherwise the second
+HYBRID, DEMO = "smollm2-hybrid", "demo"
 
 
 def _version(asked: bool) -> None:
@@ -39,10 +42,14 @@ def _version(asked: bool) -> None:
 class SamplingOptions:
     """A group of options: how tokens are chosen."""
 
-    max_tokens: Annotated[int | None, _sampling(help="Most tokens of an answer.")] = None
+    max_tokens: Annotated[int | None, _sampling(help="Maximum number of tokens of an answer.")] = (
+        None
+    )
     temperature: Annotated[float | None, _sampling(help="0 is greedy.")] = None
-    top_k: Annotated[int | None, _sampling(help="Keep the k likeliest; 0 is off.")] = None
-    top_p: Annotated[float | None, _sampling(help="Keep this much probability.")] = None
+    top_k: Annotated[int | None, _sampling(help="Keep the k likeliest tokens; 0 is off.")] = None
+    top_p: Annotated[
+        float | None, _sampling(help="Keep the likeliest tokens up to this total probability.")
+    ] = None
     min_p: Annotated[
         float | None, _sampling(help="Drop tokens less likely than this share of the best.")
     ] = None
@@ -53,7 +60,7 @@ class SamplingOptions:
     ] = None
 
     def read(self) -> dict[str, Any]:
-        """What each answer is sampled by; the seed is the conversation's."""
+        """Return the sampling options of each answer; the seed belongs to the session."""
         given = vars(self) | {"stop": tuple(self.stop) if self.stop else None}
         return {name: value for name, value in given.items() if name != "seed"}
 
@@ -71,18 +78,23 @@ class MemoryOptions:
         ),
     ] = None
     context_policy: Annotated[
-        str, _memory(metavar="drop|stop", help="When it is full: drop the oldest turns, or stop.")
+        str,
+        _memory(
+            metavar="drop|stop", help="When the context is full: drop the oldest turns, or stop."
+        ),
     ] = "drop"
     undo_levels: Annotated[
         int | None, _memory(min=0, metavar="N", help="Turns that /undo can take back. [default: 4]")
     ] = None
     window: Annotated[
         int | None,
-        _memory(min=1, metavar="N", help="Tokens of a run that can be taken back. [default: 8]"),
+        _memory(
+            min=1, metavar="N", help="Maximum number of tokens that can be rewound. [default: 8]"
+        ),
     ] = None
 
     def sizes(self) -> dict[str, int]:
-        """Those of a session that were given."""
+        """Return the session's size arguments that were given."""
         sizes = {"capacity": self.context, "undo_levels": self.undo_levels, "window": self.window}
         return {name: value for name, value in sizes.items() if value is not None}
 
@@ -90,12 +102,15 @@ class MemoryOptions:
 @app.command()
 @grouped
 def chat(
-    bundle: options.BundleName = "demo",
+    bundle: Annotated[
+        str | None,
+        typer.Argument(help=f"{options.BUNDLE_HELP} [default: {HYBRID} if pulled, else {DEMO}]"),
+    ] = None,
     *,
     run: options.RunOptions,
     drafts: options.DraftingOptions,
     prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="Answer this and leave.")
+        str | None, typer.Option("-p", "--prompt", help="Answer this prompt and exit.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     as_json: Annotated[
@@ -108,9 +123,9 @@ def chat(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Talk to a bundle. With -p, or text on standard input, answer once: the answer goes to
+    """Chat with a bundle. With -p, or text on standard input, answer once: the answer goes to
     standard output, everything else to standard error."""
-    # numpy's own threads have nothing to do here, and starting them takes a seventh of the start
+    # numpy's thread pool is not used here, and starting it takes a seventh of the startup time
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sampling = sampled.read() | form.read()
     if memory.context_policy not in POLICIES:
@@ -119,17 +134,20 @@ def chat(
         )
     params = _check(sampling | {"seed": sampled.seed})
     drafting = drafts.read()
-    # imported late, so that --help and refusals come at once
+    # imported late, so that --help and option errors appear at once
     from edge.apps.chat import conversation
+    from edge.bundle import store
     from edge.runtime.constrain.mask import open_mask
     from edge.runtime.engines import check_provider
 
+    if bundle is None:
+        bundle = HYBRID if store.find(HYBRID) else DEMO
     check_provider(run.engine, run.provider)
     once = conversation.given_prompt(prompt)
     if as_json and once is None:
-        raise InputError("is for one answer", field="--json", remedy="give -p, or a pipe")
+        raise InputError("works only for one answer", field="--json", remedy="give -p, or a pipe")
     model, drafter = run.load(bundle), run.load_drafter(drafting.draft)
-    with options.named_as_options():  # a grammar is compiled for the model's vocabulary
+    with options.named_as_options():  # compiles the grammar for the model's vocabulary
         open_mask(model.tokenizer, params.constraint, continued=model.template is None)
     gain = None
     if drafter is not None:
@@ -163,7 +181,7 @@ def chat(
 
 
 def _check(sampling: dict[str, Any]) -> SamplingParams:
-    """Refuse what can be refused before anything is loaded, naming options."""
+    """Validate the sampling options before anything is loaded; errors name the options."""
     from edge.runtime.parameters import make_params
 
     with options.named_as_options():

