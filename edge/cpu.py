@@ -19,12 +19,22 @@ def usable_cores() -> int:
 
 def has_vnni() -> bool:
     """Return whether 8-bit products accumulate in 32 bits; True if the CPU lists no flags (ARM)."""
+    flags = _flags()
+    return not flags or "avx512_vnni" in flags or "avx_vnni" in flags
+
+
+def has_amx() -> bool:
+    """Return whether the CPU multiplies tiles of int8."""
+    return "amx_int8" in _flags()
+
+
+def _flags() -> list[str]:
+    """Return the instruction sets that Linux lists, none on ARM."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return True
-    flags = [line for line in info.splitlines() if line.startswith("flags")]
-    return not flags or "avx512_vnni" in flags[0] or "avx_vnni" in flags[0]
+        return []
+    return next((line.split() for line in info.splitlines() if line.startswith("flags")), [])
 
 
 def _core(number: int) -> str:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge import cpu
+from edge.bundle.files import some
 from edge.errors import BundleError, EngineError, Faults
 from edge.launch import DType, Log
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import ort_providers
 from edge.runtime.folding import is_bounded
-from edge.runtime.graph import check
+from edge.runtime.graph import Message, check, integers
 from edge.runtime.layout import StateLayout, batch_axis
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _RUN_INPUTS = (
     "tokens", "rows", "kept", "parents", "tree", "last_only", "stored", "paths",
     "ancestors", "positions", "past", "total", "last",
 )  # fmt: skip
+_INTEGER_PRODUCT, _INT8 = b"MatMulIntegerToFloat", 3  # an op, a TensorProto.DataType
 _TAPS = re.compile(r"(kept_)?taps\d+")
 _LOG_TYPES: dict[str, DType] = {
     "tensor(float)": "f32", "tensor(int8)": "i8", "tensor(uint8)": "u8",
@@ -123,7 +125,9 @@ def load_on(
     """
     if folder is None:
         folder = path.parent.parent.absolute()
-    if not is_bounded(check(graph, weight_files(folder), path)):
+    parsed = check(graph, weight_files(folder), path)
+    _refuse_wrong_products(graph, parsed, path)
+    if not is_bounded(parsed):
         options.add_session_config_entry(_DISABLED_OPTIMIZERS, "ConstantFolding")
     # the graph refers to "weights.bin", which lies beside the folder of graphs
     options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
@@ -143,6 +147,29 @@ def load_on(
         raise EngineError(f"ONNX Runtime cannot load it: {problem}", file=path) from problem
     _LIVE_SESSIONS.add(session)
     return session, provider
+
+
+def _refuse_wrong_products(graph: bytes, parsed: Message, path: Path) -> None:
+    """Raise EngineError for int8 products that ONNX Runtime computes wrongly on this CPU.
+
+    Before version 1.25, its kernels for AMX spoil products of 32 and more rows with N outputs where
+    N mod 32 is 17 to 31 (tried with 1.23.2, 1.24.1 and 1.25.0 on a Xeon).
+    """
+    version = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+    if version >= (1, 25) or not cpu.has_amx() or _INTEGER_PRODUCT not in graph:
+        return
+    shapes = (
+        integers(tensor.get("dims", ()))
+        for tensor in parsed["graph"].get("initializer", ())
+        if tensor.get("data_type") == _INT8
+    )
+    widths = {shape[-2] for shape in shapes if len(shape) > 1 and shape[-2] % 32 > 16}
+    if widths:
+        raise EngineError(
+            f"ONNX Runtime {onnxruntime.__version__} computes int8 products of "
+            f"{some([str(width) for width in sorted(widths)])} outputs wrongly on CPUs with AMX",
+            file=path, remedy="install onnxruntime 1.25 or later, or use --engine cpu",
+        )  # fmt: skip
 
 
 _START_LOCK = threading.Lock()  # the registered allocator is global until a session takes it

@@ -50,6 +50,9 @@ def test_both_give_the_same_logits() -> None:
 _PYTEST = """
 import sys, onnxruntime, pytest
 assert onnxruntime.__version__ == "1.23.2"
+from edge import cpu
+if cpu.has_amx():
+    sys.exit(77)
 
 class EveryFifth:
     def pytest_collection_modifyitems(self, items):
@@ -73,4 +76,6 @@ def test_int8_ops_and_graphs_agree_with_their_references_there_too() -> None:
         [sys.executable, "-c", _PYTEST, *options, *files],
         env=dict(os.environ, PYTHONPATH=str(OLDEST)), capture_output=True, text=True, timeout=600,
     )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip("1.23.2 multiplies int8 wrongly on CPUs with AMX (tests/test_ort_amx.py)")
     assert done.returncode == 0, done.stdout + done.stderr
