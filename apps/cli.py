@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from edge.apps.exits import leave
-from edge.apps.programs import Program
+from edge.apps.programs import CommandGroup
 from edge.apps.terminal import say
 
 # command → module and function, imported only when the command is called
@@ -61,12 +61,12 @@ class _Commands(typer.core.TyperGroup):
         command = getattr(importlib.import_module(module), function)
         if isinstance(command, typer.Typer):
             return typer.main.get_command(command)
-        program = Program()
+        program = CommandGroup()
         program.command(cmd_name, short_help=_SHORT_HELP.get(cmd_name))(command)
         return typer.main.get_command(program)
 
 
-app = Program(
+app = CommandGroup(
     name="edge",
     cls=_Commands,
     help="Mamba, Mamba-2 and hybrid language models on small devices.",

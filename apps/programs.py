@@ -85,7 +85,7 @@ def _describe_fault(problem: typer.BadParameter, parameter: Any) -> str:
     return f"must be {requirement}, {received}"
 
 
-class Program(typer.Typer):
+class CommandGroup(typer.Typer):
     """Program or group of commands, without rich's help.
 
     Boxes break on narrow and dumb terminals, and rich's markup swallows text in brackets, such as

@@ -13,7 +13,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edge.errors import TokenizerError
-from edge.text.jinja import Program
+from edge.text.jinja import ParsedTemplate
 from edge.text.jinja_values import MAX_WORK, Budget
 from edge.text.template import MAX_TEMPLATE, ChatTemplate, Message
 from tests.text_samples import tokenizer
@@ -129,7 +129,7 @@ FAILING = [
 
 @pytest.mark.parametrize("source", SAME)
 def test_means_what_it_means_in_jinja(source: str) -> None:
-    assert Program(source).render(NAMES) == JINJA.from_string(source).render(NAMES)
+    assert ParsedTemplate(source).render(NAMES) == JINJA.from_string(source).render(NAMES)
 
 
 @pytest.mark.parametrize("source", FAILING)
@@ -137,7 +137,7 @@ def test_fails_where_jinja_fails(source: str) -> None:
     with pytest.raises(Exception):  # noqa: B017 - of many kinds
         JINJA.from_string(source).render(NAMES)
     with pytest.raises(Exception):  # noqa: B017
-        Program(source).render(NAMES)
+        ParsedTemplate(source).render(NAMES)
 
 
 PIECES = st.sampled_from(
@@ -163,7 +163,7 @@ def test_any_mix_of_statements_means_what_it_means_in_jinja(source: str) -> None
             return None
 
     expected = outcome(lambda: JINJA.from_string(source).render(NAMES))
-    found = outcome(lambda: Program(source).render(NAMES))
+    found = outcome(lambda: ParsedTemplate(source).render(NAMES))
     assert found == expected, source
 
 
@@ -285,7 +285,7 @@ def test_a_long_talk_is_no_attack() -> None:
 
 def test_the_budget_is_no_clock() -> None:
     """A clock would make a loaded machine refuse what another accepts."""
-    program = Program("{% for i in range(99999) %}{{ i }}{% endfor %}")
+    program = ParsedTemplate("{% for i in range(99999) %}{{ i }}{% endfor %}")
     assert program.render({}) == program.render({})
     with pytest.raises(Exception, match="steps"):
         Budget().spend(MAX_WORK + 1)

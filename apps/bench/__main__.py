@@ -17,10 +17,10 @@ from edge.apps.bench.run import parts, right, run
 from edge.apps.exits import REFUSED, leave
 from edge.apps.measure.table import show
 from edge.apps.options import AsJson
-from edge.apps.programs import Program
+from edge.apps.programs import CommandGroup
 from edge.cpu import usable_cores
 
-app = Program()
+app = CommandGroup()
 
 
 @app.command()

@@ -21,7 +21,7 @@ from edge.apps.measure.machine import machine, stamp
 from edge.apps.measure.stopwatch import without_collections
 from edge.apps.measure.table import FigureTable, show
 from edge.apps.options import AsJson
-from edge.apps.programs import Program
+from edge.apps.programs import CommandGroup
 from edge.runtime.constrain.mask import GrammarVocabulary
 from edge.runtime.constrain.statement import constraint_of
 from edge.runtime.model import Model, load
@@ -50,7 +50,7 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "choices": {"choices": ["move forward", "move back", "turn left", "turn right", "stop"]},
     "regex": {"regex": r"(forward|back) [0-9]{1,3} cm at (slow|full) speed"},
 }
-app = Program()
+app = CommandGroup()
 
 
 class MadeUpTokenizer(ByteTokenizer):

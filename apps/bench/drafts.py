@@ -30,7 +30,7 @@ from edge.apps.profile.drafts import (
     DraftSide,
     steps_ahead,
 )
-from edge.apps.programs import Program
+from edge.apps.programs import CommandGroup
 from edge.apps.prompts import read_prompts
 from edge.errors import InputError
 from edge.runtime.model import Model, load
@@ -39,7 +39,7 @@ from edge.runtime.model import Model, load
 Ways = Mapping[str, tuple[str, int | None, tuple[int, ...] | Literal["ucb"] | None]]
 WAYS = ("chain", "tree", "ucb", "bandit", "n-gram")
 Facts = Mapping[str, Any]
-app = Program()
+app = CommandGroup()
 
 
 @app.command()

@@ -27,7 +27,7 @@ from edge.apps.exits import leave
 from edge.apps.measure.machine import OtherLoad
 from edge.apps.measure.table import FigureTable, show, two
 from edge.apps.options import AsJson
-from edge.apps.programs import Program
+from edge.apps.programs import CommandGroup
 from edge.apps.prompts import DEFAULT, read_prompts
 from edge.errors import InputError
 from edge.runtime.model import Model, load
@@ -35,7 +35,7 @@ from edge.runtime.session import Session
 
 _WORDS = 16  # tokens to write at a time, until there are enough bytes
 PLAIN, ALONE = "the bytes alone", "the words alone"
-app = Program()
+app = CommandGroup()
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ from edge.apps.bench.peers import ModelFolder
 from edge.apps.exits import leave
 from edge.apps.measure.table import FigureTable, show
 from edge.apps.options import AsJson
-from edge.apps.programs import Program
+from edge.apps.programs import CommandGroup
 from edge.cpu import usable_cores
 from edge.runtime.joined import JoinedEngine
 
 Facts = dict[str, Any]
 COUNTS = (1, 2, 4, 8)
 PROMPT, STEPS = 32, 24
-app = Program()
+app = CommandGroup()
 
 
 def measured(bundle: Path, threads: int, rounds: int) -> dict[int, float]:

@@ -26,11 +26,11 @@ from edge.apps.evaluate.windows import TextSource, Windows
 from edge.apps.exits import leave
 from edge.apps.measure.table import FigureTable, show
 from edge.apps.options import numbers
-from edge.apps.programs import Program
+from edge.apps.programs import CommandGroup
 from edge.runtime.model import load
 
 X, Y = ": x of the scan", ": y"
-app = Program()
+app = CommandGroup()
 
 
 @app.command()

@@ -36,7 +36,7 @@ from edge.apps.measure.machine import OtherLoad
 from edge.apps.measure.table import FigureTable, show
 from edge.apps.models.index import fetch_wheel, unpack
 from edge.apps.options import AsJson
-from edge.apps.programs import Program
+from edge.apps.programs import CommandGroup
 from edge.apps.units import megabytes
 from edge.cpu import usable_cores
 from edge.export.exporter import export_checkpoint
@@ -69,7 +69,7 @@ MOST = {
 # Maximum nats by which a greedy token of w8 may be less likely than the judge's. The engine rounds
 # activations to 8 bits, which moves logits by a few tenths.
 NEAR_TIE = 1.0
-app = Program()
+app = CommandGroup()
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class RecipeFigures:
     token_ms: float | None = None
 
 
-class Judge:
+class TransformersJudge:
     """transformers with the file's weights."""
 
     def __init__(self, file: Path) -> None:
@@ -180,7 +180,9 @@ def compare(read: Callable[[Ints], Logits], judged: Judged, name: str, size: int
     return RecipeFigures(name, size, comparison.this.perplexity, comparison.ratio, kl, top1)
 
 
-def compare_bundle(model: Model, judged: Judged, name: str, judge: Judge) -> RecipeFigures:
+def compare_bundle(
+    model: Model, judged: Judged, name: str, judge: TransformersJudge
+) -> RecipeFigures:
     """Compare a bundle with the judge on the windows and on greedy answers."""
     reader, predicted = RunReader(model.engine, Windows(WINDOW, WINDOW)), np.arange(WINDOW) > 0
 
@@ -223,7 +225,7 @@ def in_turns(
     return {"threads": threads, "used_by_others": others.share(), "peers": timings}
 
 
-def answers(model: Model, judge: Judge) -> tuple[int, float, float]:
+def answers(model: Model, judge: TransformersJudge) -> tuple[int, float, float]:
     """Compare greedy answers with the judge's. Return same tokens, worst gap, median step in ms."""
     same, gap, steps = 0, 0.0, []
     assert model.template is not None
@@ -287,7 +289,7 @@ def bench(
     names = only.split(",") if only else [*BUNDLES, LLAMA]
     llama = LLAMA in names and not missing("llama-q4_0")
     bundles = {n: make(file, n, folder, folder / "calibrate.txt") for n in names if n != LLAMA}
-    judge, judge_tally = Judge(file), Tally()
+    judge, judge_tally = TransformersJudge(file), Tally()
     judged: list[tuple[Ints, Logits]] = []
     figures: list[RecipeFigures] = []
     for name, path in bundles.items():

@@ -14,14 +14,14 @@ from edge.apps import interrupts, options
 from edge.apps.chat.context import POLICIES
 from edge.apps.constraints import FormOptions
 from edge.apps.exits import INTERRUPTED, leave
-from edge.apps.programs import Program, grouped
+from edge.apps.programs import CommandGroup, grouped
 from edge.apps.terminal import say
 from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.runtime.parameters import SamplingParams
 
-app = Program()
+app = CommandGroup()
 
 _sampling = partial(typer.Option, rich_help_panel="Sampling (defaults come from the model)")
 _memory = partial(typer.Option, rich_help_panel="Memory")

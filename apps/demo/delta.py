@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 import typer
 
-from edge.apps.models.delta import DELTAS, OWN, WEIGHTS, Part
+from edge.apps.models.delta import DELTAS, OWN, WEIGHTS, WeightRange
 from edge.bundle import open_bundle
 from edge.bundle.files import sha256
 from edge.bundle.manifest import FileEntry
@@ -30,7 +30,7 @@ _FIRST = 64  # leading bytes that identify a tensor
 _ALIGNED = 64  # tensors of weights.bin begin at multiples of this
 
 
-def parts_of(base: Path) -> Iterator[tuple[Part, bytes]]:
+def parts_of(base: Path) -> Iterator[tuple[WeightRange, bytes]]:
     """Yield every part that a delta can take from a GGUF file, with its bytes."""
     file = gguf.GGUFReader(base)
     heads = {
@@ -42,13 +42,13 @@ def parts_of(base: Path) -> Iterator[tuple[Part, bytes]]:
         shape = tuple(int(size) for size in reversed(tensor.shape))
         reordered = heads.get(tensor.name.split(".", 2)[-1], 0)
         for kind in kinds:
-            part = Part(kind, int(tensor.data_offset), shape, reordered)
+            part = WeightRange(kind, int(tensor.data_offset), shape, reordered)
             yield part, part.read(file.data)
 
 
-def explain(weights: bytes, known: list[tuple[Part, bytes]]) -> Iterator[Part]:
+def explain(weights: bytes, known: list[tuple[WeightRange, bytes]]) -> Iterator[WeightRange]:
     """Yield the parts that make up `weights`; bytes of no known tensor become "own" parts."""
-    by_first: dict[bytes, list[tuple[Part, bytes]]] = {}
+    by_first: dict[bytes, list[tuple[WeightRange, bytes]]] = {}
     for part, data in known:
         by_first.setdefault(data[:_FIRST], []).append((part, data))
     own = at = 0
@@ -65,11 +65,11 @@ def explain(weights: bytes, known: list[tuple[Part, bytes]]) -> Iterator[Part]:
             own, at = own + _ALIGNED, at + _ALIGNED
             continue
         if own:
-            yield Part("own", 0, (own,))
+            yield WeightRange("own", 0, (own,))
         yield found[0]
         own, at = 0, at + len(found[1])
     if own:
-        yield Part("own", 0, (len(weights) - at + own,))
+        yield WeightRange("own", 0, (len(weights) - at + own,))
 
 
 def write(
@@ -105,7 +105,7 @@ def write(
     (folder / "delta.json").write_text(json.dumps(fields) + "\n")
 
 
-def _write_own(parts: Sequence[Part], weights: bytes, base: Path, target: Path) -> None:
+def _write_own(parts: Sequence[WeightRange], weights: bytes, base: Path, target: Path) -> None:
     """Write the bytes of `weights` that are of no tensor of the base file."""
     file = np.memmap(base, np.uint8, "r")
     at = 0

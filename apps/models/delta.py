@@ -36,7 +36,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightRange:
     """Consecutive bytes of `weights.bin`.
 
     Attributes:
@@ -56,7 +56,7 @@ class Part:
         return KINDS[self.kind](base, self).tobytes()
 
 
-def _blocks(base: Any, part: Part, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _blocks(base: Any, part: WeightRange, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return a tensor's blocks of 32 columns, [rows, columns / 32], in the model's row order."""
     rows, columns = part.shape
     count = rows * columns // 32
@@ -67,7 +67,7 @@ def _blocks(base: Any, part: Part, dtype: np.dtype[Any]) -> NDArray[Any]:
     return pairs.swapaxes(1, 2).reshape(rows, -1)
 
 
-def _codes(base: Any, part: Part) -> Bytes:
+def _codes(base: Any, part: WeightRange) -> Bytes:
     """Return 4-bit codes packed in column order; GGUF packs column 16 with column 0."""
     codes = _blocks(base, part, _Q4_1)["codes"]
     wide = np.concatenate([codes & 15, codes >> 4], axis=-1)
@@ -75,7 +75,7 @@ def _codes(base: Any, part: Part) -> Bytes:
     return packed
 
 
-def _eight(base: Any, part: Part) -> tuple[Bytes, NDArray[np.float32]]:
+def _eight(base: Any, part: WeightRange) -> tuple[Bytes, NDArray[np.float32]]:
     """Return 8-bit codes and their scales, in the larger blocks that recipe `w4` uses."""
     blocks = _blocks(base, part, _Q8_0)
     wide = blocks["codes"] * blocks["scale"].astype(np.float32)[..., None]
@@ -83,7 +83,7 @@ def _eight(base: Any, part: Part) -> tuple[Bytes, NDArray[np.float32]]:
     return quantize_blocks(wide.reshape(part.shape), 8, min(128, columns & -columns))
 
 
-KINDS: Mapping[str, Callable[[Any, Part], NDArray[Any]]] = {
+KINDS: Mapping[str, Callable[[Any, WeightRange], NDArray[Any]]] = {
     "f32": lambda base, part: np.frombuffer(base, "<f4", int(np.prod(part.shape)), part.at),
     "q4_1.codes": _codes,
     "q4_1.scales": lambda base, part: _blocks(base, part, _Q4_1)["scale"],
@@ -110,7 +110,7 @@ class Delta:
     file: str
     size: int
     sha256: str
-    parts: tuple[Part, ...]
+    parts: tuple[WeightRange, ...]
 
     @property
     def name(self) -> str:
@@ -173,7 +173,9 @@ def open_delta(name: str) -> Delta:
     """Read one of `names`."""
     folder = DELTAS / name
     said = json.loads((folder / "delta.json").read_bytes())
-    parts = tuple(Part(kind, at, tuple(shape), heads) for kind, at, shape, heads in said["parts"])
+    parts = tuple(
+        WeightRange(kind, at, tuple(shape), heads) for kind, at, shape, heads in said["parts"]
+    )
     return Delta(folder, said["requirement"], said["file"], said["size"], said["sha256"], parts)
 
 

@@ -195,7 +195,7 @@ class Slot:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class KeptState:
     """A state and the tokens it has consumed."""
 
     tokens: Tokens
@@ -221,14 +221,14 @@ class PrefixStore:
         self.budget = budget
         self.nbytes = 0
         self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, Kept] = OrderedDict()  # the most recently used last
+        self._kept: OrderedDict[bytes, KeptState] = OrderedDict()  # the most recently used last
         # sorted keys: the one that shares most with a prompt is next to its insertion point
         self._order: list[bytes] = []
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def longest(self, wanted: Tokens) -> Kept | None:
+    def longest(self, wanted: Tokens) -> KeptState | None:
         """Return the longest state that is a prefix of `wanted` and leaves a token of it to run."""
         size = len(wanted) - 1
         with self._lock:
@@ -256,7 +256,7 @@ class PrefixStore:
 
     def add(self, mark: ContextMark) -> None:
         """Keep a state, replacing one of the same tokens; then evict states beyond the budget."""
-        new = Kept(as_tokens(mark.consumed.tokens), mark)
+        new = KeptState(as_tokens(mark.consumed.tokens), mark)
         key = _key(new.tokens)
         with self._lock:
             try:
@@ -270,7 +270,7 @@ class PrefixStore:
         with self._lock:
             self._drop_all()
 
-    def _put(self, key: bytes, new: Kept) -> None:
+    def _put(self, key: bytes, new: KeptState) -> None:
         if key in self._kept:
             self._drop(key)
         self._kept[key] = new

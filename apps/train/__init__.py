@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from edge.apps.programs import Program
+from edge.apps.programs import CommandGroup
 from edge.apps.train.answers import write_answers
 from edge.apps.train.draft import draft
 from edge.apps.train.tune import dpo, sft
 
-app = Program(
+app = CommandGroup(
     help="Train drafters, write their training text, and tune models.", no_args_is_help=True
 )
 app.command("draft")(draft)

@@ -51,7 +51,7 @@ _PARSER = Environment(
 )
 
 
-class Program:
+class ParsedTemplate:
     """A parsed template. Threads may render it at once."""
 
     def __init__(self, source: str) -> None:

@@ -24,7 +24,7 @@ from jinja2.exceptions import TemplateError
 
 from edge.errors import Faults, InputError, TokenizerError
 from edge.text import xml_calls
-from edge.text.jinja import Program
+from edge.text.jinja import ParsedTemplate
 from edge.text.jinja_values import TemplateRaised
 from edge.text.tokenizer import Segment, Tokenizer, check_text
 from edge.text.tools import Declared, ToolCall, ToolSupport, described, support
@@ -63,7 +63,7 @@ class ChatTemplate:
         if len(source.encode("utf-8", errors="replace")) > MAX_TEMPLATE:
             raise TokenizerError(f"is larger than {MAX_TEMPLATE} bytes", file=file, remedy=REMEDY)
         try:
-            self._program = Program(source)
+            self._program = ParsedTemplate(source)
             self._source = source
         except (TemplateError, RecursionError, ValueError, OverflowError) as problem:
             line = getattr(problem, "lineno", None)

@@ -238,7 +238,7 @@ class LongRun(ABC, Generic[Options]):
             replace_file(file, json.dumps(key, indent=1).encode() + b"\n")
         self.continue_from(checkpoint) if checkpoint is not None else self.start()
 
-    def continue_from(self, kept: resuming.Kept) -> None:
+    def continue_from(self, kept: resuming.WholeCheckpoint) -> None:
         """Continue a run from a checkpoint."""
         self.place = kept.progress
         self._enter(kept.progress["entered"])

@@ -35,7 +35,7 @@ WEIGHTS, OPTIMIZER, PROGRESS, SUMS = (
 
 
 @dataclass(frozen=True)
-class Kept:
+class WholeCheckpoint:
     """A checkpoint whose every byte has been checked.
 
     Attributes:
@@ -89,14 +89,14 @@ def save(
         shutil.rmtree(old, ignore_errors=True)
 
 
-def newest(folder: Path, report: Callable[[str], None]) -> Kept | None:
+def newest(folder: Path, report: Callable[[str], None]) -> WholeCheckpoint | None:
     """Return the newest intact checkpoint, or None if there are no checkpoints. Damaged ones are
     reported. Raises ExportError when all are damaged.
     """
     damaged = []
     for checkpoint in reversed(_checkpoints(folder)):
         try:
-            return Kept(checkpoint, _verify(checkpoint))
+            return WholeCheckpoint(checkpoint, _verify(checkpoint))
         except ExportError as problem:
             damaged.append(problem)
             report(f"skipped: {problem}")

@@ -22,14 +22,14 @@ from edge.apps.measure.machine import installed
 from edge.apps.measure.roofline import device_roof
 from edge.apps.measure.table import ABSENT
 from edge.apps.options import numbers
-from edge.apps.programs import Program
+from edge.apps.programs import CommandGroup
 from edge.bundle import open_bundle
 from edge.config import ModelConfig
 from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.opening import from_bundle
 
-app = Program()
+app = CommandGroup()
 RECIPES = ("w8a8", "fp16")
 DRAFTS = tuple(range(1, 9))
 PROMPT = 1024  # tokens of the prompt whose kernels are timed one by one
