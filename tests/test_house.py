@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -77,3 +79,15 @@ def test_speculation_is_imported_with_a_drafter_only() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     without, drafting = done.stdout.split("\n")[:2]
     assert without == "" and "edge.runtime.speculate" in drafting, done.stderr
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    homes: dict[str, set[str]] = defaultdict(set)
+    for room in ROOMS:
+        for file in (HOUSE / room).rglob("*.py"):
+            if file.resolve().relative_to(HOUSE).parts[0] != room:
+                continue  # a link to another room
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes[node.name].add(str(file.relative_to(HOUSE)))
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
