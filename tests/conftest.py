@@ -57,8 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[_MARK] = uuid.uuid4().hex
         os.environ[compiling.FOLDER] = tempfile.mkdtemp(prefix="edge-compiled-")
-        # keep test chats out of the user's history
+        # keep test chats out of the user's history, and the user's models out of the tests
         os.environ["XDG_STATE_HOME"] = os.path.join(os.environ[compiling.FOLDER], "state")
+        os.environ["EDGE_MODELS"] = os.path.join(os.environ[compiling.FOLDER], "models")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
@@ -36,14 +35,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(store: Path) -> Iterator[Server]:
-    os.environ["EDGE_MODELS"] = str(store)
-    try:
-        with Server(
-            "--pulled", "--log", "--draft", "ngram", bundle=str(bundle("bytes"))
-        ) as running:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGE_MODELS", str(store))
+        options = ("--pulled", "--log", "--draft", "ngram")
+        with Server(*options, bundle=str(bundle("bytes"))) as running:
             yield running
-    finally:
-        del os.environ["EDGE_MODELS"]
 
 
 def asked(server: Server, path: str, body: Any = None) -> tuple[int, dict[str, str], Any]:
