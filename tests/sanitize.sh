@@ -21,7 +21,7 @@ sanitize() { # NAME LIBRARY FLAG...
     TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
     EDGE_CPU_LIBRARY="$PWD/$out/kernels.so" \
     "$python" -m pytest -n 0 -q -p no:cacheprovider tests/kernels tests/test_cpu_engine.py tests/test_cpu_interleave.py \
-    -k "plain or avx or dotprod or change_no_bit" "${options[@]}"
+    tests/test_cpu_tiles.py -k "plain or avx or amx or dotprod or change_no_bit or tiles" "${options[@]}"
 }
 
 [ "$only" = thread ] ||

@@ -106,7 +106,8 @@ template <class F> inline void product_int8(const int8_t* x, int64_t x_stride, i
     for (int64_t m = 0; m < M; m++) {
       int32_t excess = BIASED ? bias[m] : 0;
       blocks(end - start, [&](int64_t i, int n) {
-        vi exact = load_as<vi>(totals + m * STRIP + i) - excess;
+        // lanes behind `n` are uninitialized, so that subtracting from them could overflow
+        vi exact = vi(load_some(reinterpret_cast<const float*>(totals + m * STRIP + i), n)) - excess;
         f(m, start + i, __builtin_convertvector(exact, vf), n);
       });
     }
