@@ -104,13 +104,13 @@ SHAPES: Mapping[str, ModelConfig] = {
     "790m": _mamba(1536, 48),
     "1.4b": _mamba(2048, 48),
 }
-# models of the GPU report
+# models of the GPU report, the most important first
 MODELS: Mapping[str, ModelConfig] = {
-    "mamba-130m": _mamba(768, 24),
-    "mamba-1.4b": _mamba(2048, 48),
     "mamba-2.8b": _mamba(2560, 64),
     "mamba2-2.7b": _mamba2(2560, 64),
     "hybrid-1b": _hybrid(2048, 8),
+    "mamba-1.4b": _mamba(2048, 48),
+    "mamba-130m": _mamba(768, 24),
     "qwen3.5-0.8b": _deltanet(1024, 6),
     # for tests of the report, with the interpreter
     "tiny-mamba": _mamba(64, 2, vocab=320),

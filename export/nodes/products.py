@@ -152,8 +152,10 @@ def store(
     array, storage = _prepare(g, name, product, original), product.weight
     if storage.minimum and columns % GRID_BLOCK == 0:
         # restore outlier columns, which read zeros here: without them a block may leave its grid
-        restored = array.copy() if product.outliers else array
-        restored[:, list(product.outliers)] = original[:, list(product.outliers)]
+        restored = array
+        if product.outliers:
+            restored = array.copy()
+            restored[:, list(product.outliers)] = original[:, list(product.outliers)]
         if on_a_grid(restored):
             array, storage = restored, replace(storage, block=GRID_BLOCK)
     g.stored[name] = (storage, (rows, columns))

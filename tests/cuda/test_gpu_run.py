@@ -105,8 +105,8 @@ def test_every_step_has_a_line_and_none_is_lost(whole: Done) -> None:
     # each model is written once, before any is measured
     modules = [call[1] for call in whole.calls]
     prepared = [n for n, call in enumerate(whole.calls) if "--prepare" in call]
-    assert len(prepared) == 12 == len([name for name in names if name.startswith("prepare-")])
-    assert modules.count("edge.apps.bench.gpu") == 14
+    assert len(prepared) == 15 == len([name for name in names if name.startswith("prepare-")])
+    assert modules.count("edge.apps.bench.gpu") == 19
     assert max(n for n, name in enumerate(modules) if name == "edge.apps.bench.gpu") not in prepared
 
 
@@ -118,7 +118,8 @@ def test_a_step_that_fails_ends_nothing_and_shows(stage: str, tmp_path: Path) ->
     fails = "print('it was'); print('3 failed', end='\\n\\n'); sys.exit(3)"
     done = run(
         tmp_path, stage, acts={part: fails},
-        MODELS="tiny-mamba", RECIPES="fp16", FILES="tests/kernels/test_pick.py tests/test_x.py",
+        MODELS="tiny-mamba", RECIPES="fp16", BLOCKS="",
+        FILES="tests/kernels/test_pick.py tests/test_x.py",
     )  # fmt: skip
     assert done.code == 1
     assert done.line(name).startswith("FAILED (3)") and done.line(name).endswith("3 failed")
@@ -137,6 +138,7 @@ def test_a_step_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
             tmp_path / stage, stage,
             acts={HANGS[stage][0]: "print('begun', flush=True); time.sleep(600)"},
             LIMIT="3", FILES="tests/test_x.py tests/test_y.py", JOBS="1", MODELS="a", RECIPES="b",
+            BLOCKS="",
         )  # fmt: skip
 
     with ThreadPoolExecutor() as pool:  # the three seconds are spent waiting

@@ -1,4 +1,4 @@
-"""One prompt, steps, a verified draft and a rewind of a bundle, for compute-sanitizer to watch.
+"""One prompt, steps, a verified draft and a rewind of each bundle, for compute-sanitizer to watch.
 
 compute-sanitizer --tool memcheck python -m tests.gpu.one_run demo
 """
@@ -34,4 +34,5 @@ def main(bundle: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for name in sys.argv[1:]:
+        main(name)

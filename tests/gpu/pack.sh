@@ -11,7 +11,7 @@
 # exceed LIMIT_MB. Kernels compiled earlier come from the cache.
 #
 #   KIT       another folder           PYTHON    .venv/bin/python, else python3
-#   FILES     test files instead of all    MODELS, RECIPES, DEMOS   as in run.sh; empty: none
+#   FILES     test files instead of all    MODELS, RECIPES, BLOCKS, DEMOS   as in run.sh; empty: none
 #   WHEELS    packages; empty: none    LIMIT_MB  64
 #   PYTHON_VERSION, PLATFORMS          of the other machine: 3.12, manylinux on x86-64
 #   THERE     folder to unpack the kit into: /tmp/gpu-kit
@@ -71,6 +71,7 @@ demos=${DEMOS-demo demo-fp16 demo-bytes demo-draft}
 options=(--bundles "${demos// /,}")
 [ -z "${MODELS+set}" ] || options+=(--models "$MODELS")
 [ -z "${RECIPES+set}" ] || options+=(--recipes "$RECIPES")
+[ -z "${BLOCKS+set}" ] || options+=(--blocks "$BLOCKS")
 "$python" -m tests.gpu.variants "$work/variants" "${options[@]}"
 
 "$python" -m tests.gpu.precompile "$work/variants" "$work/kernels" "$sm"

@@ -17,6 +17,7 @@
 #   OUT      build/gpu by default        PYTHON   .venv/bin/python, else python3
 #   JOBS     test files at a time        FILES    for C, instead of all
 #   DEMOS    demo models for A           MODELS, RECIPES, REPEATS   for B
+#   BLOCKS   recipes of B's first model with weights in blocks: w8,w4,w4a8
 #   BUNDLES  B's models, $OUT/bundles    LIMIT    seconds for each step, instead of its own
 #   EDGE_PRECOMPILED        kernels that pack.sh compiled; without it, they are compiled here
 #   EDGE_TENSORRT_PLUGINS   the plugin library (make plugins); without it, only its core is tested
@@ -66,18 +67,23 @@ step() {
 
 models=${MODELS:-mamba-2.8b,mamba2-2.7b,hybrid-1b,mamba-1.4b,mamba-130m,qwen3.5-0.8b}
 recipes=${RECIPES:-w8a8,fp16}
+blocks=${BLOCKS-w8,w4,w4a8}
 bundles=${BUNDLES:-$OUT/bundles}
+largest=${models%%,*}
+watched=tiny-deltanet-w8a8 # what compute-sanitizer watches beside demo
+
+prepare_one() {
+    OMP_NUM_THREADS=2 step "prepare-$1-$2" 580 "$python" -m edge.apps.bench.gpu --prepare \
+        --bundles "$bundles" --models "$1" --recipes "$2"
+}
 
 # models are written while other steps run, one core each
 prepare() {
     local model quant
     for model in ${models//,/ }; do
-        for quant in ${recipes//,/ }; do
-            OMP_NUM_THREADS=2 step "prepare-$model-$quant" 580 \
-                "$python" -m edge.apps.bench.gpu --prepare --bundles "$bundles" \
-                --models "$model" --recipes "$quant" &
-        done
+        for quant in ${recipes//,/ }; do prepare_one "$model" "$quant" & done
     done
+    for quant in ${blocks//,/ }; do prepare_one "$largest" "$quant" & done
 }
 
 stage_A() {
@@ -98,17 +104,39 @@ stage_B() {
     wait
     step figures 580 "$python" -m edge.apps.bench.gpu --bundles "$bundles" --out "$OUT/figures" \
         --models "$models" --recipes "$recipes" --repeats "${REPEATS:-40}"
+    [ -z "$blocks" ] ||
+        step figures-blocks 200 "$python" -m edge.apps.bench.gpu --bundles "$bundles" --no-peers \
+            --out "$OUT/figures-blocks" --models "$largest" --recipes "$blocks" \
+            --repeats "${REPEATS:-40}"
     # how work spreads over the few multiprocessors of a small GPU
     step figures-8 200 "$python" -m edge.apps.bench.gpu --bundles "$bundles" --multiprocessors 8 \
         --no-peers --out "$OUT/figures-8" --models "$models" --recipes "${recipes%%,*}" --prompts 512
+    [ -z "$blocks" ] ||
+        step figures-8-blocks 200 "$python" -m edge.apps.bench.gpu --bundles "$bundles" \
+            --multiprocessors 8 --no-peers --out "$OUT/figures-8-blocks" --models "$largest" \
+            --recipes "$blocks" --prompts 512
     # long enough for power readings
-    step profile-largest 200 "$python" -m edge.apps.cli profile \
-        "$bundles/${models%%,*}-${recipes%%,*}" --engine cuda --json
+    step profile-largest 200 "$python" -m edge.apps.cli profile "$bundles/$largest-${recipes%%,*}" \
+        --engine cuda --json
+}
+
+sanitize() {
+    local tool
+    command -v compute-sanitizer > /dev/null || return 0
+    "$python" -m edge.apps.bench.gpu --prepare --bundles "$bundles" --models "${watched%-*}" \
+        --recipes "${watched##*-}" --prompts 512 > "$OUT/watched.log" 2>&1
+    # API errors are not reported: cuda-core counts parameters by querying until a query fails
+    for tool in memcheck racecheck initcheck; do
+        step "$tool" 280 compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
+            "$python" -m tests.gpu.one_run demo "$bundles/$watched" &
+    done
+    wait
 }
 
 stage_C() {
     local file files
     files=$(tests/gpu/files.sh)
+    sanitize &
     xargs -P "${JOBS:-$(nproc)}" -n 1 tests/gpu/one_file.sh <<< "$files" | tee -a "$OUT/summary.txt"
     # xargs drops the remaining files when one of its processes is killed
     for file in $files; do
@@ -116,14 +144,7 @@ stage_C() {
         grep -q "^$file " "$OUT/summary.txt" ||
             printf '%-26s %-12s\n' "$file" "FAILED (it left no result)" | tee -a "$OUT/summary.txt"
     done
-    command -v compute-sanitizer > /dev/null || return 0
-    # API errors are not reported: cuda-core counts parameters by querying until a query fails
-    step memcheck 120 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
-        "$python" -m tests.gpu.one_run demo
-    for tool in racecheck initcheck; do
-        step "$tool" 120 compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
-            "$python" -m tests.gpu.one_run demo
-    done
+    wait $! # not for models that B needs
 }
 
 stages=${*:-A B C}

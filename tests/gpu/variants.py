@@ -1,6 +1,7 @@
 """Write down the kernels to compile for a GPU: a file for each `Variant`, by its key.
 
-    python -m tests.gpu.variants OUT [--models A,B] [--recipes w8a8,fp16] [--bundles demo,…]
+    python -m tests.gpu.variants OUT [--models A,B] [--recipes w8a8,fp16] [--blocks w4,…]
+        [--bundles demo,…]
 
 These are the first kernel, the embedded bundles' kernels, and those of the models that
 `tests/gpu/run.sh B` measures. Tests write theirs themselves: `tests.on_device`.
@@ -17,6 +18,8 @@ from pathlib import Path
 from edge.bundle import open_bundle
 from edge.bundle.kernels import open_plan
 from edge.launch import Variant
+
+WATCHED = ("tiny-deltanet", "w8a8")  # by compute-sanitizer in tests/gpu/run.sh C
 
 
 def write(folder: Path, variants: Iterable[Variant]) -> None:
@@ -52,24 +55,29 @@ def of_model(name: str, quant: str) -> tuple[Variant, ...]:
 
 
 def main() -> None:
-    from edge.apps.bench.gpu.__main__ import RECIPES
+    from edge.apps.bench.gpu.__main__ import RECIPES, WIDTHS
     from edge.apps.bench.models import DEFAULT
     from edge.runtime.model import EMBEDDED, resolve
     from tests.gpu.first_cubin import lowered
 
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.variants")
     parser.add_argument("out", type=Path)
-    for name, every in (("models", DEFAULT), ("recipes", RECIPES), ("bundles", EMBEDDED)):
+    options = {"models": DEFAULT, "recipes": RECIPES, "blocks": WIDTHS, "bundles": EMBEDDED}
+    for name, every in options.items():
         parser.add_argument(f"--{name}", default=",".join(every), help="separated by commas")
     given = parser.parse_args()
     write(given.out, [lowered()[0]])
     for bundle in filter(None, given.bundles.split(",")):
         write(given.out, of_bundle(resolve(bundle)))
-    for model in filter(None, given.models.split(",")):
-        for quant in given.recipes.split(","):
-            found = of_model(model, quant)
-            print(f"{model} {quant}: {len(found)} kernels", file=sys.stderr, flush=True)
-            write(given.out, found)
+    models = given.models.split(",") if given.models else []
+    cases = [(model, quant) for model in models for quant in given.recipes.split(",")]
+    if models:
+        cases += [(models[0], quant) for quant in given.blocks.split(",") if quant]
+        cases.append(WATCHED)
+    for model, quant in cases:
+        found = of_model(model, quant)
+        print(f"{model} {quant}: {len(found)} kernels", file=sys.stderr, flush=True)
+        write(given.out, found)
 
 
 if __name__ == "__main__":

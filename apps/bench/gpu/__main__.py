@@ -31,6 +31,7 @@ from edge.runtime.cuda.opening import from_bundle
 
 app = CommandGroup()
 RECIPES = ("w8a8", "fp16")
+WIDTHS = ("w8", "w4", "w4a8")  # weights in blocks
 DRAFTS = tuple(range(1, 9))
 PROMPT = 1024  # tokens of the prompt whose kernels are timed one by one
 
@@ -38,7 +39,7 @@ PROMPT = 1024  # tokens of the prompt whose kernels are timed one by one
 @app.command()
 def gpu(
     models: Annotated[str, typer.Option(help=f"Any of {', '.join(MODELS)}.")] = ",".join(DEFAULT),
-    recipes: Annotated[str, typer.Option(help="w8a8, fp16 or both.")] = ",".join(RECIPES),
+    recipes: Annotated[str, typer.Option(help=f"Any of {', '.join((*RECIPES, *WIDTHS))}.")] = ",".join(RECIPES),
     prompts: Annotated[str, typer.Option(help="Prompt lengths.")] = "512,1024,2048",
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind.")] = 40,
     multiprocessors: Annotated[
