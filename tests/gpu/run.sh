@@ -18,6 +18,7 @@
 #   JOBS     test files at a time        FILES    for C, instead of all
 #   DEMOS    demo models for A           MODELS, RECIPES, REPEATS   for B
 #   BLOCKS   recipes of B's first model with weights in blocks: w8,w4,w4a8
+#   PEERS    --no-peers: B does not measure torch and transformers
 #   BUNDLES  B's models, $OUT/bundles    LIMIT    seconds for each step, instead of its own
 #   EDGE_PRECOMPILED        kernels that pack.sh compiled; without it, they are compiled here
 #   EDGE_TENSORRT_PLUGINS   the plugin library (make plugins); without it, only its core is tested
@@ -87,23 +88,28 @@ prepare() {
 }
 
 stage_A() {
-    local name
+    local name started=()
     step machine 60 nvidia-smi
     step cubins 120 "$python" -m tests.gpu.load_cubins
     step first-kernel 120 "$python" -m tests.gpu.first_cubin
-    step device 240 "$python" -m pytest -p no:cacheprovider --junitxml "$OUT/device.xml" tests/gpu
+    # nothing is timed here, so these run at once
+    step device 240 "$python" -m pytest -p no:cacheprovider --junitxml "$OUT/device.xml" tests/gpu &
+    started+=($!)
     for name in ${DEMOS-demo demo-fp16 demo-bytes demo-draft}; do
-        step "agree-$name" 180 "$python" -m jetson.verify.engines agree "$name" cuda ort
+        step "agree-$name" 180 "$python" -m jetson.verify.engines agree "$name" cuda ort &
+        started+=($!)
     done
-    step golden 180 "$python" -m tests.golden cuda
-    step doctor 120 "$python" -m edge.apps.cli doctor demo
+    step golden 180 "$python" -m tests.golden cuda &
+    started+=($!)
+    step doctor 120 "$python" -m edge.apps.cli doctor demo &
+    wait "${started[@]}" $!
     step profile 180 "$python" -m edge.apps.cli profile demo --engine cuda --json
 }
 
 stage_B() {
     wait
     step figures 580 "$python" -m edge.apps.bench.gpu --bundles "$bundles" --out "$OUT/figures" \
-        --models "$models" --recipes "$recipes" --repeats "${REPEATS:-40}"
+        --models "$models" --recipes "$recipes" --repeats "${REPEATS:-40}" "${PEERS:---peers}"
     [ -z "$blocks" ] ||
         step figures-blocks 200 "$python" -m edge.apps.bench.gpu --bundles "$bundles" --no-peers \
             --out "$OUT/figures-blocks" --models "$largest" --recipes "$blocks" \
