@@ -9,7 +9,7 @@ run.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (  # type: ignore[import
 )
 
 from edge.runtime.buffers import StateBuffers
+from edge.runtime.device_slots import Span
 from edge.runtime.ring import RingRun
 
 Ints = NDArray[np.int64]
@@ -66,6 +67,8 @@ class BoundValues(NamedTuple):
     result: Floats  # [B, L, V], a view of `logits`
     finite: NDArray[np.bool_]
     held: tuple[Floats, Floats]
+    read: tuple[Span, ...]  # slots of the state's copies on a GPU
+    written: tuple[Span, ...]
 
 
 class Constants:
@@ -160,6 +163,7 @@ class Bindings:
         self._kept = [item for item in state.rings.items() if item[0] not in logs]
         self._logs = [item for item in state.rings.items() if item[0] in logs]
         self._bases, self._caches = list(state.bases.items()), list(state.caches.items())
+        self._slots = state.device
         self._constants = constants
         longest, batch = constants.longest, state.batch
         self.tokens: Ints = np.zeros((longest, batch), np.int64)
@@ -181,7 +185,8 @@ class Bindings:
         self._feed_names, self._fetch_names = self._names(commit=False)
         # a committing run writes no logs
         self._commit_names = self._names(commit=True)[1]
-        self._devices = [_CPU] * len(self._fetch_names)
+        self._fetch_devices = self._devices(self._fetch_names)
+        self._commit_devices = self._devices(self._commit_names)
 
     def room(self, count: int) -> bool:
         """Return whether `logits` has at least `count` rows allocated."""
@@ -213,6 +218,12 @@ class Bindings:
         fetched = ["logits", *chain(*states), *(f"{name}_out" for name in caches)]
         return [*self._control_names, *kept, *logs, *bases, *caches], fetched
 
+    def _devices(self, fetched: Sequence[str]) -> list[OrtDevice]:
+        """Return the device of each output. Logits and KV caches are in this process's memory."""
+        device = _CPU if self._slots is None else self._slots.device
+        states = len(fetched) - 1 - len(self._caches)
+        return [_CPU, *[device] * states, *[_CPU] * len(self._caches)]
+
     def bind(self, key: BindingKey, logits: Floats | None = None) -> BoundValues:
         """Bind the inputs and outputs of a run. `logits` overrides where its logits are written."""
         logits = self.logits(key.row_count) if logits is None else logits
@@ -238,11 +249,33 @@ class Bindings:
         for name, cache in self._caches:
             add_feed(value(name, cache))
             add_fetch(value(name, cache))
-        names = self._commit_names if run.commit else self._fetch_names
+        names, devices = self._fetch_names, self._fetch_devices
+        if run.commit:
+            names, devices = self._commit_names, self._commit_devices
         return BoundValues(
-            self._feed_names, feeds, names, fetches, self._devices[: len(names)], logits,
-            logits.transpose(1, 0, 2), self._finite, matrices,
+            self._feed_names, feeds, names, fetches, devices, logits, logits.transpose(1, 0, 2),
+            self._finite, matrices, *self._spans(run, kept, first),
         )  # fmt: skip
+
+    def _spans(
+        self, run: RingRun, kept: int, first: int
+    ) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+        """Return the slots that a run reads and writes, of tensors with copies on a GPU."""
+        if self._slots is None:
+            return (), ()
+        counts = len(self._kept), len(self._kept) + len(self._logs)
+        ring, logs = slice(0, counts[0]), slice(*counts)
+        bases = slice(counts[1], counts[1] + len(self._bases))
+        target = slice(run.target, run.target + kept)
+        read = (
+            Span(ring, slice(run.source, run.source + 1)),
+            Span(logs, slice(first, first + run.pending)),
+            Span(bases, slice(run.base, run.base + 1)),
+        )
+        written = [Span(ring, target), Span(bases, slice(run.new_base, run.new_base + 1))]
+        if not run.commit:
+            written.append(Span(logs, target))
+        return read, tuple(written)
 
     def _value(
         self,
@@ -253,14 +286,19 @@ class Bindings:
     ) -> OrtValue:
         """Return a cached OrtValue of `array`, array[start] or array[start : start + count].
 
-        The caller keeps the memory alive.
+        If the state has copies on a GPU, the value is a part of one. The caller keeps the memory
+        alive.
         """
         key = name, start, count
         cached = self._values.get(key)
         if cached is None:
-            if start is not None:
-                array = array[start] if count is None else array[start : start + count]
-            cached = self._values[key] = OrtValue.ortvalue_from_numpy(array, _CPU)
+            if self._slots is not None and start is not None and name in self._slots:
+                cached = self._slots.view(name, start, count)
+            else:
+                if start is not None:
+                    array = array[start] if count is None else array[start : start + count]
+                cached = OrtValue.ortvalue_from_numpy(array, _CPU)
+            self._values[key] = cached
         return cached
 
     def _control_values(self, key: BindingKey) -> tuple[list[OrtValue], tuple[Floats, Floats]]:

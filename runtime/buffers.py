@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from edge.runtime.layout import ArrayType, Identity, StateLayout, batch_axis, pa
 from edge.runtime.ring import RingLedger, ring_bases
 from edge.runtime.state import State
 from edge.runtime.state_memory import Array, Piece, StateMemory
+
+if TYPE_CHECKING:
+    from edge.runtime.device_slots import DeviceSlots
 
 _ALIGNMENT = 64
 
@@ -26,6 +30,7 @@ class StateBuffers(State):
         rings: input name → [slots, …slot shape] in the layout's dtype; includes the logs.
         bases: input name → [bases, …slot shape], for scan states that have logs.
         caches: input name → [B, KV heads, capacity, padded head_dim].
+        device: copies of `rings` and `bases` on a GPU, which may be newer; None without one.
     """
 
     ledger: RingLedger
@@ -44,6 +49,7 @@ class StateBuffers(State):
         }
         self.caches = {name: arrays[name] for name in layout.caches}
         self._tensors = self.rings | self.bases
+        self.device: DeviceSlots | None = None
 
     @property
     def nbytes(self) -> int:
@@ -51,13 +57,27 @@ class StateBuffers(State):
         arrays = (*self._tensors.values(), *self.caches.values())
         return sum(array.nbytes for array in arrays)
 
+    def _current(self, name: str, slot: int) -> Array:
+        """Return a slot to read."""
+        if self.device is not None:
+            self.device.fetch(name, slot)
+        out: Array = self._tensors[name][slot]
+        return out
+
+    def _overwritten(self, name: str, slot: int) -> Array:
+        """Return a slot of which all will be written."""
+        if self.device is not None:
+            self.device.replace(name, slot)
+        out: Array = self._tensors[name][slot]
+        return out
+
     def _zero(self, slots: Iterable[tuple[str, int]]) -> None:
         for name, slot in slots:
-            self._tensors[name][slot] = 0
+            self._overwritten(name, slot)[...] = 0
 
     def _read(self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int) -> None:
         for name, slot, array in pieces:
-            array[...] = self._tensors[name][slot]
+            array[...] = self._current(name, slot)
         for name, array in caches.items():
             at = end - self._first(name)
             array[...] = self.caches[name][:, :, at - array.shape[2] : at]
@@ -66,7 +86,7 @@ class StateBuffers(State):
         self, pieces: Iterable[Piece], caches: Mapping[str, Array], end: int, first: int
     ) -> None:
         for name, slot, array in pieces:
-            self._tensors[name][slot] = array
+            self._overwritten(name, slot)[...] = array
         for name, array in caches.items():
             at = end - self._first(name, first)
             start = at - array.shape[2]
@@ -76,9 +96,9 @@ class StateBuffers(State):
             self.caches[name][:, :, :start] = 0
 
     def _move(self, slots: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
-        for ring in self.rings.values():
+        for name in self.rings:
             for source, target in slots:
-                ring[target] = ring[source]
+                self._overwritten(name, target)[...] = self._current(name, source)
         for name, cache in self.caches.items():
             first = self._first(name)
             for source, target in rows:
@@ -102,8 +122,8 @@ class StateBuffers(State):
         assert isinstance(source, StateBuffers)
         times = self.batch // source.batch
         for name, start, to in slots:
-            slot, axis = source._tensors[name][start], batch_axis(name)
-            repeated = _split_axis(self._tensors[name][to], axis, times)
+            slot, axis = source._current(name, start), batch_axis(name)
+            repeated = _split_axis(self._overwritten(name, to), axis, times)
             repeated[...] = slot[:, :, None] if axis else slot[:, None]
         for name, cache in source.caches.items():
             repeated = _split_axis(self.caches[name], 0, times)

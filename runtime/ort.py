@@ -18,6 +18,7 @@ from edge.onnx_runtime import onnxruntime
 from edge.runtime import memory, ort_providers, ort_session
 from edge.runtime.bindings import BindingKey, Bindings, BoundValues, Constants
 from edge.runtime.buffers import StateBuffers
+from edge.runtime.device_slots import DeviceSlots
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Engine, Rows, forked, layout_of
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.ledger import Slots
@@ -43,8 +44,7 @@ class OrtEngine(Engine):
 
     Attributes:
         threads: number of CPU threads of a run.
-        provider: ONNX Runtime's provider. States are in CPU memory, so other providers copy what
-            they read and write.
+        provider: ONNX Runtime's provider.
         identity: identity of the states it creates.
         inputs: names of the graph's inputs.
         width: number of values in a row that `run` returns.
@@ -103,6 +103,7 @@ class OrtEngine(Engine):
         self._session, self.provider = ort_session.load_on(
             choice, data, path, options, folder, memory.most_of_runs(config, chunk)
         )
+        self._device = ort_providers.device(self.provider)
         # loading transposes and packs weights: a 130M model in int8 leaves 50 MB of freed copies
         memory.trim()
         self._resident = max(0, memory.private_bytes() - bytes_before)
@@ -168,7 +169,11 @@ class OrtEngine(Engine):
         return state
 
     def attach(self, state: StateBuffers) -> None:
-        """Give a state the workspace its runs need."""
+        """Give a state the workspace its runs need, and copies on the provider's device."""
+        if self._device is not None:
+            # in the order in which `Bindings` counts them
+            rings = sorted(state.rings.items(), key=lambda item: item[0] in state.layout.logs)
+            state.device = DeviceSlots({**dict(rings), **state.bases}, self._device)
         state.workspace = OrtWorkspace(self, state)
 
     def memory_plan(
@@ -262,7 +267,7 @@ class OrtWorkspace:
 
     def __init__(self, engine: OrtEngine, state: StateBuffers) -> None:
         self.engine = engine
-        self._order = engine.constants.order
+        self._order, self._slots = engine.constants.order, state.device
         self._inputs = Bindings(engine.inputs, engine.constants, engine.width, state)
         self._bound: OrderedDict[BindingKey, BoundValues] = OrderedDict()
 
@@ -288,7 +293,7 @@ class OrtWorkspace:
                 self._bound.popitem(last=False)
         else:
             self._bound.move_to_end(key)
-        self.engine.execute(bound)
+        self._execute(bound)
         for row in bound.logits:
             # .all() adds half a microsecond, a tenth of a step's cost in Python
             if not np.logical_and.reduce(np.isfinite(row, out=bound.finite), axis=None):
@@ -296,6 +301,11 @@ class OrtWorkspace:
                     "the logits are not finite", remedy="check the bundle, or clear the state"
                 )
         return bound
+
+    def _execute(self, bound: BoundValues) -> None:
+        if self._slots is not None:
+            self._slots.prepare(bound.read, bound.written)
+        self.engine.execute(bound)
 
     def _stage(self, request: Request, position: int, pending: int) -> None:
         """Write the inputs of a run that starts at `position`, `pending` tokens after a base."""
@@ -328,9 +338,7 @@ class OrtWorkspace:
         request = Request(np.zeros((1, state.batch), np.int64), None, "last", True)
         self._stage(request, at, step.run.pending)
         try:
-            self.engine.execute(
-                self._inputs.bind(BindingKey(step.run, "last", 1), self._inputs.aside())
-            )
+            self._execute(self._inputs.bind(BindingKey(step.run, "last", 1), self._inputs.aside()))
         finally:
             for cache, row in zip(caches, rows, strict=True):
                 cache[:, :, at] = row

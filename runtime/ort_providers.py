@@ -81,6 +81,24 @@ def available() -> tuple[str, ...]:
     return tuple(onnxruntime.get_available_providers())
 
 
+def device(provider: str) -> Any:
+    """Return the device, an OrtDevice, whose memory a provider's runs work in; None for the CPU's.
+
+    None too where ONNX Runtime cannot take parts of a tensor on a device: it then copies states.
+    """
+    if provider == CPU:
+        return None
+    # imported late: `edge.runtime.engines` needs this module where ONNX Runtime is not installed
+    from onnxruntime.capi.onnxruntime_pybind11_state import (  # type: ignore[import-untyped]
+        OrtDevice,
+        OrtValue,
+    )
+
+    if not hasattr(OrtValue, "from_dlpack"):
+        return None
+    return OrtDevice(OrtDevice.cuda(), OrtDevice.default_memory(), 0)
+
+
 def packages() -> list[str]:
     """Return the installed packages that provide the module; several overwrite each other."""
     # imported late: takes 10 ms

@@ -18,6 +18,7 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import OrtDevice  # type: ignore[import-untyped]
 from rich.console import Console
 
 import edge
@@ -42,6 +43,7 @@ def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.runtime.model._ENGINES", MagicMock(get=lambda key: None))
 
 
+HERE = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
 CPU, CUDA, TENSORRT = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["tensorrt"]
 
 
@@ -83,6 +85,10 @@ def ort(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(this.built))
+    # states have copies on the provider's device, here other memory of the CPU
+    monkeypatch.setattr(
+        ort_providers, "device", lambda provider: None if provider == "cpu" else HERE
+    )
     return this
 
 
