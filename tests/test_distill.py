@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,12 +22,14 @@ import edge
 from edge.apps.cli import app
 from edge.config import AttentionConfig, ModelConfig
 from edge.errors import EdgeError, ExportError, InputError
+from edge.export.calibration.texts import checkpoint_reader
 from edge.export.checkpoint import open_checkpoint
 from edge.export.checkpoint.families.mamba_in_llama import grouped_rows, mixer_for
 from edge.export.distill import hybrid, initial, stages
 from edge.export.distill.initial import Inputs, from_attention
 from edge.export.distill.loss import Shares, taught_loss
 from edge.export.distill.options import DistillOptions
+from edge.export.distill.rows import read_rows
 from edge.export.distill.run import Distillation, DistillSummary
 from edge.export.distill.student import Student, visits
 from edge.export.exporter import export_checkpoint
@@ -430,6 +433,29 @@ def test_another_run_is_not_continued(teacher: Path, asked: DistillOptions, tmp_
     (out.parent / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(ExportError, match="exists and does not"):
         distill(teacher, out.parent / "mine", asked)
+
+
+def test_text_may_be_token_ids(teacher: Path, text: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(teacher)
+    reader = checkpoint_reader(checkpoint, checkpoint.config)
+    ids = read_rows([text], reader, 16, None, text).learned.flatten().astype(np.uint16)
+    file = tmp_path / "ids.npy"
+    np.save(file, ids)
+    rows, same = (read_rows([f, f], reader, 16, None, None) for f in (file, text))
+    assert (rows.learned == same.learned).all() and (rows.held_out == same.held_out).all()
+    some = read_rows([file], reader, 16, 640, file)
+    assert len(some.learned) == 40 and len(some.held_out) == 16
+    assert (some.learned[-1] == ids[len(ids) // 16 * 39 // 40 * 16 :][:16]).all()
+    for array, told in (
+        (ids[:8], "too few"), (ids[None], "of shape"), (ids.astype(float), "float64"),
+        (ids + 1000, "outside 0 to"),
+    ):  # fmt: skip
+        np.save(file, array)
+        with pytest.raises(ExportError, match=told):
+            read_rows([file], reader, 16, None, None)
+    file.write_bytes(b"no array")
+    with pytest.raises(ExportError, match="cannot be read"):
+        read_rows([file], reader, 16, None, None)
 
 
 # -- the command -----------------------------------------------------------------------------------

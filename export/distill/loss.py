@@ -33,6 +33,7 @@ class Shares:
 
 
 SHARES = Shares()
+SLICE, GPU_SLICE = 64, 1024  # rows of logits held at once
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -110,7 +111,7 @@ def taught_loss(
     teacher: Tensor,
     shares: Shares,
     dtype: torch.dtype = torch.float32,
-    slice_rows: int = 64,
+    slice_rows: int | None = None,
     targets: Tensor | None = None,
     softcaps: tuple[float | None, float | None] = (None, None),
 ) -> Tensor:
@@ -120,6 +121,7 @@ def taught_loss(
     which get no gradient; targets [n] int64, needed only for `shares.label`; softcaps: the model's
     and the teacher's. Otherwise as `head_loss`.
     """
+    slice_rows = slice_rows or (GPU_SLICE if hidden.is_cuda else SLICE)
     t, (student_cap, teacher_cap) = teacher.to(dtype), softcaps
 
     def judge(rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:

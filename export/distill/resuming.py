@@ -47,12 +47,12 @@ class WholeCheckpoint:
 
     def load(self, weights: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         """Load the checkpoint into `weights` and the optimizer."""
-        device = next(iter(weights.values())).device
-        tensors = load_file(self.folder / WEIGHTS, device=str(device))
+        tensors = load_file(self.folder / WEIGHTS)
         with torch.no_grad():
             for name, tensor in weights.items():
                 tensor.copy_(tensors[name])
-        state = torch.load(self.folder / OPTIMIZER, map_location=device, weights_only=True)
+        # AdamW counts its steps on the CPU; the rest of the state goes where the parameters are
+        state = torch.load(self.folder / OPTIMIZER, map_location="cpu", weights_only=True)
         optimizer.load_state_dict(state)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bundle.files import sha256
 from edge.errors import ExportError
 from edge.export.calibration.texts import CalibrationText, TextReader, read_text
 
@@ -51,7 +52,7 @@ def read_rows(
     files: Sequence[Path], reader: TextReader, length: int, wanted: int | None, valid: Path | None
 ) -> TokenRows:
     """Read rows of `length` tokens from all files, or only about `wanted` tokens: a share of each
-    file by its size, evenly spread.
+    file by its size, evenly spread. A `.npy` file holds token ids, in one dimension.
 
     `valid` is a file to measure on; without it a few rows of the others are held out. Raises
     ExportError when a file cannot be read or there is too little text.
@@ -85,8 +86,35 @@ def read_rows(
 
 def _read(file: Path, reader: TextReader, count: int, length: int) -> CalibrationText:
     try:
+        if file.suffix == ".npy":
+            return _read_ids(file, reader.tokenizer.vocab_size, count, length)
         return read_text(file, reader, count, length)
     except ExportError as problem:
         raise ExportError(
             problem.message, file=problem.file, field="text", remedy=problem.remedy
         ) from None
+
+
+def _read_ids(file: Path, vocab_size: int, count: int, length: int) -> CalibrationText:
+    """Read at most `count` rows of `length` ids, evenly spread, from an array in a `.npy` file."""
+    remedy = "save integers below the vocabulary's size in one dimension, with numpy.save"
+    try:
+        with file.open("rb") as opened:
+            digest = sha256(opened.fileno(), file.stat().st_size)
+        ids = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as problem:
+        raise ExportError(f"cannot be read: {problem}", file=file, remedy=remedy) from None
+    available = ids.size // length
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ExportError(f"holds {ids.dtype} of shape {ids.shape}", file=file, remedy=remedy)
+    if not available:
+        raise ExportError(
+            f"has {ids.size} tokens, too few for one row of {length}", file=file,
+            remedy="give more text, or ask for shorter rows",
+        )  # fmt: skip
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise ExportError(f"has ids outside 0 to {vocab_size - 1}", file=file, remedy=remedy)
+    used = min(count, available)
+    rows = ids[: available * length].reshape(available, length)
+    sequences = rows[np.arange(used) * available // used].astype(np.int64)
+    return CalibrationText(sequences, count, file.name, digest)

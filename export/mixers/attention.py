@@ -88,7 +88,8 @@ class Attention(nn.Module):
         if c.window is not None or c.softcap is not None:
             mask = _causal_mask(c.window, u.shape[1], k.shape[2]).to(u.device)
             y = attention(q, k, v, mask, softcap=c.softcap)
-        elif torch.is_grad_enabled() and k.shape[2] == u.shape[1]:
+        elif k.shape[2] == u.shape[1] and (torch.is_grad_enabled() or u.is_cuda):
+            # on a GPU a mask rules out the kernel that does not store the scores
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
             y = attention(q, k, v)

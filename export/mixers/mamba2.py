@@ -30,7 +30,7 @@ from edge.plugins.gated_norm.reference import gated_rms_norm
 from edge.plugins.group_norm.reference import group_rms_norm
 from edge.plugins.selective_scan_heads.reference import selective_scan_heads
 
-CHUNK = 32
+CHUNK, GPU_CHUNK = 32, 128  # tokens; a GPU takes longer to start small products than to run them
 
 
 class Mamba2(nn.Module):
@@ -60,7 +60,8 @@ class Mamba2(nn.Module):
         if u.shape[1] < CHUNK:
             y, ssm_state = selective_scan_heads(*args)
         else:
-            y, ssm_state = selective_scan_heads_chunked(*args, chunk=CHUNK)
+            chunk = GPU_CHUNK if u.is_cuda else CHUNK
+            y, ssm_state = selective_scan_heads_chunked(*args, chunk=chunk)
         y = y.flatten(-2)
         if c.gated_norm and c.norm_before_gate:
             y = group_rms_norm(y, self.gated_norm.weight, self.eps, c.n_groups) * F.silu(z)
