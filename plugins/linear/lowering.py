@@ -189,33 +189,57 @@ lower_linear_int8_quantize = lower_linear_int8_rows = lower_linear_int8
 
 # An fp32 tile of this width and 64 rows is 16 KB; shared memory holds three of them, and weights.
 _MAX_PIECE = 64
+# columns per step of a program with few rows
+_STEP = 512
 
 
-def _blocks_tile(
-    at: Lowering, outputs: int, columns: int, shared: int, *, least: int, step: int
-) -> tuple[Tile, dict[str, int]]:
-    """Return the tile and constants for weights in blocks of `shared` columns.
+def _few_blocks(
+    at: Lowering, node: Node, kernel: str, names: tuple[str, ...], constants: Mapping[str, int]
+) -> None:
+    """Launch a product of at most 16 rows: a warp per tile of outputs, see `few_blocks`.
 
-    `least` is the minimum number of columns of a product, `step` the columns per step.
-
-    At most 16 rows: as in `int8_tile`, but a product can sum only one block exactly, so a step is
-    several blocks. Unpacking the nibbles takes some 200 instructions per KB of weights, or 50
-    cycles of an SM's issue slots; one KB arrives at an Orin's SM every 80 cycles, at an H200's
-    every 49.
-
-    More rows: the fp32 sums and the block's sums take 32 registers a thread each for 64 x 64.
+    A step of 512 columns is 2 KB of 4-bit codes for 8 outputs, of which a thread holds 16 words. It
+    also holds x's columns of 4 words for every row. Four rows leave registers for 8 words, and
+    rows beyond them take another program, which finds the weights in L2.
     """
-    k = max(least, next_power_of_2(shared))
-    if at.regime.many:
-        return Tile(64, 64, k, 4, 3), {"STAGES": 3}
-    rows = few_rows(at)
-    tile = Tile(rows, 32, k, 2, 4)
-    if outputs < 8192:
-        tile = Tile(rows, 16, k, 1, 6 if rows == 8 else 4)
-    blocks = columns // shared
-    limit = max(1, min(8, step // k))
-    unroll = max(count for count in range(1, limit + 1) if blocks % count == 0)
-    return tile, {"UNROLL": unroll, "STAGES": tile.stages}
+    outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
+    bits = constants["BITS"]
+    nbytes = shared * bits // 8
+    word = next(size for size in (4, 2, 1) if nbytes % size == 0)
+    rows = 1 if at.regime.max_rows == 1 else 4
+    block_n = 8 if outputs >= 8192 and rows == 1 else 4
+    x = at.view(node.inputs["x"])
+    y = at.new(node.outputs["y"], "i8" if "y_scale" in node.inputs else "f32", x.rows, outputs)
+    at.launch(
+        f"{kernel}.few",
+        {
+            **at.given(node, *names),
+            "y": at.pointer(y),
+            "M": at.size(x.rows),
+            **at.given(node, *_trailing_inputs(node)),
+        },
+        {
+            "N": outputs,
+            "K": columns,
+            "X_STRIDE": x.stride,
+            **{name: value for name, value in constants.items() if _takes_bits(kernel, name)},
+            "SHARED": shared,
+            "WORD": word,
+            "WORDS": next_power_of_2(nbytes // word),
+            "BLOCKS": next_power_of_2(max(1, _STEP // next_power_of_2(shared))),
+            "ROWS": rows,
+            "BLOCK_N": block_n,
+            "STAGES": 3,
+        },
+        (Size(of=x.rows, per=rows), Size(times=cdiv(outputs, block_n))),
+        warps=1,
+        stages=3,
+    )
+
+
+def _takes_bits(kernel: str, name: str) -> bool:
+    """Return whether the kernel has this constant: `linear_int4` has no BITS."""
+    return name != "BITS" or kernel == "linear_bits"
 
 
 def _paired(x: View) -> bool:
@@ -228,18 +252,22 @@ def _trailing_inputs(node: Node) -> tuple[str, ...]:
 
 
 def lower_linear_int4(at: Lowering, node: Node) -> None:
+    """Lower the products of int8 x. In a large one, a step is a block, whose sums are exact."""
     outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
-    tile, steps = _blocks_tile(at, outputs, columns, shared, least=64, step=512)
+    names = ("x", "x_scale", "packed", "scales", "y_scale")
+    scaled = {"Y_SCALE_STEP": int(at.count(node, "y_scale") > 1)}
+    if not at.regime.many:
+        _few_blocks(at, node, "linear_int4", names, {**scaled, "BITS": 4})
+        return
+    tile = Tile(64, 64, max(64, next_power_of_2(shared)), 4, 3)
     constants = {
-        "Y_SCALE_STEP": int(at.count(node, "y_scale") > 1),
+        **scaled,
         "SHARED": shared,
         "PAIRED": _paired(at.view(node.inputs["x"])),
-        **steps,
+        "STAGES": tile.stages,
     }
-    names = ("x", "x_scale", "packed", "scales", "y_scale")
-    _product(
-        at, node, "linear_int4", names, (outputs, columns), tile, constants, _trailing_inputs(node)
-    )
+    trailing = _trailing_inputs(node)
+    _product(at, node, "linear_int4", names, (outputs, columns), tile, constants, trailing)
 
 
 lower_linear_int4_quantize = lower_linear_int4
@@ -247,27 +275,28 @@ lower_linear_int4_minimum = lower_linear_int4_minimum_quantize = lower_linear_in
 
 
 def lower_linear_bits(at: Lowering, node: Node) -> None:
-    """Lower the products of fp32 x. A step is 256 columns, because x takes 4 bytes each."""
+    """Lower the products of fp32 x."""
     outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
     bits = node.attributes["bits"]
-    least = 16 * 8 // bits
-    tile, steps = _blocks_tile(at, outputs, columns, shared, least=least, step=256)
-    if tile.many:
-        piece = shared
-        while piece > _MAX_PIECE and piece % 4 == 0:
-            piece //= 2
-        steps |= {"PIECE": piece}
-        tile = Tile(tile.m, tile.n, max(least, next_power_of_2(piece)), tile.warps, tile.stages)
+    names = ("x", "packed", "scales")
+    if not at.regime.many:
+        _few_blocks(at, node, "linear_bits", names, {"BITS": bits})
+        return
+    piece = shared
+    while piece > _MAX_PIECE and piece % 4 == 0:
+        piece //= 2
+    width = max(16 * 8 // bits, next_power_of_2(piece))
+    tile = Tile(64, 128, width, 4 if bits == 4 else 8, 3)
     constants = {
         "BITS": bits,
         "SHARED": shared,
+        "PIECE": piece,
+        "PIECES": max(1, _MAX_PIECE // width) if piece == shared else 1,
         "PAIRED": _paired(at.view(node.inputs["x"])),
-        **steps,
+        "STAGES": tile.stages,
     }
-    names = ("x", "packed", "scales")
-    _product(
-        at, node, "linear_bits", names, (outputs, columns), tile, constants, _trailing_inputs(node)
-    )
+    trailing = _trailing_inputs(node)
+    _product(at, node, "linear_bits", names, (outputs, columns), tile, constants, trailing)
 
 
 lower_linear_bits_minimum = lower_linear_bits

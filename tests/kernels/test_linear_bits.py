@@ -104,7 +104,9 @@ def multiply(
     sizes = {"K": columns, "N": outputs, "bits": width * 8 // block, "block_size": block}
     bench.lower(LOWER, op, ("x", *feeds), ("y",), **sizes)
     bench.run()
-    taken = x.clamp(-65504, 65504).half()
+    taken = x
+    if regime.many and not on_device.native():  # tensor cores multiply fp16 values
+        taken, weight = x.clamp(-65504, 65504).half(), weight.half()
     if on_device.native():  # rounded to int8 in the same blocks
         taken = fake_quantize_rows(x.unflatten(1, (-1, block))).flatten(1)
     expected = F.linear(taken.double(), weight.double()).float()
@@ -129,5 +131,5 @@ def test_what_is_not_finite_is_seen(regime: Regime, steps: int, spoiled: float) 
     bench.run()
     found = bench.read("y")
     # where x is rounded to fp16, inf becomes the largest fp16 value
-    finite = spoiled == spoiled and not on_device.native()
+    finite = spoiled == spoiled and regime.many and not on_device.native()
     assert bool((found[1].isfinite() == finite).all()) and bool(found[[0, 2]].isfinite().all())
