@@ -340,7 +340,9 @@ def test_what_a_file_imports_counts_with_what_that_imports(own_sources: Path) ->
         "linear_conv",
         "scan",
         "scan_chunked",
+        "scan_chunks",
         "scan_heads",
+        "scan_terms",
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from edge.errors import ExportError
 from edge.launch import Size
 from edge.plugins.lowering.context import Lowering, Node, cdiv, next_power_of_2
@@ -22,10 +24,10 @@ def lower(at: Lowering, node: Node) -> None:
     """Launch programs that each compute some rows of slow · X · fast, for one row of x.
 
     With 16 rows, one row of n = 5120 (p = 80, q = 64) is 5 programs on 5 SMs. Each reads all of X,
-    16 rows of slow and all of fast, 41 KB from the L2 cache, and does 147,000 multiplications (in
-    three passes of tf32; emulated, these round 5 in a million values differently from fp32). That
-    is 2 to 3 µs on Orin Nano, estimated from these counts, not measured. For many rows of x,
-    programs take 32 rows where that pads little, to read X less often.
+    16 rows of slow and all of fast, 41 KB from the L2 cache, and does 147,000 multiplications, in
+    two passes of tf32 (three for matrices other than those of `matrices`). That is 2 to 3 µs on
+    Orin Nano, estimated from these counts, not measured. For many rows of x, programs take 32 rows
+    where that pads little, to read X less often.
     """
     x = at.view(node.inputs["x"])
     p, q = parts_of(at, node, x.width)
@@ -43,8 +45,20 @@ def lower(at: Lowering, node: Node) -> None:
             "BLOCK_P": block,
             "BLOCK_K": _BLOCK_K,
             "BLOCK_Q": max(16, next_power_of_2(q)),
+            **_exactness(at, node),
         },
         (Size(of=x.rows), Size(times=cdiv(p, block))),
         warps=4,
         stages=4,
     )
+
+
+def _exactness(at: Lowering, node: Node) -> dict[str, float | bool]:
+    """Return constants that say where tf32 needs no third product; none for other matrices."""
+    slow, fast = (np.asarray(at.constant(node.inputs[name]).array()) for name in ("slow", "fast"))
+    units = np.unique(np.abs(slow[slow != 0]))
+    short = not (fast.astype(np.float32).view(np.int32) & 0x1FFF).any()
+    return {
+        **({"UNIT": float(units[0])} if len(units) == 1 else {}),
+        **({"SHORT": True} if short else {}),
+    }

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from edge.plugins.kernels.common import round8
+from edge.plugins.kernels.products import LEFT, RIGHT, dot
 
 
 @triton.jit
@@ -23,6 +24,8 @@ def hadamard(
     BLOCK_P: tl.constexpr,  # rows of slow·X·fast per program
     BLOCK_K: tl.constexpr,  # rows of X at a time
     BLOCK_Q: tl.constexpr,  # a power of two, at least Q
+    UNIT: tl.constexpr = 0.0,  # slow has only 0 and ±UNIT; 0: any values
+    SHORT: tl.constexpr = False,  # whether tf32 holds fast without rounding
 ):
     """Compute rows `out` of (slow · X) · fast; no work is repeated for any block size."""
     row = tl.program_id(0)
@@ -38,8 +41,13 @@ def hadamard(
         some = tl.load(slow + out * P + k[None, :], mask=(out < P) & (k < P)[None, :], other=0.0)
         at = k[:, None] * Q + column[None, :]
         grid = tl.load(x + row * X_STRIDE + at, mask=(k < P)[:, None] & here, other=0.0)
-        mixed = tl.dot(some, grid, mixed, input_precision="tf32x3")
-    rotated = tl.dot(mixed, turn, input_precision="tf32x3")
+        if UNIT > 0:
+            some = tl.where(some > 0, 1.0, tl.where(some < 0, -1.0, 0.0))
+        mixed = dot(some, grid, mixed, LEFT if UNIT > 0 else 0)
+    if UNIT > 0:
+        mixed = mixed * UNIT
+    rotated = tl.zeros((BLOCK_P, BLOCK_Q), tl.float32)
+    rotated = dot(mixed, turn, rotated, RIGHT if SHORT else 0)
     at = out * Q + column[None, :]
     inside = (out < P) & here
     if scale is not None:

@@ -64,20 +64,20 @@ def store_state(pointers, h, inside, scale, kind: tl.constexpr):
 @triton.jit
 def heads_block(
     state, batch, HEADS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    GROUPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr = 1,
 ):  # fmt: skip
     """Locate the program's block [BLOCK_P, BLOCK_N] of a state [2, batch, HEADS, P, N].
 
     Returns pointers to the block in the first slot; the slot size; masks of its rows and columns;
-    its columns of x, dt and B; and the ends of these columns. The grid is heads × parts of P ×
-    sequences.
+    its columns of x, dt and B; and the ends of these columns. The grid is heads × (parts of P ×
+    PIECES of N) × sequences.
     """
     head = tl.program_id(0)
-    part = tl.program_id(1)
+    part = tl.program_id(1) // PIECES
     sequence = tl.program_id(2)
     group = head // (HEADS // GROUPS)
     p = part * BLOCK_P + tl.arange(0, BLOCK_P)
-    n = tl.arange(0, BLOCK_N)
+    n = tl.program_id(1) % PIECES * BLOCK_N + tl.arange(0, BLOCK_N)
     size = batch.to(tl.int64) * (HEADS * P * N)
     block = state + (sequence * HEADS + head) * (P * N) + p[:, None] * N + n[None, :]
     at = (head * P + p, head, group * N + n)

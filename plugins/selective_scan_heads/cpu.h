@@ -1,5 +1,5 @@
 // Mamba-2's scan (arXiv 2405.21060, equation 1), token by token: the C++ counterpart of
-// triton_scan_heads.py and triton_scan_chunked.py.
+// triton_scan_heads.py and triton_scan_chunks.py.
 
 struct ScanHeads : Kernel {
   Argument x, dt, B, C, A, D, dt_bias, A_scale, D_scale, dt_bias_scale;
@@ -253,4 +253,13 @@ struct ScanHeads : Kernel {
 };
 
 KERNEL("scan_heads.scan", ScanHeads)
-KERNEL("scan_chunked.scan", ScanHeads)
+KERNEL("scan_chunked.scan", ScanHeads)  // of older plans
+
+// Other launches of a scan in chunks: on a CPU `states` computes the outputs too.
+struct NoScan : Kernel {
+  explicit NoScan(const Variant&) {}
+  void run(const Value*, const int64_t*, Pool&) const override {}
+};
+KERNEL("scan_chunks.states", ScanHeads)
+KERNEL("scan_terms.prepare", NoScan)
+KERNEL("scan_chunks.outputs", NoScan)

@@ -10,6 +10,7 @@ passing them through shared memory with a barrier for every token.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from edge.launch import Size
 from edge.plugins.lowering.context import (
@@ -23,10 +24,15 @@ from edge.plugins.lowering.context import (
 from edge.plugins.selective_scan.lowering import STATES, kernel_names, logs, steering
 
 _ELEMENTS = 4096  # elements of the state per program
-_CHUNK, _CHUNK_P = 16, 64  # tokens per chunk and channels per program in _by_chunks
+# in _by_chunks: tokens of a chunk, channels of a program, columns of N of a program or a step of
+# one, tokens of a program of `outputs`, heads of one of `prepare`
+CHUNK, _CHANNELS, _COLUMNS, _STEP, _ROWS, _STEP_HEADS = 64, 64, 32, 32, 32, 16
+_LEFT_OUT = ("state_scale", "ancestors")
+_UNREAD = (*_LEFT_OUT, "dt", "B", "slots", "DT_STRIDE", "B_STRIDE", "STATE_SCALES")
 _LARGEST = 3.4028234e38  # largest fp32, in place of an infinite dt_max
 _VALUES = ("x", "dt", "B", "C")
 _WEIGHTS = ("A", "D", "dt_bias")
+Value = TypeVar("Value")
 
 
 def lower(at: Lowering, node: Node) -> None:
@@ -48,7 +54,7 @@ def lower(at: Lowering, node: Node) -> None:
         **steering(at),
     }
     if at.regime.many and state_type == "f32":
-        _by_chunks(at, arguments, _constants(at, node))
+        _by_chunks(at, node, arguments, _constants(at, node))
     else:
         _by_tokens(at, arguments, _constants(at, node))
 
@@ -73,31 +79,89 @@ def _by_tokens(at: Lowering, arguments: Arguments, constants: Mapping[str, int |
     )
 
 
-def _by_chunks(at: Lowering, arguments: Arguments, constants: Mapping[str, int | float]) -> None:
-    """Launch one program of 8 warps for all 64 channels of a head, 16 tokens at a time.
+def _by_chunks(
+    at: Lowering, node: Node, arguments: Arguments, constants: Mapping[str, int | float]
+) -> None:
+    """Launch `scan_terms` and the two kernels of `scan_chunks`.
 
-    With fp32 and 32 tokens, or 4 warps, Triton 3.9 runs out of registers. One token of one head
-    takes about 70 instructions per warp for int8 values and 165 for fp32, against 600 and 540 token
-    by token (sm_87, counted in the loops' machine code, not timed).
+    A program of the serial one runs 64 channels and 32 columns of a head's state through all
+    chunks, one of the last computes the outputs of 64 channels in one chunk.
     """
     heads, p, n = (int(constants[name]) for name in ("HEADS", "P", "N"))
-    block_p = max(16, min(next_power_of_2(p), _CHUNK_P))
-    block_n = max(32, next_power_of_2(n))  # int8 products need at least 32
-    left_out = ("state_scale", "ancestors")
+    block_p = max(16, min(next_power_of_2(p), _CHANNELS))
+    parts, pieces = cdiv(p, block_p), cdiv(n, _COLUMNS)
+    between = _between(at, node, heads, p * n)
+    tiles = {"BLOCK_P": block_p, "BLOCK_N": _COLUMNS, "CHUNK": CHUNK}
+    groups = int(constants["GROUPS"])
     at.launch(
-        "scan_chunked.scan",
-        {name: value for name, value in arguments.items() if name not in left_out},
+        "scan_terms.prepare",
+        {
+            **_of(arguments, "dt", "B", "C", "A", "dt_bias"),
+            **_only(between, "delta", "sums", "alike"),
+        },
+        {
+            **_only(constants, "HEADS", "N", "GROUPS", "DT_MIN", "DT_MAX", *_forms("dt", "B", "C")),
+            "BLOCK_H": _STEP_HEADS,
+            "BLOCK_N": _COLUMNS,
+            "CHUNK": CHUNK,
+        },
+        (Size(of="T", per=CHUNK), Size(of="B"), Size(times=groups + cdiv(heads, _STEP_HEADS))),
+    )
+    at.launch(
+        "scan_chunks.states",
+        {
+            **{name: value for name, value in arguments.items() if name not in _LEFT_OUT},
+            **_only(between, "delta", "sums", "later"),
+        },
         {
             **{name: value for name, value in constants.items() if name != "STATE_SCALES"},
-            "BLOCK_P": block_p,
-            "BLOCK_N": block_n,
-            "CHUNK": _CHUNK,
+            **tiles,
+            "PIECES": pieces,
+            "STEP": _STEP,
         },
-        (Size(times=heads), Size(times=cdiv(p, block_p)), Size(of="B")),
-        warps=8,
-        stages=1,
+        (Size(times=heads), Size(times=parts * pieces), Size(of="B")),
         settles=True,
     )
+    at.launch(
+        "scan_chunks.outputs",
+        {**{n: v for n, v in arguments.items() if n not in _UNREAD}, **between},
+        {
+            **{name: value for name, value in constants.items() if name not in _UNREAD},
+            **tiles,
+            "PARTS": parts,
+            "ROWS": _ROWS,
+        },
+        (Size(times=heads * parts), Size(of="T", per=_ROWS), Size(of="B")),
+    )
+
+
+def _of(arguments: Arguments, *names: str) -> Arguments:
+    """Return these arguments with their scales, `tokens` and `batch`."""
+    return _only(arguments, *names, *(f"{name}_scale" for name in names), "tokens", "batch")
+
+
+def _only(given: Mapping[str, Value], *names: str) -> dict[str, Value]:
+    return {name: value for name, value in given.items() if name in names}
+
+
+def _forms(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name.upper()}_{form}" for name in names for form in ("STRIDE", "SCALES"))
+
+
+def _between(at: Lowering, node: Node, heads: int, size: int) -> Arguments:
+    """Return buffers for what `prepare` computes, and for the first states of all chunks but the
+    first. These are allocated as rows, because CHUNK tokens precede each.
+    """
+    widths = {
+        "delta": heads,
+        "sums": 2 * heads,
+        "alike": node.attributes["groups"] * CHUNK,
+        "later": cdiv(heads * size, CHUNK),
+    }
+    return {
+        name: at.pointer(at.new(f"{node.outputs['y']}.{name}", "f32", "TB", width))
+        for name, width in widths.items()
+    }
 
 
 def warps_for_states(values: int) -> Warps:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from edge.launch import ADVANCE, PENDING, SOURCE, STORE, TARGET
 from edge.plugins.gated_delta_rule.reference import gated_delta_rule
-from edge.plugins.lowering.context import Regime
+from edge.plugins.lowering.context import Regime, cdiv
 from edge.plugins.lowering.lowerings import LOWER
+from edge.plugins.selective_scan_heads.lowering import CHUNK
 from edge.plugins.selective_scan_heads.reference import (
     selective_scan_heads,
     selective_scan_heads_int8,
@@ -197,11 +198,16 @@ class Run:
 
 @dataclass
 class Outcome:
-    """The results of a run: y [T, batch, H·P], state [2, batch, …], logs [S, batch, width]."""
+    """The results of a run: y [T, batch, H·P], state [2, batch, …], logs [S, batch, width].
+
+    Attributes:
+        starts: of a prefill in chunks, the first states of all but the first [batch, …].
+    """
 
     y: Tensor
     state: Tensor
     logs: dict[str, Tensor] = field(default_factory=dict)
+    starts: list[Tensor] = field(default_factory=list)
 
 
 def launch(run: Run) -> Outcome:
@@ -241,7 +247,14 @@ def launch(run: Run) -> Outcome:
             name: bench.whole("log", f"layers.3.scan_{name}", (*shape, layer.widths[name]))
             for name in ("x", "dt", "B")
         },
+        _starts(bench, run.state.shape, cdiv(steps, CHUNK)),
     )
+
+
+def _starts(bench: Workbench, shape: tuple[int, ...], chunks: int) -> list[Tensor]:
+    if ("value", "y.later") not in bench.memory:
+        return []
+    return list(bench.whole("value", "y.later", (max(0, chunks - 1), *shape)))
 
 
 def _give_state(bench: Workbench, run: Run) -> None:

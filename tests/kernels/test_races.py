@@ -76,9 +76,18 @@ def scans_of_heads() -> Cases:
         ),
         lambda: test_scan_chunked.test_groups_and_odd_sizes(2, True),
         lambda: test_scan_chunked.test_prefill_agrees_with_the_sequential_reference(
-            test_scan_chunked.FLOAT, 63
+            test_scan_chunked.FLOAT, 130
         ),
+        lambda: test_scan_chunked.test_tokens_with_a_slot_are_kept_and_nothing_else_is_written(
+            test_scan_chunked.FORMS["channels"]
+        ),
+        older_plans,
     )
+
+
+def older_plans() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_scan_chunked.test_older_plans(test_scan_chunked.FLOAT, patch)
 
 
 def convolutions() -> Cases:
