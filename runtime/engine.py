@@ -48,6 +48,11 @@ class Engine(ABC):
         return True
 
     @property
+    def most_tree(self) -> int:
+        """Maximum number of tokens of a run of a drafted tree of one sequence."""
+        return MAX_WINDOW
+
+    @property
     def longest_window(self) -> int:
         """The largest window that a state may have."""
         return MAX_WINDOW
@@ -154,6 +159,7 @@ class WrappedEngine(Engine):
     config = _forwarded("config")
     provider = _forwarded("provider")
     trees = _forwarded("trees")
+    most_tree = _forwarded("most_tree")
     longest_window = _forwarded("longest_window")
     finds_argmax = _forwarded("finds_argmax")
     new_state = _forwarded("new_state")

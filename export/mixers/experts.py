@@ -76,18 +76,21 @@ class ExpertsExport(MixerExport[ExpertsConfig]):
     def matrices(self, d_model: int) -> dict[str, Matrix]:
         c = self.config
         wide, narrow = c.d_intermediate, c.d_latent or d_model
-        reads = "normed" if c.d_latent is None else "latent"
+        # recipes treat the narrow input of the experts as the wide one
+        reads = {"reads": "normed"}
+        if c.d_latent is not None:
+            reads = {"reads": "latent", "reads_listed": "normed"}
         matrices = {"router": Matrix(c.n_experts, d_model, "normed")}
         if c.d_latent is not None:
             matrices["latent_in"] = Matrix(narrow, d_model, "normed")
         if c.gated:
-            matrices["gate_up_proj"] = Matrix(2 * wide, narrow, reads, experts=c.n_experts)
+            matrices["gate_up_proj"] = Matrix(2 * wide, narrow, experts=c.n_experts, **reads)
             matrices["down_proj"] = Matrix(
                 narrow, wide, "gated", experts=c.n_experts, routed="chosen"
             )
         else:
             matrices["up_proj"] = Matrix(
-                wide, narrow, reads, listed="gate_up_proj", experts=c.n_experts
+                wide, narrow, listed="gate_up_proj", experts=c.n_experts, **reads
             )
             matrices["down_proj"] = Matrix(
                 narrow,

@@ -175,7 +175,15 @@ class GraphBuilder:
     def call(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
     ) -> list[str]:
-        """Add an op of the domain `edge`, as the function for these attributes."""
+        """Add an op of the domain `edge`, as the function for these attributes.
+
+        Raises ExportError for a constant of a type that the op does not take: int8 weights without
+        their scale would otherwise be multiplied as they are.
+        """
+        for value, given in zip(OPS[op].inputs, inputs, strict=False):
+            stored = self.initializers.get(given)
+            if stored and stored.data_type not in {_TYPES[each] for each in value.dtypes}:
+                raise ExportError(f"has a type that {op} does not take as {value.name}", field=given)
         name = OPS[op].function(attributes)
         self._functions[name] = None
         return self._add(name, DOMAIN, inputs, outputs, attributes)

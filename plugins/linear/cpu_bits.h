@@ -620,7 +620,9 @@ struct LinearInt4 : Kernel {
   }
 };
 
+KERNEL("linear_bits.one", LinearBits)
 KERNEL("linear_bits.few", LinearBits)
 KERNEL("linear_bits.many", LinearBits)
+KERNEL("linear_int4.one", LinearInt4)
 KERNEL("linear_int4.few", LinearInt4)
 KERNEL("linear_int4.many", LinearInt4)

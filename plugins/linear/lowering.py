@@ -189,57 +189,69 @@ lower_linear_int8_quantize = lower_linear_int8_rows = lower_linear_int8
 
 # An fp32 tile of this width and 64 rows is 16 KB; shared memory holds three of them, and weights.
 _MAX_PIECE = 64
-# columns per step of a program with few rows
+# columns per step of one row's product
 _STEP = 512
 
 
-def _few_blocks(
+def _blocks_tile(
+    at: Lowering, outputs: int, columns: int, shared: int, *, least: int, step: int
+) -> tuple[Tile, dict[str, int]]:
+    """Return the tile and constants for weights in blocks of `shared` columns.
+
+    `least` is the minimum number of columns of a product, `step` the columns per step.
+
+    At most 16 rows: as in `int8_tile`, but a product can sum only one block exactly, so a step is
+    several blocks. Unpacking the nibbles takes some 200 instructions per KB of weights, or 50
+    cycles of an SM's issue slots; one KB arrives at an Orin's SM every 80 cycles, at an H200's
+    every 49.
+
+    More rows: the fp32 sums and the block's sums take 32 registers a thread each for 64 x 64. Twice
+    as many outputs halve the work of unpacking x where its codes are split like the weights'.
+    """
+    k = max(least, next_power_of_2(shared))
+    if at.regime.many:
+        return Tile(64, 128 if least == 64 else 64, k, 4, 3), {"STAGES": 3}
+    tile = Tile(16, 32, k, 2, 4) if outputs >= 8192 else Tile(16, 16, k, 1, 4)
+    blocks = columns // shared
+    limit = max(1, min(8, step // k))
+    unroll = max(count for count in range(1, limit + 1) if blocks % count == 0)
+    return tile, {"UNROLL": unroll, "STAGES": tile.stages}
+
+
+def _one_row(
     at: Lowering, node: Node, kernel: str, names: tuple[str, ...], constants: Mapping[str, int]
 ) -> None:
-    """Launch a product of at most 16 rows: a warp per tile of outputs, see `few_blocks`.
+    """Launch the product of a step of one sequence: see `row_by_blocks`.
 
-    A step of 512 columns is 2 KB of 4-bit codes for 8 outputs, of which a thread holds 16 words. It
-    also holds x's columns of 4 words for every row. Four rows leave registers for 8 words, and
-    rows beyond them take another program, which finds the weights in L2.
+    A step of 512 columns and 16 outputs is 4 KB of 4-bit codes for two warps, and 2 KB of x, which
+    comes from L2 for every program. Half as many outputs took 1.1 to 1.9 times as long on an H200,
+    and on eight of its multiprocessors. int8 x is small, and 8 outputs of one warp need no barrier.
+    Few outputs need more programs.
     """
     outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
-    bits = constants["BITS"]
-    nbytes = shared * bits // 8
+    nbytes = shared * node.attributes.get("bits", 4) // 8
     word = next(size for size in (4, 2, 1) if nbytes % size == 0)
-    rows = 1 if at.regime.max_rows == 1 else 4
-    block_n = 8 if outputs >= 8192 and rows == 1 else 4
     x = at.view(node.inputs["x"])
+    block_n, warps = (8, 1) if x.dtype == "i8" else (16, 2)
+    if outputs < 1024:
+        block_n, warps = 4, 1
     y = at.new(node.outputs["y"], "i8" if "y_scale" in node.inputs else "f32", x.rows, outputs)
+    pointers = {**at.given(node, *names), "y": at.pointer(y), "M": at.size(x.rows)}
+    tile = {
+        "WORD": word,
+        "WORDS": next_power_of_2(nbytes // word),
+        "BLOCKS": max(1, _STEP // next_power_of_2(shared)),
+        "BLOCK_N": block_n,
+        "STAGES": 3,
+    }
     at.launch(
-        f"{kernel}.few",
-        {
-            **at.given(node, *names),
-            "y": at.pointer(y),
-            "M": at.size(x.rows),
-            **at.given(node, *_trailing_inputs(node)),
-        },
-        {
-            "N": outputs,
-            "K": columns,
-            "X_STRIDE": x.stride,
-            **{name: value for name, value in constants.items() if _takes_bits(kernel, name)},
-            "SHARED": shared,
-            "WORD": word,
-            "WORDS": next_power_of_2(nbytes // word),
-            "BLOCKS": next_power_of_2(max(1, _STEP // next_power_of_2(shared))),
-            "ROWS": rows,
-            "BLOCK_N": block_n,
-            "STAGES": 3,
-        },
-        (Size(of=x.rows, per=rows), Size(times=cdiv(outputs, block_n))),
-        warps=1,
+        f"{kernel}.one",
+        {**pointers, **at.given(node, *_trailing_inputs(node))},
+        {"N": outputs, "K": columns, "X_STRIDE": x.stride, **constants, "SHARED": shared, **tile},
+        (ONE, Size(times=cdiv(outputs, block_n))),
+        warps=warps,
         stages=3,
     )
-
-
-def _takes_bits(kernel: str, name: str) -> bool:
-    """Return whether the kernel has this constant: `linear_int4` has no BITS."""
-    return name != "BITS" or kernel == "linear_bits"
 
 
 def _paired(x: View) -> bool:
@@ -252,22 +264,22 @@ def _trailing_inputs(node: Node) -> tuple[str, ...]:
 
 
 def lower_linear_int4(at: Lowering, node: Node) -> None:
-    """Lower the products of int8 x. In a large one, a step is a block, whose sums are exact."""
     outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
     names = ("x", "x_scale", "packed", "scales", "y_scale")
     scaled = {"Y_SCALE_STEP": int(at.count(node, "y_scale") > 1)}
-    if not at.regime.many:
-        _few_blocks(at, node, "linear_int4", names, {**scaled, "BITS": 4})
+    if at.regime.max_rows == 1:
+        _one_row(at, node, "linear_int4", names, scaled)
         return
-    tile = Tile(64, 64, max(64, next_power_of_2(shared)), 4, 3)
+    tile, steps = _blocks_tile(at, outputs, columns, shared, least=64, step=512)
     constants = {
         **scaled,
         "SHARED": shared,
         "PAIRED": _paired(at.view(node.inputs["x"])),
-        "STAGES": tile.stages,
+        **steps,
     }
-    trailing = _trailing_inputs(node)
-    _product(at, node, "linear_int4", names, (outputs, columns), tile, constants, trailing)
+    _product(
+        at, node, "linear_int4", names, (outputs, columns), tile, constants, _trailing_inputs(node)
+    )
 
 
 lower_linear_int4_quantize = lower_linear_int4
@@ -275,28 +287,34 @@ lower_linear_int4_minimum = lower_linear_int4_minimum_quantize = lower_linear_in
 
 
 def lower_linear_bits(at: Lowering, node: Node) -> None:
-    """Lower the products of fp32 x."""
+    """Lower the products of fp32 x. A step is 256 columns, because x takes 4 bytes each."""
     outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
     bits = node.attributes["bits"]
     names = ("x", "packed", "scales")
-    if not at.regime.many:
-        _few_blocks(at, node, "linear_bits", names, {"BITS": bits})
+    if at.regime.max_rows == 1:
+        _one_row(at, node, "linear_bits", names, {"BITS": bits})
         return
-    piece = shared
-    while piece > _MAX_PIECE and piece % 4 == 0:
-        piece //= 2
-    width = max(16 * 8 // bits, next_power_of_2(piece))
-    tile = Tile(64, 128, width, 4 if bits == 4 else 8, 3)
+    least = 16 * 8 // bits
+    tile, steps = _blocks_tile(at, outputs, columns, shared, least=least, step=256)
+    if tile.many:
+        piece = shared
+        while piece > _MAX_PIECE and piece % 4 == 0:
+            piece //= 2
+        width = max(least, next_power_of_2(piece))
+        steps |= {"PIECE": piece}
+        tile = Tile(tile.m, tile.n, width, tile.warps, tile.stages)
+        if bits == 4:
+            steps |= {"PIECES": max(1, _MAX_PIECE // width) if piece == shared else 1}
+            tile = Tile(64, 128, width, tile.warps, tile.stages)
     constants = {
         "BITS": bits,
         "SHARED": shared,
-        "PIECE": piece,
-        "PIECES": max(1, _MAX_PIECE // width) if piece == shared else 1,
         "PAIRED": _paired(at.view(node.inputs["x"])),
-        "STAGES": tile.stages,
+        **steps,
     }
-    trailing = _trailing_inputs(node)
-    _product(at, node, "linear_bits", names, (outputs, columns), tile, constants, trailing)
+    _product(
+        at, node, "linear_bits", names, (outputs, columns), tile, constants, _trailing_inputs(node)
+    )
 
 
 lower_linear_bits_minimum = lower_linear_bits

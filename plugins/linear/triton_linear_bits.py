@@ -1,9 +1,11 @@
 """fp32 rows times weights of 8 or 4 bits in blocks of columns that share a scale.
 
-`few` multiplies in fp32. `many` multiplies on tensor cores: it scales the weights first and rounds
-them and x to fp16, as with fp16 weights. Sums of blocks that are scaled afterwards cost more than
-the products: each is an fp32 value per output for 32 columns. Low and high nibbles are multiplied
-by the even and odd columns of x, as in `linear_int4`.
+`one` row is multiplied in fp32. `few` and `many` rows are rounded to fp16, as with fp16 weights, and
+multiplied on tensor cores. There codes are exact in fp16, and a block is summed in fp32 before it
+is scaled, except by `many` for 4 bits: 32 columns are so few that scaling the sums costs more than
+the product, so it scales the weights first and rounds them to fp16. Low and high nibbles are
+multiplied by the even and odd columns of x, as in `linear_int4`; `few` and `many` divide the work
+as in `linear_int8`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
@@ -12,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from edge.plugins.linear.triton_blocks import few_blocks
+from edge.plugins.linear.triton_blocks import row_by_blocks
 from edge.plugins.linear.triton_linear import dot_float, to_half
 
 
@@ -23,11 +25,11 @@ def centred(quant, zero: tl.constexpr):
 
 
 @triton.jit
-def weights_of(codes, unit, least, BITS: tl.constexpr):
-    """Return code · unit + least, or (code - middle) · unit if least is None, rounded to f16."""
-    values = ((codes.to(tl.int32) | 0x4B000000)).to(tl.float32, bitcast=True)
+def weights_of(codes, unit, least):
+    """Return code · unit + least, or (code - 8) · unit if least is None, rounded to f16."""
+    values = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)  # 2²³ + code
     if least is None:
-        weight = (values - (8388608.0 + (1 << (BITS - 1)))) * unit
+        weight = (values - 8388616.0) * unit
     else:
         weight = tl.fma(values - 8388608.0, unit, least)
     return weight.to(tl.float16)
@@ -47,8 +49,34 @@ def both_half(x, j, mask, PAIRED: tl.constexpr):
 
 
 @triton.jit
+def one(
+    x,  # f32 [K], the only row
+    packed,  # u8 [N, K·BITS/8]
+    scales,  # f32 or f16 [N, K/SHARED]
+    y,  # f32 [N]
+    M,  # 1
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    BITS: tl.constexpr,
+    SHARED: tl.constexpr,
+    WORD: tl.constexpr,  # these four: see `row_by_blocks`
+    WORDS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    minimums=None,
+):
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = row_by_blocks(
+        x, packed, scales, minimums, n, N, K, BITS, SHARED, WORD, WORDS, BLOCKS, BLOCK_N, STAGES
+    )
+    tl.store(y + n, total, mask=n < N)
+
+
+@triton.jit
 def few(
-    x,  # f32 [M, K], row stride X_STRIDE
+    x,  # f32 [M, K], row stride X_STRIDE; M is at most 16
     packed,  # u8 [N, K·BITS/8]
     scales,  # f32 or f16 [N, K/SHARED]
     y,  # f32 [M, N]
@@ -58,27 +86,53 @@ def few(
     X_STRIDE: tl.constexpr,
     BITS: tl.constexpr,
     SHARED: tl.constexpr,  # columns that share a scale
-    WORD: tl.constexpr,  # see `few_blocks`
-    WORDS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ROWS: tl.constexpr,  # 8 or 16, at least M
     BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    minimums=None,  # like scales: the value of code 0; None: the middle code is 0
+    BLOCK_K: tl.constexpr,  # columns of a block, rounded up to a power of 2
+    UNROLL: tl.constexpr,  # blocks per step, divides K/SHARED
+    STAGES: tl.constexpr,  # set on the loop so that scales are prefetched too
+    minimums=None,  # like scales: the value of quant 0; None: the middle quant is 0
 ):
-    # neighbouring programs share weights
-    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = few_blocks(
-        x, packed, scales, minimums, m, n, M, N, K, X_STRIDE,
-        BITS, SHARED, WORD, WORDS, BLOCKS, ROWS, BLOCK_N, STAGES,
-    )  # fmt: skip
-    tl.store(y + m[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
+    BYTES: tl.constexpr = SHARED * BITS // 8
+    BLOCKS: tl.constexpr = K // SHARED
+    j = tl.arange(0, BLOCK_K * BITS // 8)
+    packed += n.to(tl.int64)[:, None] * (BLOCKS * BYTES) + j[None, :]
+    scales += n.to(tl.int64) * BLOCKS
+    ZERO: tl.constexpr = (8 if BITS == 4 else 128) if minimums is None else 0
+    if minimums is not None:
+        minimums += n.to(tl.int64) * BLOCKS
+    x += m[None, :] * X_STRIDE
+    rows = (m < M)[None, :] & (j < BYTES)[:, None]
+    columns = (n < N)[:, None] & (j < BYTES)[None, :]
+    zeros = tl.zeros([BLOCK_N, ROWS], tl.float32)
+    total = zeros
+    for start in tl.range(0, BLOCKS, UNROLL, num_stages=STAGES):
+        for block in tl.static_range(UNROLL):
+            first = (start + block) * BYTES
+            w = tl.load(packed + first, mask=columns, other=0)
+            unit = tl.load(scales + start + block, mask=n < N, other=0.0)
+            if BITS == 4:
+                even, odd = both_half(x, first + j[:, None], rows, PAIRED)
+                sums = dot_float(centred(w & 15, ZERO), even, zeros)
+                sums = dot_float(centred(w >> 4, ZERO), odd, sums)
+            else:
+                of_x = tl.load(x + first + j[:, None], mask=rows, other=0.0)
+                sums = dot_float(centred(w, ZERO), to_half(of_x), zeros)
+            total += sums * unit[:, None]
+            if minimums is not None:
+                least = tl.load(minimums + start + block, mask=n < N, other=0.0)
+                of_x = tl.sum(even.to(tl.float32) + odd.to(tl.float32), axis=0)
+                total += least.to(tl.float32)[:, None] * of_x[None, :]
+    out = tl.trans(total)
+    tl.store(y + m[:, None] * N + n[None, :], out, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
 @triton.jit
 def many(
-    x,  # as for `few`
+    x,  # as for `few`; any M
     packed,
     scales,
     y,
@@ -89,12 +143,12 @@ def many(
     BITS: tl.constexpr,
     SHARED: tl.constexpr,
     PIECE: tl.constexpr,  # columns of one scale that are multiplied at once, divides SHARED
-    PIECES: tl.constexpr,  # per step, a power of 2; 1 unless PIECE is SHARED
-    PAIRED: tl.constexpr,  # whether x's rows start at multiples of 8 bytes
+    PAIRED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # PIECE, rounded up to a power of 2
     STAGES: tl.constexpr,
+    PIECES: tl.constexpr = 1,  # per step, a power of 2; 1 unless PIECE is SHARED
     minimums=None,
 ):
     # Adjacent programs share weights: a chunk of rows fits in L2, so weights are read once.
@@ -118,17 +172,18 @@ def many(
         rows = (m < M)[:, None, None] & some[None, :, :]
         codes = tl.load(packed + start * BYTES, (n < N)[:, None, None] & some[None, :, :], 0)
         group = ((start + piece) // (SHARED // PIECE))[None, :]
-        unit = tl.load(scales + group, inside, 0.0).to(tl.float32)[:, :, None]
-        least = None
-        if minimums is not None:
-            least = tl.load(minimums + group, inside, 0.0).to(tl.float32)[:, :, None]
+        unit = tl.load(scales + group, inside, 0.0).to(tl.float32)
         if BITS == 4:
+            least = None
+            if minimums is not None:
+                least = tl.load(minimums + group, inside, 0.0).to(tl.float32)[:, :, None]
             even, odd = both_half(x, start * BYTES + at[None, :, :], rows, PAIRED)
-            total = product(even, weights_of(codes & 15, unit, least, 4), total)
-            total = product(odd, weights_of(codes >> 4, unit, least, 4), total)
+            total = product(even, weights_of(codes & 15, unit[:, :, None], least), total)
+            total = product(odd, weights_of(codes >> 4, unit[:, :, None], least), total)
         else:
             of_x = to_half(tl.load(x + start * BYTES + at[None, :, :], rows, 0.0))
-            total = product(of_x, weights_of(codes, unit, least, 8), total)
+            sums = product(of_x, centred(codes, 128), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
+            total += sums * tl.reshape(unit, (BLOCK_N,))[None, :]
     place = m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(y + place, total, mask=(m < M)[:, None] & (n < N)[None, :])
 

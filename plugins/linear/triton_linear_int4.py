@@ -1,5 +1,7 @@
 """int8 rows times 4-bit weights in blocks of columns; sums within a block are exact.
 
+`one` row is multiplied as in `triton_blocks`, `few` and `many` on tensor cores.
+
 A byte holds an even column (low nibble) and the odd one after it. Instead of interleaving the
 nibbles, x is split into its even and odd columns: two products, one of each. `few` and `many`
 divide the work as in `linear_int8`.
@@ -11,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from edge.plugins.linear.triton_blocks import few_blocks
+from edge.plugins.linear.triton_blocks import row_by_blocks
 from edge.plugins.linear.triton_linear_int8 import dot_int8, scaled
 
 
@@ -44,8 +46,38 @@ def middle(least, unit):
 
 
 @triton.jit
+def one(
+    x,  # i8 [K], the only row
+    x_scale,  # f32 [1]
+    packed,  # u8 [N, K/2]
+    scales,  # f32 or f16 [N, K/SHARED]
+    y_scale,  # f32 [1] or [N] (Y_SCALE_STEP 0 or 1); None: y is f32
+    y,  # i8 or f32 [N]
+    M,  # 1
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    Y_SCALE_STEP: tl.constexpr,
+    SHARED: tl.constexpr,
+    WORD: tl.constexpr,  # these four: see `row_by_blocks`
+    WORDS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    minimums=None,
+):
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = row_by_blocks(
+        x, packed, scales, minimums, n, N, K, 4, SHARED, WORD, WORDS, BLOCKS, BLOCK_N, STAGES
+    )
+    m = tl.arange(0, 1)
+    out = scaled(total[None, :], m, n, x_scale, None, y_scale, 1, N, 0, 0, Y_SCALE_STEP)
+    tl.store(y + n[None, :], out, mask=(n < N)[None, :])
+
+
+@triton.jit
 def few(
-    x,  # i8 [M, K], row stride X_STRIDE
+    x,  # i8 [M, K], row stride X_STRIDE; M is at most 16
     x_scale,  # f32 [1]
     packed,  # u8 [N, K/2]
     scales,  # f32 or f16 [N, K/SHARED]
@@ -57,21 +89,41 @@ def few(
     X_STRIDE: tl.constexpr,
     Y_SCALE_STEP: tl.constexpr,
     SHARED: tl.constexpr,  # columns that share a scale
-    WORD: tl.constexpr,  # see `few_blocks`
-    WORDS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ROWS: tl.constexpr,  # 8 or 16, at least M
     BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    minimums=None,  # like scales: the value of code 0; None: the middle code is 0
+    BLOCK_K: tl.constexpr,  # columns of a block, rounded up to a power of 2
+    UNROLL: tl.constexpr,  # blocks per step, divides K/SHARED
+    STAGES: tl.constexpr,  # set on the loop so that scales are prefetched too
+    minimums=None,  # like scales: the value of quant 0; None: the middle quant is 0
 ):
-    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = few_blocks(
-        x, packed, scales, minimums, m, n, M, N, K, X_STRIDE,
-        4, SHARED, WORD, WORDS, BLOCKS, ROWS, BLOCK_N, STAGES,
-    )  # fmt: skip
-    out = scaled(total, m, n, x_scale, None, y_scale, M, N, 0, 0, Y_SCALE_STEP)
+    HALF: tl.constexpr = SHARED // 2
+    BLOCKS: tl.constexpr = K // SHARED
+    j = tl.arange(0, BLOCK_K // 2)
+    packed += n.to(tl.int64)[:, None] * (K // 2) + j[None, :]
+    scales += n.to(tl.int64) * BLOCKS
+    if minimums is not None:
+        minimums += n.to(tl.int64) * BLOCKS
+    x += m[None, :] * X_STRIDE
+    rows = (m < M)[None, :] & (j < HALF)[:, None]
+    columns = (n < N)[:, None] & (j < HALF)[None, :]
+    total = tl.zeros([BLOCK_N, ROWS], tl.float32)
+    for start in tl.range(0, BLOCKS, UNROLL, num_stages=STAGES):
+        for block in tl.static_range(UNROLL):
+            b = start + block
+            low, high = nibbles(tl.load(packed + b * HALF, mask=columns, other=0))
+            even, odd = both_int8(x, b * HALF + j[:, None], rows, PAIRED)
+            unit = tl.load(scales + b, mask=n < N, other=0.0).to(tl.float32)
+            sums = dot_int8(low, even, tl.zeros([BLOCK_N, ROWS], tl.int32))
+            sums = dot_int8(high, odd, sums) >> 4
+            total += sums.to(tl.float32) * unit[:, None]
+            if minimums is not None:
+                least = tl.load(minimums + b, mask=n < N, other=0.0).to(tl.float32)
+                of_x = tl.sum(even.to(tl.int32) + odd.to(tl.int32), axis=0).to(tl.float32)
+                total += middle(least, unit)[:, None] * of_x[None, :]
+    out = scaled(tl.trans(total), m, n, x_scale, None, y_scale, M, N, 0, 0, Y_SCALE_STEP)
     tl.store(y + m[:, None] * N + n[None, :], out, mask=(m < M)[:, None] & (n < N)[None, :])
 
 

@@ -21,7 +21,7 @@ from edge.runtime.cuda.launching import KernelCall, Launches, PlanExecutor
 from edge.runtime.cuda.runs import RunKey, StateRuns
 from edge.runtime.cuda.sliding import fitted
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.engine import DEFAULT_WINDOW, Engine, Rows, layout_of
+from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Engine, Rows, layout_of
 from edge.runtime.layout import NUMPY, Identity, StateLayout
 from edge.runtime.ledger import ReplayStep, Slots
 from edge.runtime.request import check_run
@@ -161,6 +161,12 @@ class CudaEngine(Engine):
     @property
     def trees(self) -> bool:
         return self.executor.trees
+
+    @property
+    def most_tree(self) -> int:
+        """See `Engine.most_tree`: kernels for trees exist for few rows only."""
+        rows = [program.max_rows for program in self.plan.programs if program.kind == "tree"]
+        return max((MAX_WINDOW if most is None else most for most in rows), default=1)
 
     @property
     def finds_argmax(self) -> bool:

@@ -98,6 +98,13 @@ def drafting(
     if trees and not shared:
         raise _chains_only(f"{draft.path.name}, which has another tokenizer,")
     shapes = [fixed] if fixed else [*ARMS] if learned else _arms(target, draft, shared)
+    if trees and not all(_runs(target, shape) for shape in shapes):
+        raise InputError(
+            f"a tree of {_window(shapes)} tokens is too large for engine {target.engine.name}, "
+            f"which runs at most {target.engine.most_tree}",
+            field="draft_tree",
+            remedy="a smaller tree, such as (3, 2, 1), or draft_tokens",
+        )
     longest = max(shape.depth for shape in shapes)
     drafter: Drafter = (
         _model_drafter(target, draft, shared, shapes, capacity)
@@ -203,7 +210,14 @@ def _fitting(target: Model, shapes: list[Shape]) -> list[Shape]:
     """Return the shapes whose verifying run fits the target's engine, or the first shape if none
     does, so that the engine refuses it.
     """
-    return [s for s in shapes if s.nodes < target.engine.longest_window] or shapes[:1]
+    return [
+        s for s in shapes if s.nodes < target.engine.longest_window and _runs(target, s)
+    ] or shapes[:1]
+
+
+def _runs(target: Model, shape: Shape) -> bool:
+    """Return whether the target's engine can verify a draft of this shape, if it is a tree."""
+    return shape.chain or shape.nodes < target.engine.most_tree
 
 
 def _window(shapes: Sequence[Shape]) -> int:

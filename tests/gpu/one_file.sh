@@ -2,7 +2,8 @@
 # Run one test file in its own process, for run.sh: an illegal address then ends no other.
 name=$(basename "$1" .py)
 limit=${LIMIT:-300}
-timeout -k 10 "$limit" "$PYTHON" -m pytest -p no:cacheprovider -rf --tb=short \
+# SIGINT, so that pytest still tells what failed
+timeout -s INT -k 10 "$limit" "$PYTHON" -m pytest -p no:cacheprovider -rf --tb=short \
     --junitxml "$OUT/$name.xml" "$1" > "$OUT/$name.log" 2>&1
 code=$?
 last=$(grep -E 'passed|failed|error|skipped' "$OUT/$name.log" | tail -n 1 | cut -c -150)

@@ -74,7 +74,7 @@ def test_embeddings_are_those_of_the_other_engine(gpu: Model, other: Model) -> N
 
 @pytest.mark.parametrize(
     "drafting",
-    [{"draft_tokens": 4}, {"draft_tree": (3, 2, 1)}, {"draft_tree": "ucb"}, {}],
+    [{"draft_tokens": 4}, {"draft_tree": (3, 2, 1)}, {}],
     ids=str,
 )
 def test_drafting_changes_no_answer(gpu: Model, drafting: dict[str, Any]) -> None:

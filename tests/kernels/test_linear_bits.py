@@ -105,8 +105,10 @@ def multiply(
     bench.lower(LOWER, op, ("x", *feeds), ("y",), **sizes)
     bench.run()
     taken = x
-    if regime.many and not on_device.native():  # tensor cores multiply fp16 values
-        taken, weight = x.clamp(-65504, 65504).half(), weight.half()
+    if regime.max_rows != 1:  # tensor cores multiply fp16 values
+        taken = x.clamp(-65504, 65504).half()
+    if regime.many and width * 8 == 4 * block and not on_device.native():
+        weight = weight.half()
     if on_device.native():  # rounded to int8 in the same blocks
         taken = fake_quantize_rows(x.unflatten(1, (-1, block))).flatten(1)
     expected = F.linear(taken.double(), weight.double()).float()
@@ -131,5 +133,5 @@ def test_what_is_not_finite_is_seen(regime: Regime, steps: int, spoiled: float) 
     bench.run()
     found = bench.read("y")
     # where x is rounded to fp16, inf becomes the largest fp16 value
-    finite = spoiled == spoiled and regime.many and not on_device.native()
+    finite = spoiled == spoiled and not on_device.native()
     assert bool((found[1].isfinite() == finite).all()) and bool(found[[0, 2]].isfinite().all())

@@ -256,7 +256,7 @@ class _Gpu:
     @contextmanager
     def stream(self) -> Iterator[int]:
         with self._core._turns:
-            yield int(self._core._place.handle)
+            yield int(self._core.place.handle)
 
     def recorded(self, issue: Callable[[int], None]) -> Callable[[], None]:
         with self._core.record() as graphs, self.stream() as stream:

