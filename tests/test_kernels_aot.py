@@ -339,7 +339,6 @@ def test_what_a_file_imports_counts_with_what_that_imports(own_sources: Path) ->
         "delta_rule",
         "linear_conv",
         "scan",
-        "scan_chunked",
         "scan_chunks",
         "scan_heads",
         "scan_terms",

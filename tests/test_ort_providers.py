@@ -375,6 +375,9 @@ def test_doctor_tries_each_provider(ort: StandIn, monkeypatch: pytest.MonkeyPatc
     assert found.detail.startswith("a step of demo-draft differs from ONNX Runtime's by at most 0.")
     ort.raises = (TENSORRT,)
     found = judged("ort tensorrt", doctor_ort.on_tensorrt, "demo-draft")
+    assert found.status == "absent" and "libnvinfer.so.10" in found.detail
+    monkeypatch.setattr(doctor_ort, "tensorrt_loads", lambda: True)
+    found = judged("ort tensorrt", doctor_ort.on_tensorrt, "demo-draft")
     assert found.status == "broken" and f"cannot start {TENSORRT}" in found.detail
     monkeypatch.setattr(install, "driver_version", lambda: None)
     found = judged("ort tensorrt", doctor_ort.on_tensorrt, "demo-draft")

@@ -5,6 +5,7 @@ Errors of engines are not caught here: the caller turns them into findings.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 from importlib.util import find_spec
 
@@ -45,6 +46,17 @@ def on_tensorrt(bundle: str) -> Found:
     return _compare_provider("tensorrt", bundle)
 
 
+def tensorrt_loads() -> bool:
+    """Return whether TensorRT's library is on the library path."""
+    for name in ("libnvinfer.so.10", "libnvinfer.so.11", "libnvinfer.so"):
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return True
+    return False
+
+
 def _compare_provider(provider: str, bundle: str) -> Found:
     try:
         built = ort_providers.available()
@@ -54,6 +66,8 @@ def _compare_provider(provider: str, bundle: str) -> Found:
         return "absent", "the installed ONNX Runtime is built without it", None
     if install.driver_version() is None:
         return "absent", "no NVIDIA driver", None
+    if provider == "tensorrt" and not tensorrt_loads():
+        return "absent", "TensorRT (libnvinfer.so.10) is not on the library path", None
     return beside(bundle, "ort", provider)
 
 

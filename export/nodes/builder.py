@@ -183,7 +183,9 @@ class GraphBuilder:
         for value, given in zip(OPS[op].inputs, inputs, strict=False):
             stored = self.initializers.get(given)
             if stored and stored.data_type not in {_TYPES[each] for each in value.dtypes}:
-                raise ExportError(f"has a type that {op} does not take as {value.name}", field=given)
+                raise ExportError(
+                    f"has a type that {op} does not take as {value.name}", field=given
+                )
         name = OPS[op].function(attributes)
         self._functions[name] = None
         return self._add(name, DOMAIN, inputs, outputs, attributes)

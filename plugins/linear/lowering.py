@@ -232,9 +232,8 @@ def _one_row(
     nbytes = shared * node.attributes.get("bits", 4) // 8
     word = next(size for size in (4, 2, 1) if nbytes % size == 0)
     x = at.view(node.inputs["x"])
-    block_n, warps = (8, 1) if x.dtype == "i8" else (16, 2)
-    if outputs < 1024:
-        block_n, warps = 4, 1
+    warps: Warps = 1 if x.dtype == "i8" or outputs < 1024 else 2
+    block_n = 4 if outputs < 1024 else 8 * warps
     y = at.new(node.outputs["y"], "i8" if "y_scale" in node.inputs else "f32", x.rows, outputs)
     pointers = {**at.given(node, *names), "y": at.pointer(y), "M": at.size(x.rows)}
     tile = {

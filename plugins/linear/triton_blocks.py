@@ -6,7 +6,7 @@ A code becomes the end of the mantissa of a float, 2ᵉ + code, in two instructi
 sum of x, which all outputs share, is subtracted once per word. Sums of int8 values are exact.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment,operator,union-attr"
 from __future__ import annotations
 
 import triton
@@ -103,7 +103,7 @@ def row_by_blocks(
             plain += parts[i]
         sums = tl.broadcast_to((plain * -(BASE + ZERO))[None, :, :], total.shape)
         for i in tl.static_range(CODES):
-            moved = held << (PLACE - i * BITS) if PLACE >= i * BITS else held >> (i * BITS - PLACE)
+            moved = held << (PLACE - i * BITS) if i * BITS <= PLACE else held >> (i * BITS - PLACE)
             coded = ((moved & MASK) | exponent).to(tl.float32, bitcast=True)
             sums = tl.fma(coded, parts[i][None, :, :], sums)
         unit = tl.load(scales + start, inside, 0.0).to(tl.float32)

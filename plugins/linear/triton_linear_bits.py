@@ -1,11 +1,11 @@
 """fp32 rows times weights of 8 or 4 bits in blocks of columns that share a scale.
 
-`one` row is multiplied in fp32. `few` and `many` rows are rounded to fp16, as with fp16 weights, and
-multiplied on tensor cores. There codes are exact in fp16, and a block is summed in fp32 before it
-is scaled, except by `many` for 4 bits: 32 columns are so few that scaling the sums costs more than
-the product, so it scales the weights first and rounds them to fp16. Low and high nibbles are
-multiplied by the even and odd columns of x, as in `linear_int4`; `few` and `many` divide the work
-as in `linear_int8`.
+`one` row is multiplied in fp32. `few` and `many` rows are rounded to fp16, as with fp16 weights,
+and multiplied on tensor cores. Codes are exact in fp16, and a block is summed in fp32 before it is
+scaled. Only `many` for 4 bits scales the weights first and rounds them to fp16, because for 32
+columns scaling the sums costs more than the product. Low and high nibbles are multiplied by the
+even and odd columns of x, as in `linear_int4`; `few` and `many` divide the work as in
+`linear_int8`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"

@@ -32,9 +32,18 @@ from edge.plugins.kernels.replay import (
     load_state,
     store_state,
 )
-from edge.plugins.selective_scan_heads.triton_scan_chunked import copy_rows
 from edge.plugins.selective_scan_heads.triton_scan_heads import head_of, replayed
 from edge.plugins.selective_scan_heads.triton_scan_terms import scaled, unit_of
+
+
+@triton.jit
+def copy_rows(
+    target, to, TO_STRIDE: tl.constexpr, source, row, STRIDE: tl.constexpr, columns, some, inside
+):  # fmt: skip
+    """Copy `columns` of rows `row` of one tensor to rows `to` of another."""
+    mask = some[:, None] & inside[None, :]
+    values = tl.load(source + row[:, None] * STRIDE + columns[None, :], mask=mask, other=0)
+    tl.store(target + to[:, None] * TO_STRIDE + columns[None, :], values, mask=mask)
 
 
 @triton.jit

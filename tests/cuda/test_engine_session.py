@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edge
+from edge.errors import InputError
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.model import Model
 from tests.on_device import ON_GPU
@@ -40,3 +42,10 @@ def test_a_tree_of_drafts(cuda: Model) -> None:
     figures = result.speculation
     assert figures is not None and figures.problem == ""
     assert figures.drafted == 4 and figures.accepted > 0
+
+
+@pytest.mark.parametrize("tree", ["ucb", (3, 3, 2)])
+def test_a_tree_that_no_kernel_takes_is_refused_at_once(cuda: Model, tree: Any) -> None:
+    with pytest.raises(InputError, match="is too large for engine cuda, which runs at most 16"):
+        cuda.session(draft=cuda, draft_tree=tree)
+    cuda.session(draft=cuda)  # which chooses the shape itself

@@ -39,7 +39,7 @@ pinned() {
 
 wheels() {
     local name platform options=() packages=()
-    for platform in ${PLATFORMS:-manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 \
+    for platform in ${PLATFORMS:-manylinux_2_31_x86_64 manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 \
         manylinux_2_17_x86_64 manylinux2014_x86_64}; do
         options+=(--platform "$platform")
     done
@@ -59,8 +59,8 @@ limit=$((${LIMIT_MB:-64} << 20)) tree=$(tree_bytes)
 too_large="tree and kit are more than ${LIMIT_MB:-64} MiB"
 [ "$tree" -le "$limit" ] || { echo "$too_large" >&2 && exit 1; }
 
-packages=${WHEELS-cuda-core cuda-bindings cuda-pathfinder pydantic pydantic-core annotated-types \
-typing-inspection prompt_toolkit wcwidth}
+packages=${WHEELS-cuda-core pydantic pydantic-core annotated-types \
+typing-inspection prompt_toolkit wcwidth llguidance}
 [ -z "$packages" ] || wheels "$packages"
 
 echo "noting what is launched" >&2

@@ -81,13 +81,7 @@ def scans_of_heads() -> Cases:
         lambda: test_scan_chunked.test_tokens_with_a_slot_are_kept_and_nothing_else_is_written(
             test_scan_chunked.FORMS["channels"]
         ),
-        older_plans,
     )
-
-
-def older_plans() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        test_scan_chunked.test_older_plans(test_scan_chunked.FLOAT, patch)
 
 
 def convolutions() -> Cases:

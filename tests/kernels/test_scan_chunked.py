@@ -9,15 +9,10 @@ output (of the largest state).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 import torch
 from torch import Tensor
 
-from edge.launch import Size
-from edge.plugins.lowering.context import Arguments, Lowering, Node, cdiv, next_power_of_2
-from edge.plugins.selective_scan_heads import lowering
 from edge.plugins.selective_scan_heads.lowering import CHUNK
 from tests.kernels.head_scans import Layer, Run, launch, part, replace, same, untouched
 from tests.kernels.rowwise import CHAIN, MANY
@@ -57,33 +52,6 @@ def test_every_chunk_starts_from_its_own_state(batch: int) -> None:
     for chunk in (1, 2):
         _, h = layer.reference(part(tokens, slice(0, CHUNK * chunk)), state)
         close(out.starts[chunk - 1], h)
-
-
-@pytest.mark.parametrize("layer", [FORMS["float"], FORMS["channels"]])
-def test_older_plans(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering, "_by_chunks", in_turn)
-    run = run_after(layer, 3, 40, store=2)
-    out = launch(run)
-    assert run.old is not None
-    both = {name: torch.cat([value, run.new[name]]) for name, value in run.old.items()}
-    y, last = layer.reference(both, run.state)
-    close(out.y, y[3:])
-    close(out.state[1], last)
-
-
-def in_turn(
-    at: Lowering, node: Node, arguments: Arguments, constants: Mapping[str, int | float]
-) -> None:
-    """Launch `scan_chunked`, as plans did before `scan_chunks`."""
-    given = {n: v for n, v in arguments.items() if n not in ("state_scale", "ancestors")}
-    sizes = {name: value for name, value in constants.items() if name != "STATE_SCALES"}
-    p, n = (next_power_of_2(int(constants[name])) for name in ("P", "N"))
-    blocks = {"BLOCK_P": max(16, min(p, 64)), "BLOCK_N": max(32, n), "CHUNK": 16}
-    programs = Size(times=cdiv(int(constants["P"]), blocks["BLOCK_P"]))
-    grid = (Size(times=int(constants["HEADS"])), programs, Size(of="B"))
-    at.launch(
-        "scan_chunked.scan", given, {**sizes, **blocks}, grid, warps=8, stages=1, settles=True
-    )
 
 
 @pytest.mark.parametrize("groups", [2, 4])

@@ -39,7 +39,9 @@ PROMPT = 1024  # tokens of the prompt whose kernels are timed one by one
 @app.command()
 def gpu(
     models: Annotated[str, typer.Option(help=f"Any of {', '.join(MODELS)}.")] = ",".join(DEFAULT),
-    recipes: Annotated[str, typer.Option(help=f"Any of {', '.join((*RECIPES, *WIDTHS))}.")] = ",".join(RECIPES),
+    recipes: Annotated[
+        str, typer.Option(help=f"Any of {', '.join((*RECIPES, *WIDTHS))}.")
+    ] = ",".join(RECIPES),
     prompts: Annotated[str, typer.Option(help="Prompt lengths.")] = "512,1024,2048",
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind.")] = 40,
     multiprocessors: Annotated[
