@@ -257,7 +257,7 @@ CASES: dict[str, Save] = {
     "qwen3-next": partial(
         save_with_experts, family="qwen3_next", shared_expert_intermediate_size=24,
         layer_types=["full_attention", "linear_attention", "linear_attention"],
-        mlp_only_layers=[1], norm_topk_prob=False, linear_num_value_heads=6, rms_norm_eps=3e-2,
+        mlp_only_layers=[1], norm_topk_prob=False, linear_num_value_heads=6, rms_norm_eps=1e-1,
     ),
     "smollm3": save_smollm3,
     "smollm3-given-biases-untied": partial(

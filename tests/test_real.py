@@ -67,5 +67,5 @@ def test_smollm2_hybrid_is_assembled_and_answers(checkpoint: Checkpoint, tmp_pat
     assembled = delta.open_delta("smollm2-hybrid").assemble(checkpoint.path, tmp_path / "hybrid")
     session = edge.load(assembled).session()
     greedy = {"temperature": 0.0, "max_tokens": 16}
-    assert "Paris" in session.chat("What is the capital of France?", **greedy).finish().text
-    assert "Shakespeare" in session.chat("Who wrote Romeo and Juliet?", **greedy).finish().text
+    assert "London" in session.chat("What is the capital of England?", **greedy).finish().text
+    assert "cold" in session.chat("What is the opposite of hot?", **greedy).finish().text

@@ -381,7 +381,8 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "-e4b635f", "-db49596"])
 def test_a_file_of_an_earlier_version_goes_on_where_it_was(name: str) -> None:
     """Saved by earlier commits, which named the model and the transcript differently, after one
-    answer of `demo-draft`; the tokens are those that they generated next.
+    answer of `demo-draft`; the tokens are those that they generated next. Two name the bundle as it
+    is today, whose plan for GPUs has changed since.
     """
     session = edge.load("demo-draft").session()
     assert session.load(Path(__file__).parent / "states" / f"demo-draft{name}.edge") > 0

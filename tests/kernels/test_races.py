@@ -107,12 +107,15 @@ def attentions() -> Cases:
 
 def products() -> Cases:
     few, many = (CHAIN, 5, 3, 160, 100), (MANY, 21, 3, 100, 130)
+    one = (test_linear_bits.ONE, 1, 1, 160, 100)
     half = torch.float16
     return (
         lambda: test_linear.test_products_are_the_references(*few, half),
         lambda: test_linear.test_products_are_the_references(*many, half),
+        lambda: test_linear_bits.test_products_are_the_references(*one, 32, 4, 0),
         lambda: test_linear_bits.test_products_are_the_references(*few, 32, 4, 0),
         lambda: test_linear_bits.test_products_are_the_references(*many, 20, 4, 1),
+        lambda: test_linear_int4.test_products_are_the_references(*one, 32, False, 0, half),
         lambda: test_linear_int4.test_products_are_the_references(*few, 32, False, 0, half),
         lambda: test_linear_int4.test_products_are_the_references(*many, 20, False, 1, None),
         lambda: test_linear_int8.test_products_are_exact_until_they_are_scaled(*few, True),
