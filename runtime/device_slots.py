@@ -54,8 +54,8 @@ class DeviceSlots:
         except Exception as problem:
             total = sum(array.nbytes for array in arrays.values())
             raise StateError(
-                f"no memory on the GPU for a state of {total} bytes: {problem}",
-                remedy="make window or batch smaller",
+                f"cannot allocate a state of {total} bytes on the GPU: {problem}",
+                remedy="make window or batch smaller, or choose --provider cpu",
             ) from problem
 
     def __contains__(self, name: str) -> bool:
@@ -64,7 +64,7 @@ class DeviceSlots:
     def view(self, name: str, start: int, count: int | None = None) -> OrtValue:
         """Return the copy of array[start] or array[start : start + count].
 
-        The caller keeps this object alive.
+        The caller keeps this `DeviceSlots` alive, which owns the memory.
         """
         slot = self._arrays[name].shape[1:]
         shape = slot if count is None else (count, *slot)

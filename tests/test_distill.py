@@ -453,6 +453,10 @@ def test_text_may_be_token_ids(teacher: Path, text: Path, tmp_path: Path) -> Non
         np.save(file, array)
         with pytest.raises(ExportError, match=told):
             read_rows([file], reader, 16, None, None)
+    np.savez(tmp_path / "several.npz", ids=ids)
+    file.write_bytes((tmp_path / "several.npz").read_bytes())
+    with pytest.raises(ExportError, match="is an archive of arrays"):
+        read_rows([file], reader, 16, 640, None)
     file.write_bytes(b"no array")
     with pytest.raises(ExportError, match="cannot be read"):
         read_rows([file], reader, 16, None, None)

@@ -47,14 +47,12 @@ def on_tensorrt(bundle: str) -> Found:
 
 
 def tensorrt_loads() -> bool:
-    """Return whether TensorRT's library is on the library path."""
-    for name in ("libnvinfer.so.10", "libnvinfer.so.11", "libnvinfer.so"):
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            continue
-        return True
-    return False
+    """Return whether the TensorRT that ONNX Runtime was built for is on the library path."""
+    try:
+        ctypes.CDLL("libnvinfer.so.10")
+    except OSError:
+        return False
+    return True
 
 
 def _compare_provider(provider: str, bundle: str) -> Found:

@@ -57,7 +57,7 @@ def read_rows(
     `valid` is a file to measure on; without it a few rows of the others are held out. Raises
     ExportError when a file cannot be read or there is too little text.
     """
-    sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
+    sizes = [_text_bytes(file) for file in files]
     sequences, texts = [], []
     for file, size in zip(files, sizes, strict=True):
         limit = 1 << 40 if wanted is None else -(-wanted * size // (max(sum(sizes), 1) * length))
@@ -95,6 +95,19 @@ def _read(file: Path, reader: TextReader, count: int, length: int) -> Calibratio
         ) from None
 
 
+def _text_bytes(file: Path) -> int:
+    """Return the size of a file's text; a token of a `.npy` file counts as 4 bytes."""
+    if not file.is_file():
+        return 0
+    size = file.stat().st_size
+    if file.suffix != ".npy":
+        return size
+    try:
+        return 4 * int(np.load(file, mmap_mode="r", allow_pickle=False).size)
+    except (OSError, ValueError, EOFError, AttributeError):
+        return size  # reading it will say what is wrong
+
+
 def _read_ids(file: Path, vocab_size: int, count: int, length: int) -> CalibrationText:
     """Read at most `count` rows of `length` ids, evenly spread, from an array in a `.npy` file."""
     remedy = "save integers below the vocabulary's size in one dimension, with numpy.save"
@@ -104,9 +117,11 @@ def _read_ids(file: Path, vocab_size: int, count: int, length: int) -> Calibrati
         ids = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as problem:
         raise ExportError(f"cannot be read: {problem}", file=file, remedy=remedy) from None
-    available = ids.size // length
+    if not isinstance(ids, np.ndarray):
+        raise ExportError("is an archive of arrays, not one", file=file, remedy=remedy)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ExportError(f"holds {ids.dtype} of shape {ids.shape}", file=file, remedy=remedy)
+    available = ids.size // length
     if not available:
         raise ExportError(
             f"has {ids.size} tokens, too few for one row of {length}", file=file,

@@ -183,8 +183,11 @@ class GraphBuilder:
         for value, given in zip(OPS[op].inputs, inputs, strict=False):
             stored = self.initializers.get(given)
             if stored and stored.data_type not in {_TYPES[each] for each in value.dtypes}:
+                found = helper.tensor_dtype_to_np_dtype(stored.data_type)
                 raise ExportError(
-                    f"has a type that {op} does not take as {value.name}", field=given
+                    f"is {found}, but {op} takes {' or '.join(value.dtypes)} as {value.name}",
+                    field=given,
+                    remedy="choose another recipe, and report this fault",
                 )
         name = OPS[op].function(attributes)
         self._functions[name] = None

@@ -25,9 +25,9 @@ def lower(at: Lowering, node: Node) -> None:
 
     With 16 rows, one row of n = 5120 (p = 80, q = 64) is 5 programs on 5 SMs. Each reads all of X,
     16 rows of slow and all of fast, 41 KB from the L2 cache, and does 147,000 multiplications, in
-    two passes of tf32 (three for matrices other than those of `matrices`). That is 2 to 3 µs on
-    Orin Nano, estimated from these counts, not measured. For many rows of x, programs take 32 rows
-    where that pads little, to read X less often.
+    two passes of tf32, or three where `fast` is not exact in it, as with 32 columns. That is 2 to
+    3 µs on Orin Nano, estimated from these counts, not measured. For many rows of x, programs take
+    32 rows where that pads little, to read X less often.
     """
     x = at.view(node.inputs["x"])
     p, q = parts_of(at, node, x.width)

@@ -194,23 +194,25 @@ _STEP = 512
 
 
 def _blocks_tile(
-    at: Lowering, outputs: int, columns: int, shared: int, *, least: int, step: int
+    at: Lowering, outputs: int, columns: int, shared: int, *, least: int, step: int, wide: int
 ) -> tuple[Tile, dict[str, int]]:
     """Return the tile and constants for weights in blocks of `shared` columns.
 
-    `least` is the minimum number of columns of a product, `step` the columns per step.
+    `least` is the minimum number of columns of a product, `step` the columns per step of few rows,
+    `wide` the outputs of a tile of many.
 
     At most 16 rows: as in `int8_tile`, but a product can sum only one block exactly, so a step is
     several blocks. Unpacking the nibbles takes some 200 instructions per KB of weights, or 50
     cycles of an SM's issue slots; one KB arrives at an Orin's SM every 80 cycles, at an H200's
     every 49.
 
-    More rows: the fp32 sums and the block's sums take 32 registers a thread each for 64 x 64. Twice
-    as many outputs halve the work of unpacking x where its codes are split like the weights'.
+    More rows: the fp32 sums and the block's sums take 32 registers a thread each for 64 x 64.
+    Splitting x into even and odd columns is work for every program, so tiles of 4-bit weights are
+    twice as wide.
     """
     k = max(least, next_power_of_2(shared))
     if at.regime.many:
-        return Tile(64, 128 if least == 64 else 64, k, 4, 3), {"STAGES": 3}
+        return Tile(64, wide, k, 4, 3), {"STAGES": 3}
     tile = Tile(16, 32, k, 2, 4) if outputs >= 8192 else Tile(16, 16, k, 1, 4)
     blocks = columns // shared
     limit = max(1, min(8, step // k))
@@ -269,7 +271,7 @@ def lower_linear_int4(at: Lowering, node: Node) -> None:
     if at.regime.max_rows == 1:
         _one_row(at, node, "linear_int4", names, scaled)
         return
-    tile, steps = _blocks_tile(at, outputs, columns, shared, least=64, step=512)
+    tile, steps = _blocks_tile(at, outputs, columns, shared, least=64, step=512, wide=128)
     constants = {
         **scaled,
         "SHARED": shared,
@@ -286,7 +288,9 @@ lower_linear_int4_minimum = lower_linear_int4_minimum_quantize = lower_linear_in
 
 
 def lower_linear_bits(at: Lowering, node: Node) -> None:
-    """Lower the products of fp32 x. A step is 256 columns, because x takes 4 bytes each."""
+    """Lower the products of fp32 x. For few rows a step is 256 columns, because x takes 4 bytes
+    each.
+    """
     outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
     bits = node.attributes["bits"]
     names = ("x", "packed", "scales")
@@ -294,17 +298,17 @@ def lower_linear_bits(at: Lowering, node: Node) -> None:
         _one_row(at, node, "linear_bits", names, {"BITS": bits})
         return
     least = 16 * 8 // bits
-    tile, steps = _blocks_tile(at, outputs, columns, shared, least=least, step=256)
+    wide = 128 if bits == 4 else 64
+    tile, steps = _blocks_tile(at, outputs, columns, shared, least=least, step=256, wide=wide)
     if tile.many:
         piece = shared
         while piece > _MAX_PIECE and piece % 4 == 0:
             piece //= 2
         width = max(least, next_power_of_2(piece))
         steps |= {"PIECE": piece}
-        tile = Tile(tile.m, tile.n, width, tile.warps, tile.stages)
         if bits == 4:
             steps |= {"PIECES": max(1, _MAX_PIECE // width) if piece == shared else 1}
-            tile = Tile(64, 128, width, tile.warps, tile.stages)
+        tile = Tile(tile.m, tile.n, width, tile.warps, tile.stages)
     constants = {
         "BITS": bits,
         "SHARED": shared,

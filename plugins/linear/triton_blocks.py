@@ -3,7 +3,8 @@
 For one row, tensor cores would wait for the unpacking of the weights and the scaling of every
 block, so each thread multiplies by itself: it holds whole words of codes and the same columns of x.
 A code becomes the end of the mantissa of a float, 2ᵉ + code, in two instructions, and 2ᵉ times the
-sum of x, which all outputs share, is subtracted once per word. Sums of int8 values are exact.
+sum of x, which all outputs share, is subtracted once per word. A word's sum of int8 products is
+exact.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment,operator,union-attr"

@@ -19,14 +19,17 @@ from edge.plugins.linear.triton_linear import dot_float, to_half
 
 
 @triton.jit
-def centred(quant, zero: tl.constexpr):
-    """Return u8 quants minus their zero point as f16: q becomes the low bits of 1024 + q."""
-    return (quant.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - (1024.0 + zero)
+def centred(code, zero: tl.constexpr):
+    """Return u8 codes minus their zero point as f16: a code becomes the low bits of 1024 + code."""
+    return (code.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - (1024.0 + zero)
 
 
 @triton.jit
 def weights_of(codes, unit, least):
-    """Return code · unit + least, or (code - 8) · unit if least is None, rounded to f16."""
+    """Return code · unit + least, or (code - 8) · unit if least is None, rounded to f16.
+
+    As with fp16 weights, values below 6·10⁻⁵ lose digits.
+    """
     values = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)  # 2²³ + code
     if least is None:
         weight = (values - 8388616.0) * unit
@@ -92,7 +95,7 @@ def few(
     BLOCK_K: tl.constexpr,  # columns of a block, rounded up to a power of 2
     UNROLL: tl.constexpr,  # blocks per step, divides K/SHARED
     STAGES: tl.constexpr,  # set on the loop so that scales are prefetched too
-    minimums=None,  # like scales: the value of quant 0; None: the middle quant is 0
+    minimums=None,  # like scales: the value of code 0; None: the middle code is 0
 ):
     m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -151,6 +154,8 @@ def many(
     PIECES: tl.constexpr = 1,  # per step, a power of 2; 1 unless PIECE is SHARED
     minimums=None,
 ):
+    tl.static_assert(BITS == 4 or minimums is None)
+    tl.static_assert(PIECES == 1 or (BITS == 4 and PIECE == SHARED))
     # Adjacent programs share weights: a chunk of rows fits in L2, so weights are read once.
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

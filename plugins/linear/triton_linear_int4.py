@@ -1,6 +1,7 @@
-"""int8 rows times 4-bit weights in blocks of columns; sums within a block are exact.
+"""int8 rows times 4-bit weights in blocks of columns.
 
-`one` row is multiplied as in `triton_blocks`, `few` and `many` on tensor cores.
+`few` and `many` multiply on tensor cores, and a block's sum is exact. `one` row is multiplied as in
+`triton_blocks`: a word's sum is exact, and the scaled words are added in fp32.
 
 A byte holds an even column (low nibble) and the odd one after it. Instead of interleaving the
 nibbles, x is split into its even and odd columns: two products, one of each. `few` and `many`
@@ -30,7 +31,7 @@ def both_int8(x, j, mask, PAIRED: tl.constexpr):
 
 @triton.jit
 def nibbles(packed):
-    """Return the centred quants of the low and high nibbles, times 16, i8.
+    """Return the centred codes of the low and high nibbles, times 16, i8.
 
     n ^ 8 is n - 8 in 4-bit two's complement; in the high bits of a byte it keeps its sign.
     """
@@ -41,7 +42,7 @@ def nibbles(packed):
 
 @triton.jit
 def middle(least, unit):
-    """Return the value of the middle quant, which `nibbles` maps to 0, given the minimum."""
+    """Return the value of the middle code, which `nibbles` maps to 0, given the minimum."""
     return tl.fma(unit, 8.0, least)
 
 
@@ -95,7 +96,7 @@ def few(
     BLOCK_K: tl.constexpr,  # columns of a block, rounded up to a power of 2
     UNROLL: tl.constexpr,  # blocks per step, divides K/SHARED
     STAGES: tl.constexpr,  # set on the loop so that scales are prefetched too
-    minimums=None,  # like scales: the value of quant 0; None: the middle quant is 0
+    minimums=None,  # like scales: the value of code 0; None: the middle code is 0
 ):
     m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -24,9 +24,13 @@ from edge.plugins.lowering.context import (
 from edge.plugins.selective_scan.lowering import STATES, kernel_names, logs, steering
 
 _ELEMENTS = 4096  # elements of the state per program
-# in _by_chunks: tokens of a chunk, channels of a program, columns of N of a program or a step of
-# one, tokens of a program of `outputs`, heads of one of `prepare`
-CHUNK, _CHANNELS, _COLUMNS, _STEP, _ROWS, _STEP_HEADS = 64, 64, 32, 32, 32, 16
+# of _by_chunks
+CHUNK = 64  # tokens of a chunk
+_CHANNELS = 64  # of a program
+_COLUMNS = 32  # columns of N of a program
+_STEP = 32  # tokens of a step of `states`
+_ROWS = 32  # tokens of a program of `outputs`
+_HEADS = 16  # heads of a program of `prepare`
 _LEFT_OUT = ("state_scale", "ancestors")
 _UNREAD = (*_LEFT_OUT, "dt", "B", "slots", "DT_STRIDE", "B_STRIDE", "STATE_SCALES")
 _LARGEST = 3.4028234e38  # largest fp32, in place of an infinite dt_max
@@ -85,7 +89,7 @@ def _by_chunks(
     """Launch `scan_terms` and the two kernels of `scan_chunks`.
 
     A program of the serial one runs 64 channels and 32 columns of a head's state through all
-    chunks, one of the last computes the outputs of 64 channels in one chunk.
+    chunks. One of `outputs` computes 64 channels of 32 tokens.
     """
     heads, p, n = (int(constants[name]) for name in ("HEADS", "P", "N"))
     block_p = max(16, min(next_power_of_2(p), _CHANNELS))
@@ -101,11 +105,11 @@ def _by_chunks(
         },
         {
             **_only(constants, "HEADS", "N", "GROUPS", "DT_MIN", "DT_MAX", *_forms("dt", "B", "C")),
-            "BLOCK_H": _STEP_HEADS,
+            "BLOCK_H": _HEADS,
             "BLOCK_N": _COLUMNS,
             "CHUNK": CHUNK,
         },
-        (Size(of="T", per=CHUNK), Size(of="B"), Size(times=groups + cdiv(heads, _STEP_HEADS))),
+        (Size(of="T", per=CHUNK), Size(of="B"), Size(times=groups + cdiv(heads, _HEADS))),
     )
     at.launch(
         "scan_chunks.states",

@@ -19,7 +19,7 @@ from edge.bundle import open_bundle
 from edge.bundle.kernels import open_plan
 from edge.launch import Variant
 
-WATCHED = ("tiny-deltanet", "w8a8")  # by compute-sanitizer in tests/gpu/run.sh C
+WATCHED = ("tiny-deltanet", "w8a8")  # by compute-sanitizer: `watched` in tests/gpu/run.sh
 
 
 def write(folder: Path, variants: Iterable[Variant]) -> None:

@@ -120,6 +120,21 @@ def multiply(
 
 
 @pytest.mark.parametrize("spoiled", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_seen_in_one_row(spoiled: float) -> None:
+    x = torch.ones(1, 64)
+    x[0, 40] = spoiled
+    bench = Workbench(ONE, T=1, B=1, L=0)
+    bench.value("x", x)
+    bench.constant("packed", torch.full((8, 2, 32), 200, dtype=torch.uint8))
+    bench.constant("scales", torch.ones(8, 2))
+    sizes = {"K": 64, "N": 8, "bits": 8, "block_size": 32}
+    bench.lower(LOWER, "LinearBits", ("x", "packed", "scales"), ("y",), **sizes)
+    bench.run()
+    # nothing is rounded to fp16, so inf is not the largest fp16 value either
+    assert not bench.read("y").isfinite().any()
+
+
+@pytest.mark.parametrize("spoiled", [float("nan"), float("inf")])
 @pytest.mark.parametrize(("regime", "steps"), [(CHAIN, 3), (MANY, 19)])
 def test_what_is_not_finite_is_seen(regime: Regime, steps: int, spoiled: float) -> None:
     x = torch.ones(steps, 64)

@@ -1,7 +1,6 @@
 """Mamba-2's prefill in chunks, against the sequential reference, and what it may change.
 
-The launches are those of `scan_terms` and `scan_chunks`. One test runs `scan_chunked`, which older
-plans have.
+The launches are those of `scan_terms` and `scan_chunks`.
 
 The tolerance is that of sums of N + T fp32 products in a different order: 2·10⁻⁵ of the largest
 output (of the largest state).
@@ -9,10 +8,16 @@ output (of the largest state).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from edge.launch import Size
+from edge.plugins.lowering.context import Arguments, Lowering
+from edge.plugins.selective_scan_heads import lowering
 from edge.plugins.selective_scan_heads.lowering import CHUNK
 from tests.kernels.head_scans import Layer, Run, launch, part, replace, same, untouched
 from tests.kernels.rowwise import CHAIN, MANY
@@ -52,6 +57,31 @@ def test_every_chunk_starts_from_its_own_state(batch: int) -> None:
     for chunk in (1, 2):
         _, h = layer.reference(part(tokens, slice(0, CHUNK * chunk)), state)
         close(out.starts[chunk - 1], h)
+
+
+@forms
+def test_plans_of_earlier_versions_run_on_a_cpu(
+    layer: Layer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They launch one kernel, which GPUs no longer have."""
+    if not native():
+        pytest.skip("GPUs need a new export")
+
+    def in_turn(
+        at: Lowering, _: object, arguments: Arguments, constants: Mapping[str, Any]
+    ) -> None:
+        given = {n: v for n, v in arguments.items() if n not in ("state_scale", "ancestors")}
+        sizes = {name: value for name, value in constants.items() if name != "STATE_SCALES"}
+        sizes |= {"BLOCK_P": 64, "BLOCK_N": 32, "CHUNK": 16}
+        grid = (Size(times=constants["HEADS"]), Size(times=1), Size(of="B"))
+        at.launch("scan_chunked.scan", given, sizes, grid, warps=8, stages=1, settles=True)
+
+    monkeypatch.setattr(lowering, "_by_chunks", in_turn)
+    tokens, state = layer.tokens(37, 2), layer.start(2)
+    out = launch(Run(layer, state, tokens, store=2, source=1, regime=MANY))
+    y, last = layer.reference(tokens, state)
+    close(out.y, y)
+    close(out.state[0], last)
 
 
 @pytest.mark.parametrize("groups", [2, 4])
