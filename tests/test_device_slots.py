@@ -156,5 +156,5 @@ def test_too_little_memory_on_the_device_is_an_error(monkeypatch: pytest.MonkeyP
     full = MagicMock(spec=OrtValue)
     full.ortvalue_from_shape_and_type.side_effect = RuntimeError("out of memory")
     monkeypatch.setattr(device_slots, "OrtValue", full)
-    with pytest.raises(StateError, match="cannot allocate a state of 12 bytes on the GPU: out of me"):
+    with pytest.raises(StateError, match="a state of 12 bytes on the GPU: out of memory"):
         DeviceSlots({"a": np.zeros((3, 4), np.uint8)}, DEVICE)
