@@ -15,10 +15,12 @@ from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_model
 
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
+from edge.errors import ExportError
 from edge.export.exporter import check_graph
 from edge.export.graph import build_graph
 from edge.export.graph.run import open_session, session_options
 from edge.export.graph.verify import compare
+from edge.export.quantize import layer_plan
 from edge.export.quantize.plan import (
     INT8_ROWS,
     LayerPlan,
@@ -162,6 +164,30 @@ def test_every_product_that_was_planned_in_integers_is_one(quant: str, tmp_path:
     for node in model.graph.node:
         if node.op_type == "MatMulIntegerToFloat":
             assert zero[node.input[1]].data_type in (TensorProto.INT8, TensorProto.UINT8)
+
+
+@pytest.mark.parametrize("quant", ["w8a8", "w8", "w4a8"])
+def test_experts_that_read_narrow_values_stay_close_to_the_network(
+    quant: str, tmp_path: Path
+) -> None:
+    """Not only to the ops of their graph, with which int8 weights without their scale agree too."""
+    built("experts", plan_of("experts", quant)[1], tmp_path)
+    tokens = tokens_of(24)
+    found, _ = in_runs(runners("experts", tmp_path)[0], tokens, (24,))
+    expected = logits(network("experts"), tokens)
+    error = float(np.sqrt(np.mean((found - expected) ** 2)) / np.std(expected))
+    assert error < (0.15 if quant == "w4a8" else 0.05)
+
+
+def test_a_constant_of_a_type_that_an_op_does_not_take_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def floating(*_: object) -> tuple[Storage, None]:
+        return INT8_ROWS, None
+
+    monkeypatch.setattr(layer_plan, "stored_as", floating)
+    with pytest.raises(ExportError, match=r"is int8, but .* takes f32"):
+        built("experts", plan_of("experts", "w8a8")[1], tmp_path)
 
 
 @pytest.mark.parametrize("recipe", ["w4", "w4a16"])
