@@ -33,7 +33,7 @@ from edge.plugins.kernels.replay import (
     store_state,
 )
 from edge.plugins.selective_scan_heads.triton_scan_heads import head_of, replayed
-from edge.plugins.selective_scan_heads.triton_scan_terms import scaled, unit_of
+from edge.plugins.selective_scan_heads.triton_scan_terms import rows_scaled, unit_of
 
 
 @triton.jit
@@ -180,8 +180,8 @@ def states(
         xs = tl.load(x + row[:, None] * X_STRIDE + x_at[None, :], mask=some, other=0)
         some = here[:, None] & n_inside[None, :]
         b = tl.load(B + row[:, None] * B_STRIDE + bc_at[None, :], mask=some, other=0)
-        fed = scaled(b, b_factor, B_SCALES) * (remains * unit)[:, None]
-        xs = tl.trans(scaled(xs, x_factor, X_SCALES))
+        fed = rows_scaled(b, b_factor, B_SCALES) * (remains * unit)[:, None]
+        xs = tl.trans(rows_scaled(xs, x_factor, X_SCALES))
         h = dot(xs, fed, lasts * h, LEFT if X_SCALES == 1 else 0)
     if tl.load(run + STORE) == 2:
         store_state(target, h, inside, 1.0, tl.float32)
@@ -311,7 +311,7 @@ def outputs(
                 h, places, (log_x, log_dt, log_B), run, replay, batch, sequence, head, p, n, group,
                 (x_factor, dt_factor, b_factor), (a, bias), HEADS, P, N, GROUPS, (DT_MIN, DT_MAX),
             )  # fmt: skip
-        c = scaled(c, factor(C_scale, at, n < N, C_SCALES), C_SCALES)
+        c = rows_scaled(c, factor(C_scale, at, n < N, C_SCALES), C_SCALES)
         out = dot(c, tl.trans(h), out, LEFT if C_SCALES == 1 else 0)
 
     mixed, high = mixture(
@@ -319,7 +319,7 @@ def outputs(
     )
     some = here_j[:, None] & (p < P)[None, :]
     xs = tl.load(x + row_j[:, None] * X_STRIDE + x_at[None, :], mask=some, other=0)
-    xs = scaled(xs, x_factor, X_SCALES)
+    xs = rows_scaled(xs, x_factor, X_SCALES)
     out = out * (tl.exp(high) * unit_of(C_scale, C_SCALES))[:, None]
     mixed = mixed * unit_of(x_scale, X_SCALES)
     out = dot(mixed, xs, out, RIGHT if X_SCALES == 1 else 0)

@@ -16,7 +16,7 @@ from edge.plugins.selective_scan_heads.triton_scan_heads import clamped_step
 
 
 @triton.jit
-def scaled(values, scales, SCALES: tl.constexpr):
+def rows_scaled(values, scales, SCALES: tl.constexpr):
     """Return rows of channels as fp32, times the scale of each channel, if there is one for each.
 
     A shared scale is left to the caller: int8 values stay integers.
@@ -29,7 +29,7 @@ def scaled(values, scales, SCALES: tl.constexpr):
 
 @triton.jit
 def unit_of(scale, SCALES: tl.constexpr):
-    """Return the scale that `scaled` leaves to the caller."""
+    """Return the scale that `rows_scaled` leaves to the caller."""
     value = 1.0
     if SCALES == 1:
         value = tl.load(scale)
@@ -87,8 +87,8 @@ def store_products(
         if WHOLE:
             out = dot_int8(c, tl.trans(b), out)
         else:
-            b = scaled(b, factor(B_scale, at, n < N, B_SCALES), B_SCALES)
-            c = scaled(c, factor(C_scale, at, n < N, C_SCALES), C_SCALES)
+            b = rows_scaled(b, factor(B_scale, at, n < N, B_SCALES), B_SCALES)
+            c = rows_scaled(c, factor(C_scale, at, n < N, C_SCALES), C_SCALES)
             out = dot(c, tl.trans(b), out, 0)
     unit = unit_of(B_scale, B_SCALES) * unit_of(C_scale, C_SCALES)
     place = alike + (row[:, None] * GROUPS + group) * CHUNK + t[None, :]
