@@ -164,6 +164,9 @@ class Bindings:
         self._logs = [item for item in state.rings.items() if item[0] in logs]
         self._bases, self._caches = list(state.bases.items()), list(state.caches.items())
         self._slots = state.device
+        if self._slots is not None:  # `_spans` counts them in this order
+            order = (name for name, _ in (*self._kept, *self._logs, *self._bases))
+            assert tuple(self._slots.names) == tuple(order)
         self._constants = constants
         longest, batch = constants.longest, state.batch
         self.tokens: Ints = np.zeros((longest, batch), np.int64)

@@ -120,25 +120,10 @@ def multiply(
 
 
 @pytest.mark.parametrize("spoiled", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_seen_in_one_row(spoiled: float) -> None:
-    x = torch.ones(1, 64)
-    x[0, 40] = spoiled
-    bench = Workbench(ONE, T=1, B=1, L=0)
-    bench.value("x", x)
-    bench.constant("packed", torch.full((8, 2, 32), 200, dtype=torch.uint8))
-    bench.constant("scales", torch.ones(8, 2))
-    sizes = {"K": 64, "N": 8, "bits": 8, "block_size": 32}
-    bench.lower(LOWER, "LinearBits", ("x", "packed", "scales"), ("y",), **sizes)
-    bench.run()
-    # nothing is rounded to fp16, so inf is not the largest fp16 value either
-    assert not bench.read("y").isfinite().any()
-
-
-@pytest.mark.parametrize("spoiled", [float("nan"), float("inf")])
-@pytest.mark.parametrize(("regime", "steps"), [(CHAIN, 3), (MANY, 19)])
+@pytest.mark.parametrize(("regime", "steps"), [(ONE, 1), (CHAIN, 3), (MANY, 19)])
 def test_what_is_not_finite_is_seen(regime: Regime, steps: int, spoiled: float) -> None:
     x = torch.ones(steps, 64)
-    x[1, 40] = spoiled
+    x[steps - 1, 40] = spoiled
     bench = Workbench(regime, T=steps, B=1, L=0)
     bench.value("x", x)
     bench.constant("packed", torch.full((8, 2, 32), 200, dtype=torch.uint8))
@@ -146,7 +131,8 @@ def test_what_is_not_finite_is_seen(regime: Regime, steps: int, spoiled: float) 
     sizes = {"K": 64, "N": 8, "bits": 8, "block_size": 32}
     bench.lower(LOWER, "LinearBits", ("x", "packed", "scales"), ("y",), **sizes)
     bench.run()
-    found = bench.read("y")
+    *others, found = bench.read("y")
     # where x is rounded to fp16, inf becomes the largest fp16 value
-    finite = spoiled == spoiled and not on_device.native()
-    assert bool((found[1].isfinite() == finite).all()) and bool(found[[0, 2]].isfinite().all())
+    finite = spoiled == spoiled and regime != ONE and not on_device.native()
+    assert bool((found.isfinite() == finite).all())
+    assert all(bool(other.isfinite().all()) for other in others)
