@@ -341,6 +341,7 @@ def test_what_a_file_imports_counts_with_what_that_imports(own_sources: Path) ->
         "scan",
         "scan_chunks",
         "scan_heads",
+        "scan_parts",
         "scan_terms",
     ]
 

@@ -6,10 +6,7 @@ Mamba in the Llama, arXiv 2408.15237, algorithm 2). The recurrence is that of Ma
 2312.00752, algorithm 2. y is read from h before h is rounded to its stored type. A token's inputs
 are read one token ahead, so within the loop only h waits for the token before.
 
-A prompt may be cut into parts that run in parallel, if the state is not rounded after every token
-and the device has room for more programs than the channels need. Over a part, h becomes
-exp(A·ΣΔ)·h plus the end state from zeros; `ended` computes this end state and ΣΔ of each part. Then
-every part computes its first state from those of the parts before it, and runs its tokens.
+A prompt may be cut into parts that run in parallel (`triton_scan_parts`).
 
 h is in units of the stored state's scale: the scales are applied to what is added to h and read
 from it, so rounding an int8 state needs no division.
@@ -21,96 +18,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from edge.plugins.kernels.common import silu, softplus
-from edge.plugins.kernels.replay import (
-    ADVANCE,
-    PENDING,
-    PROGRAMS,
-    SOURCE,
-    STORE,
-    TARGET,
-    factor,
-    kept,
-    load_state,
-    store_state,
-)
+from edge.plugins.kernels.replay import SOURCE, TARGET, factor, kept, load_state, store_state
 from edge.plugins.linear.triton_linear import few_float
 from edge.plugins.linear.triton_linear_int8 import few_int8, scaled
-
-
-@triton.jit
-def dt_of(dt, row, e, in_e, DT_STRIDE: tl.constexpr):
-    """Return a token's dt, [BLOCK_E]. If DT_STRIDE is 0, dt [ROWS, BLOCK_E] holds the whole run."""
-    if DT_STRIDE == 0:
-        rows = tl.arange(0, dt.shape[0])
-        own = tl.sum(tl.where(rows[:, None] == row, dt, 0), 0)
-    else:
-        own = tl.load(dt + row * DT_STRIDE + e, mask=in_e, other=0)
-    return own
-
-
-@triton.jit
-def read(inputs, row, at, STRIDES: tl.constexpr):
-    """Load a token's x [BLOCK_E], B [BLOCK_N], C [BLOCK_N], z [BLOCK_E] in their stored types."""
-    x, B, C, z = inputs
-    e, in_e, n, in_n = at
-    return (
-        tl.load(x + row * STRIDES[0] + e, mask=in_e, other=0),
-        tl.load(B + row * STRIDES[1] + n, mask=in_n, other=0),
-        tl.load(C + row * STRIDES[2] + n, mask=in_n, other=0),
-        tl.load(z + row * STRIDES[3] + e, mask=in_e, other=0),
-    )
-
-
-@triton.jit
-def logged(logs, row, at, E: tl.constexpr, LOGGED: tl.constexpr):
-    """Load a token's x, dt and B from the logs."""
-    e, in_e, n, in_n = at
-    return (
-        tl.load(logs[0] + row * E + e, mask=in_e, other=0),
-        tl.load(logs[1] + row * E + e, mask=in_e, other=0),
-        tl.load(logs[2] + row * LOGGED + n, mask=in_n, other=0),
-    )
-
-
-@triton.jit
-def stash(logs, row, x, dt, B, at, E: tl.constexpr, LOGGED: tl.constexpr):
-    """Write a token to the logs; every program of a sequence writes the same B."""
-    e, in_e, n, in_n = at
-    tl.store(logs[0] + row * E + e, x, mask=in_e)
-    tl.store(logs[1] + row * E + e, dt, mask=in_e)
-    tl.store(logs[2] + row * LOGGED + n, B, mask=in_n)
-
-
-@triton.jit
-def step_size(dt, units):
-    """Return Δ = softplus(dt + bias), [BLOCK_E]. `units`: of x, of dt, bias, of B."""
-    return softplus(dt.to(tl.float32) * units[1] + units[2])
-
-
-@triton.jit
-def fed(h, x, delta, B, rate, units):
-    """Return exp(Δ·A)·h + Δ·x·B, h [BLOCK_N, BLOCK_E] after a token, before rounding; delta is Δ.
-
-    rate is A·log2(e), because GPUs have exp2.
-    """
-    of_x = delta * (x.to(tl.float32) * units[0])
-    decay = tl.exp2(delta[None, :] * rate)
-    return tl.fma(decay, h, of_x[None, :] * (B.to(tl.float32) * units[3])[:, None])
-
-
-@triton.jit
-def update(h, x, dt, B, rate, units):
-    """Return h after one more token, before rounding."""
-    return fed(h, x, step_size(dt, units), B, rate, units)
-
-
-@triton.jit
-def output(h, x, C, z, units):
-    """Return (C·h + D·x)·silu(z), one value per channel."""
-    C_unit, C_gain, D, z_unit = units
-    y = tl.sum(h * (C.to(tl.float32) * C_unit)[:, None], 0) * C_gain
-    return (y + x.to(tl.float32) * D) * silu(z.to(tl.float32) * z_unit)
+from edge.plugins.selective_scan.triton_scan_parts import joined, share_of, store_end
+from edge.plugins.selective_scan.triton_scan_token import dt_of, logged, output, read, stash, update
 
 
 @triton.jit
@@ -161,94 +73,6 @@ def chained(
             out = output(h, x_now, C_now, z_now, reading)
             tl.store(y + (t * batch + sequence) * E + e, out, mask=in_e)
             h = kept(h, 1.0, kind)
-    return h
-
-
-@triton.jit
-def part_of(run, tokens, PART: tl.constexpr, PARTS: tl.constexpr):
-    """Return (number of parts, this program's first token, one past its last token).
-
-    There are as many parts as the device has room for, and none is shorter than PART tokens.
-    """
-    room = tl.load(run + PROGRAMS) // (tl.num_programs(0) * tl.num_programs(1))
-    count = tl.maximum(1, tl.minimum(tl.minimum(room, PARTS), tokens // PART))
-    length = tl.cdiv(tokens, count)
-    begin = tl.minimum(tl.program_id(2) * length, tokens)
-    return count, begin, tl.minimum(begin + length, tokens)
-
-
-@triton.jit
-def share_of(run, tokens, PART: tl.constexpr, PARTS: tl.constexpr):
-    """Return (part, number of parts, first token, one past the last token, tokens to replay, tokens
-    after which the state is stored, `store` mode) of this program.
-
-    Every part in use replays the pending tokens; only one part stores. Unused parts run no tokens.
-    """
-    store = tl.load(run + STORE)
-    pending = tl.load(run + PENDING)
-    advance = tl.where(store == 1, tl.load(run + ADVANCE), 0)
-    part, parts, begin, end = 0, 1, 0, tokens
-    if PARTS > 1:
-        part = tl.program_id(2)
-        parts, begin, end = part_of(run, tokens, PART, PARTS)
-        pending = tl.where(part < parts, pending, 0)
-        advance = tl.where(part == 0, advance, 0)
-        store = tl.where(part == parts - 1, store, 0)
-    return part, parts, begin, end, pending, advance, store
-
-
-@triton.jit
-def ended(
-    inputs, dt, begin, end, at, rate, feeding, batch, sequence,
-    BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
-):  # fmt: skip
-    """Return the state after tokens `begin` … `end` - 1 from zeros, and the sum of their Δ."""
-    e, in_e, n, in_n = at
-    h = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
-    total = tl.zeros([BLOCK_E], tl.float32)
-    row = begin * batch + sequence
-    x = tl.load(inputs[0] + row * STRIDES[0] + e, mask=in_e, other=0)
-    B = tl.load(inputs[1] + row * STRIDES[1] + n, mask=in_n, other=0)
-    own = tl.load(dt + row * DT_STRIDE + e, mask=in_e, other=0)
-    for t in tl.range(begin, end, loop_unroll_factor=2):
-        x_now, B_now, dt_now = x, B, own
-        row = tl.minimum(t + 1, end - 1) * batch + sequence
-        x = tl.load(inputs[0] + row * STRIDES[0] + e, mask=in_e, other=0)
-        B = tl.load(inputs[1] + row * STRIDES[1] + n, mask=in_n, other=0)
-        own = tl.load(dt + row * DT_STRIDE + e, mask=in_e, other=0)
-        delta = step_size(dt_now, feeding)
-        h = fed(h, x_now, delta, B_now, rate, feeding)
-        total += delta
-    return h, total
-
-
-@triton.jit
-def store_end(
-    of_parts, inputs, dt, begin, end, part, at, each, inside, rate, feeding, batch, sequence,
-    E: tl.constexpr, N: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
-    STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
-):  # fmt: skip
-    """Store this part's end state from zeros, and its ΣΔ, for `joined`."""
-    h, total = ended(
-        inputs, dt, begin, end, at, rate, feeding, batch, sequence,
-        BLOCK_N, BLOCK_E, STRIDES, DT_STRIDE,
-    )  # fmt: skip
-    row = (part * batch + sequence).to(tl.int64)
-    tl.store(of_parts[0] + row * (N * E) + each, h, mask=inside)
-    tl.store(of_parts[1] + row * E + at[0], total, mask=at[1])
-
-
-@triton.jit
-def joined(
-    h, of_parts, count, e, in_e, each, inside, rate, batch, sequence,
-    E: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """Return h after the first `count` parts of the run."""
-    for part in range(count):
-        row = (part * batch + sequence).to(tl.int64)
-        total = tl.load(of_parts[1] + row * E + e, mask=in_e, other=0.0)
-        made = tl.load(of_parts[0] + row * (N * E) + each, mask=inside, other=0.0)
-        h = tl.fma(tl.exp2(total[None, :] * rate), h, made)
     return h
 
 
