@@ -8,7 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.apps.bench.gpu.measure import check, kernel_times, step_launches, times
+from edge.apps.bench.gpu.measure import (
+    _share_of_best,
+    check,
+    kernel_times,
+    step_launches,
+    times,
+)
 from edge.apps.bench.gpu.report import GpuCase, GpuReport
 from edge.apps.bench.models import MODELS, period, write_bundle
 from edge.apps.measure.roofline import device_roof
@@ -90,3 +96,13 @@ def test_a_deeper_model_has_the_layers_of_the_short_one(tmp_path: Path) -> None:
     # embedding, layers, head: the layers appear twice
     assert len(last) - len(first) == 2 * 6
     assert set(last) == set(first)
+
+
+def test_only_near_ties_count_as_the_best_token() -> None:
+    expected = np.zeros((2, 100), np.float32)
+    expected[:, :50] = 1.0  # a spread of 0.5
+    expected[:, 7] = 1.5
+    expected[:, 8] = 1.46
+    far, near = expected.copy(), expected.copy()
+    near[0, 8], far[0, 9] = 2.0, 2.0
+    assert (_share_of_best(expected, near), _share_of_best(expected, far)) == (1.0, 0.5)

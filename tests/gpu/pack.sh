@@ -39,8 +39,8 @@ pinned() {
 
 wheels() {
     local name platform options=() packages=()
-    for platform in ${PLATFORMS:-manylinux_2_31_x86_64 manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 \
-        manylinux_2_17_x86_64 manylinux2014_x86_64}; do
+    for platform in ${PLATFORMS:-manylinux_2_31_x86_64 manylinux_2_28_x86_64 manylinux_2_27_x86_64 \
+        manylinux_2_24_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64}; do
         options+=(--platform "$platform")
     done
     for name in $1; do packages+=("$(pinned "$name")"); done
@@ -59,8 +59,9 @@ limit=$((${LIMIT_MB:-64} << 20)) tree=$(tree_bytes)
 too_large="tree and kit are more than ${LIMIT_MB:-64} MiB"
 [ "$tree" -le "$limit" ] || { echo "$too_large" >&2 && exit 1; }
 
-packages=${WHEELS-cuda-core pydantic pydantic-core annotated-types \
-typing-inspection prompt_toolkit wcwidth llguidance}
+# cuda-core needs cuda-bindings, which images with torch have
+packages=${WHEELS-cuda-core pydantic pydantic-core annotated-types typing-inspection prompt_toolkit \
+wcwidth llguidance}
 [ -z "$packages" ] || wheels "$packages"
 
 echo "noting what is launched" >&2

@@ -31,9 +31,11 @@ PROMPT, RUN, STEPS = 99, 4, 3  # the prompt is long enough to run in parts
 # limits on KL in nats per token and top-1. int8 rounding differs where values are summed in a
 # different order, and a flipped value propagates (docs/inside/quantization.md); fp16 products round
 # their input
-# random weights have near-ties among 50,000 logits: 0.84 of the best tokens agree at 1.4e-3 nats
-_FLOAT, _INT8 = (1e-4, 0.99), (5e-3, 0.8)
+_FLOAT, _INT8 = (1e-4, 0.99), (5e-3, 0.9)
 LIMITS = {"w8a8": _INT8, "w4a8": _INT8, "fp16": _FLOAT, "w8": _FLOAT, "w4": _FLOAT}
+# tokens whose logits are this near, in spreads, count as the same: random weights have near-ties
+# among 50,000 logits, and on a GPU 0.84 to 0.9 of the best tokens were the same at 1e-3 nats
+NEAR_TIE = 0.1
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class ModelAgreement:
 
     Attributes:
         kl: mean of KL(reference ‖ engine) in nats per token.
-        top1: share of positions with the same best token.
+        top1: share of positions where the engine's best token is the reference's, or a near-tie.
         replay: largest difference of logits between a run after a rewind and the same tokens as
             steps, relative to the spread of the logits.
     """
@@ -69,9 +71,16 @@ def check(bundle: Path, quant: str, device: Device | None, prompt: int = PROMPT)
     logits = run_through(engine, tokens, prompt, RUN)
     replay = _replay_error(engine, tokens, logits, prompt)
     result = agreement(expected, logits)
+    top1 = _share_of_best(expected, logits)
     kl_limit, top1_limit = LIMITS[quant]
-    right = result.kl_nats <= kl_limit and result.top1 >= top1_limit
-    return ModelAgreement(result.kl_nats, result.top1, replay, right)
+    right = result.kl_nats <= kl_limit and top1 >= top1_limit
+    return ModelAgreement(result.kl_nats, top1, replay, right)
+
+
+def _share_of_best(expected: Logits, logits: Logits) -> float:
+    """Return the share of rows whose largest logit stands for one of the expected largest."""
+    chosen = np.take_along_axis(expected, logits.argmax(-1)[:, None], -1)[:, 0]
+    return float(np.mean(expected.max(-1) - chosen <= NEAR_TIE * expected.std()))
 
 
 def _replay_error(
