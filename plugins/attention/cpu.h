@@ -58,13 +58,17 @@ struct RopeAppend : Kernel {
   }
 };
 
-// Attention of one query at a time over tiles of slots, with a running softmax (FlashAttention,
-// arXiv 2205.14135, algorithm 1).
+// Attention over tiles of slots with a running softmax (FlashAttention, arXiv 2205.14135,
+// algorithm 1). The heads that share keys and values read a tile together, and so do some tokens of
+// a run. A token's tiles begin at its first slot, and its sums do not depend on other tokens, so a
+// run has the bits of its steps.
 struct Attend : Kernel {
   Argument q, keys, values, ancestors, run_fields, y, mixes, peaks, T, B, C;
   int64_t kv, group, P, q_stride, splits, block_n, window;
   float scale, softcap;
   static constexpr int TILE = 32;
+  static constexpr int HEADS = REGISTERS == 32 ? 4 : 2;  // read a tile together; 4 sums each
+  static constexpr int64_t QUERIES = 16;  // at most, unless the heads of one token are more
   Attend(const Variant& v)
       : q(v, "q"), keys(numbers(v, "keys")), values(numbers(v, "values")),
         ancestors(Argument::optional(v, "ancestors")), run_fields(v, "run"),
@@ -103,94 +107,249 @@ struct Attend : Kernel {
   }
 
   void run(const Value* a, const int64_t*, Pool& pool) const override {
-    int64_t tokens = T.integer(a), batch = B.integer(a), past = run_fields.in<const int32_t>(a)[PAST];
-    int64_t slots = past + tokens - base_of(past, window);
+    keys.type == Type::f16 ? run_of<Half>(a, pool) : run_of<float>(a, pool);
+  }
+
+ private:
+  // What a run has in common; `wide` is P rounded up to whole vectors.
+  struct Run {
+    const Value* a;
+    int64_t tokens, batch, capacity, past, base, chunk, parts, wide;
+  };
+  // Room of one thread: `queries` rows of `wide` floats each, and the peaks and totals of theirs.
+  // `ahead`: keys and values of the next tile, of `row` bytes a slot, to be fetched while this one
+  // is computed. All at once would wait for the memory.
+  struct Room {
+    float *keys, *values, *query, *mix, *shares, *peaks, *totals;
+    const char* ahead[2];
+    int64_t row;
+  };
+
+  template <class Kept> void run_of(const Value* a, Pool& pool) const {
+    int64_t past = run_fields.in<const int32_t>(a)[PAST], tokens = T.integer(a);
+    int64_t base = base_of(past, window), slots = past + tokens - base;
     int64_t chunk = part_size(slots, splits, block_n);
-    int64_t parts = (slots + chunk - 1) / chunk, heads = kv * group;
-    int64_t work = slots * P;
-    pool.each(tokens * batch * heads * parts, items_a_piece(4 * work),
+    const Run r{a,    tokens, B.integer(a), C.integer(a),                    past,
+                base, chunk,  (slots + chunk - 1) / chunk, (P + W - 1) / W * W};
+    // with a window every token has its own first slot, where its tiles begin
+    int64_t together = window ? 1 : std::min(tokens, std::max<int64_t>(1, QUERIES / group));
+    int64_t pieces = (tokens + together - 1) / together;
+    int64_t work = 4 * std::min(slots, chunk) * P * group * together;
+    pool.each(r.batch * kv * r.parts * pieces, items_a_piece(work),
               [&](int64_t first, int64_t last) {
-      float* room = local(2 * P + 2 * W);
+      Room room = room_for(together * group, r.wide);
       for (int64_t each = first; each < last; each++) {
-        int64_t part = each % parts, head = each / parts % heads, row = each / parts / heads;
-        auto query = [&](auto* kind) {
-          one_query(kind, a, row, head, part, chunk, past, tokens, batch, room, room + P + W);
-        };
-        keys.type == Type::f16 ? query((Half*)nullptr) : query((float*)nullptr);
+        int64_t t = each % pieces * together, rest = each / pieces;
+        one_part<Kept>(r, rest / r.parts / kv, rest / r.parts % kv, rest % r.parts, t,
+                       std::min(t + together, tokens), room);
       }
     });
   }
 
+  Room room_for(int64_t queries, int64_t wide) const {
+    float* at = static_cast<float*>(thread_bytes(
+        0, (2 * TILE * wide + 2 * queries * wide + HEADS * TILE + 2 * queries + W) * int64_t(sizeof(float))));
+    Room room;
+    auto take = [&](float*& part, int64_t count) { part = at, at += count; };
+    take(room.keys, TILE * wide), take(room.values, TILE * wide);
+    take(room.query, queries * wide), take(room.mix, queries * wide);
+    take(room.shares, HEADS * TILE), take(room.peaks, queries), take(room.totals, queries);
+    return room;
+  }
+
+  // Tokens first ... last of sequence b, the heads of one kv head, one part of the slots.
   template <class Kept>
-  void one_query(Kept*, const Value* a, int64_t row, int64_t head, int64_t part, int64_t chunk,
-                 int64_t past, int64_t tokens, int64_t batch, float* query, float* mix) const {
-    int64_t t = row / batch, b = row % batch, capacity = C.integer(a);
-    int64_t start = base_of(past, window) + part * chunk;
-    int64_t end = std::min(start + chunk, past + tokens);
-    const int32_t* leads = ancestors ? ancestors.in<const int32_t>(a) + t * tokens : nullptr;
-    if (!leads) end = std::min(end, past + t + 1);
-    start = std::max(start, first_seen(t, past, leads));
-    const float* in = q.in<const float>(a) + row * q_stride + head * P;
-    const Kept* k = keys.in<const Kept>(a) + (b * kv + head / group) * capacity * P;
-    const Kept* v = values.in<const Kept>(a) + (b * kv + head / group) * capacity * P;
-    blocks(P, [&](int64_t i, int n) {
-      store(query + i, load_some(in + i, n) * scale);
-      store(mix + i, vf{});
-    });
-    float peak = -INFINITY, total = 0;
-    for (int64_t first = start; first < end; first += TILE) {
-      int count = (int)std::min<int64_t>(TILE, end - first);
-      float score[TILE], top = peak;
-      for (int i = 0; i < count; i++) {
-        int64_t slot = first + i;
-        bool sees = !leads || slot < past || leads[slot - past];
-        score[i] = sees ? product(query, k + slot * P) : -INFINITY;
-        if (!(score[i] <= top)) top = score[i];  // keeps NaN
+  void one_part(const Run& r, int64_t b, int64_t head, int64_t part, int64_t first, int64_t last,
+                Room& room) const {
+    int64_t start = r.base + part * r.chunk;
+    const int64_t end = std::min(start + r.chunk, r.past + r.tokens);
+    if (window) start = std::max(start, first_seen(first, r.past, leads_of(r, first)));
+    const int64_t from = (b * kv + head) * r.capacity * P;
+    for (int64_t t = first; t < last; t++) begin(r, t * r.batch + b, head, (t - first) * group, room);
+    for (int64_t low = start; low < end; low += TILE) {
+      int64_t high = std::min(low + TILE, end);
+      const float *k = nullptr, *v = nullptr;  // of slot `low`
+      for (int64_t t = first; t < last; t++) {
+        const int32_t* leads = leads_of(r, t);
+        int64_t stop = leads ? high : std::min(high, r.past + t + 1);
+        if (low >= stop) continue;
+        if (!k) {
+          const Kept* of_keys = keys.in<const Kept>(r.a) + from + low * P;
+          const Kept* of_values = values.in<const Kept>(r.a) + from + low * P;
+          room.ahead[0] = high < end ? (const char*)(of_keys + (high - low) * P) : nullptr;
+          room.ahead[1] = (const char*)(of_values + (high - low) * P);
+          room.row = P * int64_t(sizeof(Kept));
+          k = floats(of_keys, high - low, r.wide, room.keys);
+          v = floats(of_values, high - low, r.wide, room.values);
+        }
+        const int32_t* hidden = stop > r.past ? leads : nullptr;
+        for (int64_t h = 0; h < group; h += HEADS)
+          some_heads(k, v, (int)(stop - low), hidden, low - r.past, r.wide,
+                     (t - first) * group + h, (int)std::min<int64_t>(HEADS, group - h), room);
       }
-      if (softcap > 0) top = capped(score, count, peak);
-      if (top == -INFINITY) continue;
-      float fade = peak == -INFINITY ? 0.f : std::exp(peak - top);
-      total *= fade;
-      for (int64_t p = 0; p < P; p += W) store(mix + p, load(mix + p) * fade);
-      for (int i = 0; i < count; i++) {
-        float share = score[i] == -INFINITY ? 0.f : std::exp(score[i] - top);
-        if (share == 0.f) continue;
-        total += share;
-        const Kept* from = v + (first + i) * P;
-        blocks(P, [&](int64_t p, int n) {
-          store(mix + p, load(mix + p) + share * load_some(from + p, n));
-        });
-      }
-      peak = top;
     }
-    if (splits == 1) {
-      float* out = y.in<float>(a) + row * kv * group * P + head * P;
-      blocks(P, [&](int64_t p, int n) { store_some(out + p, load(mix + p) / splat(total), n); });
-    } else {
-      int64_t at = (row * kv * group + head) * splits + part;
-      std::memcpy(mixes.in<float>(a) + at * P, mix, size_t(P) * sizeof(float));
-      peaks.in<float>(a)[2 * at] = peak;
-      peaks.in<float>(a)[2 * at + 1] = total;
+    for (int64_t t = first; t < last; t++)
+      finish(r, t * r.batch + b, head, part, (t - first) * group, room);
+  }
+
+  const int32_t* leads_of(const Run& r, int64_t t) const {
+    return ancestors ? ancestors.in<const int32_t>(r.a) + t * r.tokens : nullptr;
+  }
+
+  // Copies the queries of a token, scaled, from place `to` on.
+  void begin(const Run& r, int64_t row, int64_t head, int64_t to, Room& room) const {
+    const float* in = q.in<const float>(r.a) + row * q_stride + head * group * P;
+    for (int64_t h = 0; h < group; h++, to++) {
+      blocks(P, [&](int64_t i, int n) {
+        store(room.query + to * r.wide + i, load_some(in + h * P + i, n) * scale);
+        store(room.mix + to * r.wide + i, vf{});
+      });
+      room.peaks[to] = -INFINITY, room.totals[to] = 0;
     }
   }
 
-  // Soft-caps the scores that are not -inf. Returns the largest of them and `top`.
-  float capped(float* score, int count, float top) const {
-    blocks(count, [&](int64_t i, int n) {
-      vf before = load_some(score + i, n), after = soft_cap(before, softcap);
-      for (int k = 0; k < n; k++)
-        if (before[k] == -INFINITY) after[k] = -INFINITY;
-      store_some(score + i, after, n);
-    });
-    for (int i = 0; i < count; i++)
-      if (!(score[i] <= top)) top = score[i];
-    return top;
+  // Returns rows of P values as floats, `wide` apart with zeros between.
+  template <class Kept>
+  const float* floats(const Kept* rows, int64_t count, int64_t wide, float* room) const {
+    if constexpr (std::is_same_v<Kept, float>)
+      if (P == wide) return rows;
+    for (int64_t i = 0; i < count; i++, rows += P) {
+      int64_t p = 0;
+      for (; p + W <= P; p += W) store(room + i * wide + p, load(rows + p));
+      if (p < P) store(room + i * wide + p, load_some(rows + p, int(P - p)));
+    }
+    return room;
   }
 
-  template <class Kept> float product(const float* query, const Kept* key) const {
-    vf s{};
-    blocks(P, [&](int64_t i, int n) { s += load(query + i) * load_some(key + i, n); });
-    return sum(s);
+  // Adds `count` slots to `heads` queries from place `at` on. In a tree, `leads` says which tokens
+  // of the run the query sees; slot 0 is `offset` behind the first of them.
+  void some_heads(const float* k, const float* v, int count, const int32_t* leads, int64_t offset,
+                  int64_t wide, int64_t at, int heads, Room& room) const {
+    switch (heads) {
+      case 1: return add_slots<1>(k, v, count, leads, offset, wide, at, room);
+      case 2: return add_slots<2>(k, v, count, leads, offset, wide, at, room);
+      case 3: return add_slots<3>(k, v, count, leads, offset, wide, at, room);
+      default: return add_slots<4>(k, v, count, leads, offset, wide, at, room);
+    }
+  }
+
+  template <int H>
+  __attribute__((noinline)) void add_slots(const float* k, const float* v, int count,
+                                           const int32_t* leads, int64_t offset, int64_t wide,
+                                           int64_t at, Room& room) const {
+    auto sees = [&](int i) { return offset + i < 0 || leads[offset + i]; };
+    scores<H>(room.query + at * wide, k, count, wide, room);
+    room.ahead[0] = nullptr;
+    float fades[H];
+    for (int h = 0; h < H; h++) {
+      float* score = room.shares + h * TILE;
+      if (leads)
+        for (int i = 0; i < count; i++)
+          if (!sees(i)) score[i] = -INFINITY;
+      for (int i = count; i % W; i++) score[i] = -INFINITY;
+      if (softcap > 0) cap(score, count);
+      fades[h] = exponents(score, count, room.peaks[at + h], room.totals[at + h]);
+    }
+    float* mix = room.mix + at * wide;
+    if (leads)
+      add_values<H>(v, count, wide, room.shares, fades, mix, sees);
+    else
+      add_values<H>(v, count, wide, room.shares, fades, mix, [](int) { return true; });
+  }
+
+  // shares[h][i] = query[h] · k[i]
+  template <int H>
+  static EDGE_INLINE void scores(const float* query, const float* k, int count, int64_t wide,
+                                 const Room& room) {
+    for (int i = 0; i < count; i += 4) {
+      if (room.ahead[0])
+        for (const char* next : room.ahead) fetch(next + i * room.row, 4 * room.row);
+      const float* of[4];
+      for (int j = 0; j < 4; j++) of[j] = k + std::min(i + j, count - 1) * wide;
+      vf sums[H][4] = {};
+      for (int64_t p = 0; p < wide; p += W) {
+        vf key[4];
+        for (int j = 0; j < 4; j++) key[j] = load(of[j] + p);
+        for (int h = 0; h < H; h++) {
+          vf x = load(query + h * wide + p);
+          for (int j = 0; j < 4; j++) sums[h][j] += x * key[j];
+        }
+      }
+      for (int h = 0; h < H; h++) sums4(sums[h], room.shares + h * TILE + i);
+    }
+  }
+
+  // Soft-caps the scores that are not -inf.
+  void cap(float* score, int count) const {
+    blocks(count, [&](int64_t i, int) {
+      vf before = load(score + i);
+      store(score + i, choose(before == splat(-INFINITY), before, soft_cap(before, softcap)));
+    });
+  }
+
+  // Turns scores into e^(score - peak) for the new peak and adds them to the total. Returns the
+  // factor of what was summed before.
+  static EDGE_INLINE float exponents(float* score, int count, float& peak, float& total) {
+    vf tops = splat(peak);
+    blocks(count, [&](int64_t i, int) { tops = larger(load(score + i), tops); });
+    float top = largest(tops);
+    if (top == -INFINITY) {
+      blocks(count, [&](int64_t i, int) { store(score + i, vf{}); });
+      return 1.f;
+    }
+    float fade = peak == -INFINITY ? 0.f : exp1(peak - top);
+    vf sums{};
+    blocks(count, [&](int64_t i, int) {
+      vf before = load(score + i);
+      vf share = choose(before == splat(-INFINITY), vf{}, expv(before - top));
+      store(score + i, share);
+      sums += share;
+    });
+    total = total * fade + sum(sums);
+    peak = top;
+    return fade;
+  }
+
+  // mix[h] = mix[h] · fade[h] + Σ share[h][i] · v[i]
+  template <int H, class Sees>
+  static EDGE_INLINE void add_values(const float* v, int count, int64_t wide, const float* shares,
+                                     const float* fades, float* mix, Sees sees) {
+    auto columns = [&](int64_t p, auto vectors) {
+      constexpr int N = decltype(vectors)::value;
+      vf sums[H][N];
+      for (int h = 0; h < H; h++)
+        for (int j = 0; j < N; j++) sums[h][j] = load(mix + h * wide + p + j * W) * fades[h];
+      for (int i = 0; i < count; i++) {
+        if (!sees(i)) continue;
+        vf value[N];
+        for (int j = 0; j < N; j++) value[j] = load(v + i * wide + p + j * W);
+        for (int h = 0; h < H; h++)
+          for (int j = 0; j < N; j++) sums[h][j] += shares[h * TILE + i] * value[j];
+      }
+      for (int h = 0; h < H; h++)
+        for (int j = 0; j < N; j++) store(mix + h * wide + p + j * W, sums[h][j]);
+    };
+    int64_t p = 0;
+    for (; p + 2 * W <= wide; p += 2 * W) columns(p, std::integral_constant<int, 2>());
+    if (p < wide) columns(p, std::integral_constant<int, 1>());
+  }
+
+  // Writes the mixes of a token, from place `at` on.
+  void finish(const Run& r, int64_t row, int64_t head, int64_t part, int64_t at,
+              Room& room) const {
+    for (int64_t h = head * group; h < (head + 1) * group; h++, at++) {
+      const float* mix = room.mix + at * r.wide;
+      if (splits == 1) {
+        float* out = y.in<float>(r.a) + (row * kv * group + h) * P;
+        vf total = splat(room.totals[at]);
+        blocks(P, [&](int64_t p, int n) { store_some(out + p, load(mix + p) / total, n); });
+      } else {
+        int64_t to = (row * kv * group + h) * splits + part;
+        std::memcpy(mixes.in<float>(r.a) + to * P, mix, size_t(P) * sizeof(float));
+        peaks.in<float>(r.a)[2 * to] = room.peaks[at];
+        peaks.in<float>(r.a)[2 * to + 1] = room.totals[at];
+      }
+    }
   }
 };
 

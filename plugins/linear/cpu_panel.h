@@ -3,11 +3,8 @@
 //
 // A column of the panel is one 32-bit word of a weight row: a float or four bytes.
 
-#if EDGE_ISA_AVX512 || EDGE_ISA_NEON
-constexpr int TALL = 12;  // rows of a tile, whose sums take 24 of 32 registers
-#else
-constexpr int TALL = 6;
-#endif
+// rows of a tile, whose sums take 24 of 32 registers
+constexpr int TALL = REGISTERS == 32 ? 12 : 6;
 constexpr int64_t WIDE = 2 * W;  // outputs of a panel
 
 #if EDGE_ISA_AVX512

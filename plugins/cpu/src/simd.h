@@ -5,11 +5,11 @@
 // conversions and int8 products need intrinsics.
 
 #if EDGE_ISA_AVX512
-constexpr int W = 16;
+constexpr int W = 16, REGISTERS = 32;
 #elif EDGE_ISA_AVX2
-constexpr int W = 8;
+constexpr int W = 8, REGISTERS = 16;
 #else
-constexpr int W = 4;
+constexpr int W = 4, REGISTERS = 32;
 #endif
 
 typedef float vf __attribute__((vector_size(4 * W)));
@@ -215,10 +215,17 @@ inline float sum(vf v) {
 #endif
 }
 
+// The largest lane of a vector without NaN.
 inline float largest(vf v) {
-  float m = v[0];
-  for (int i = 1; i < W; i++) m = v[i] > m ? v[i] : m;
-  return m;
+#if EDGE_ISA_AVX512
+  return _mm512_reduce_max_ps((__m512)v);
+#elif EDGE_ISA_AVX2
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+#else
+  return std::max(std::max(v[0], v[2]), std::max(v[1], v[3]));
+#endif
 }
 
 // -- exp and functions of it ------------------------------------------------------------------------
@@ -507,5 +514,35 @@ inline int sum(vi v) {
   int s = 0;
   for (int i = 0; i < W; i++) s += v[i];
   return s;
+#endif
+}
+
+// Sums the lanes of each of four vectors.
+template <class V, class S> inline void sums4(const V* v, S* out) {
+#if EDGE_ISA_AVX512
+  if constexpr (std::is_same_v<V, vi>) {
+    __m512i t0 = _mm512_add_epi32(_mm512_unpacklo_epi32((__m512i)v[0], (__m512i)v[1]),
+                                  _mm512_unpackhi_epi32((__m512i)v[0], (__m512i)v[1]));
+    __m512i t1 = _mm512_add_epi32(_mm512_unpacklo_epi32((__m512i)v[2], (__m512i)v[3]),
+                                  _mm512_unpackhi_epi32((__m512i)v[2], (__m512i)v[3]));
+    __m512i t = _mm512_add_epi32(_mm512_unpacklo_epi64(t0, t1), _mm512_unpackhi_epi64(t0, t1));
+    __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(t), _mm512_extracti64x4_epi64(t, 1));
+    __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    std::memcpy(out, &q, 16);
+  } else {
+    __m512 t0 = _mm512_add_ps(_mm512_unpacklo_ps((__m512)v[0], (__m512)v[1]),
+                              _mm512_unpackhi_ps((__m512)v[0], (__m512)v[1]));
+    __m512 t1 = _mm512_add_ps(_mm512_unpacklo_ps((__m512)v[2], (__m512)v[3]),
+                              _mm512_unpackhi_ps((__m512)v[2], (__m512)v[3]));
+    __m512d a = _mm512_castps_pd(t0), b = _mm512_castps_pd(t1);
+    __m512 t = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(t),
+                             _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(t), 1)));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    std::memcpy(out, &q, 16);
+  }
+#else
+  for (int i = 0; i < 4; i++) out[i] = sum(v[i]);
 #endif
 }
