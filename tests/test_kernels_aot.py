@@ -336,6 +336,7 @@ def test_what_a_file_imports_counts_with_what_that_imports(own_sources: Path) ->
     # linear_conv imports conv, which imports replay
     assert sorted(changed) == [
         "conv",
+        "delta_chunks",
         "delta_rule",
         "linear_conv",
         "scan",

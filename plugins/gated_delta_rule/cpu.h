@@ -181,4 +181,7 @@ struct DeltaRule : Kernel {
   };
 };
 
+// Runs of any length: FEW is for GPUs, which run longer prompts in chunks.
 KERNEL("delta_rule.scan", DeltaRule)
+KERNEL("delta_terms.prepare", NoScan)
+KERNEL("delta_chunks.scan", NoScan)

@@ -1,4 +1,4 @@
-"""The gated delta rule, token by token: steps, chains, trees and prefill.
+"""The gated delta rule, token by token: steps, chains, trees and short runs.
 
 A program holds the states [BLOCK_P, BLOCK_N] of some channels of one head of one sequence in
 registers, replays the logged tokens and then runs the new ones, as `triton_scan_heads` does. The
@@ -66,7 +66,11 @@ def scan(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,  # a power of two, at least N
     TREE: tl.constexpr,
+    FEW: tl.constexpr = 0,  # more tokens than this are run by chunks; 0 for any number here
 ):
+    if FEW > 0:  # known when compiled: apart from what is known when run  # noqa: SIM102
+        if tokens > FEW:
+            return
     sequence = tl.program_id(2)
     block, slot_size, there, at, ends = heads_block(
         state, batch, HEADS, P, N, GROUPS, BLOCK_P, BLOCK_N

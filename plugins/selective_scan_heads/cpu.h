@@ -256,10 +256,6 @@ KERNEL("scan_heads.scan", ScanHeads)
 KERNEL("scan_chunked.scan", ScanHeads)  // of older plans
 
 // Other launches of a scan in chunks: on a CPU `states` computes the outputs too.
-struct NoScan : Kernel {
-  explicit NoScan(const Variant&) {}
-  void run(const Value*, const int64_t*, Pool&) const override {}
-};
 KERNEL("scan_chunks.states", ScanHeads)
 KERNEL("scan_terms.prepare", NoScan)
 KERNEL("scan_chunks.outputs", NoScan)
