@@ -338,6 +338,7 @@ def test_what_a_file_imports_counts_with_what_that_imports(own_sources: Path) ->
         "conv",
         "delta_chunks",
         "delta_rule",
+        "delta_terms",
         "linear_conv",
         "scan",
         "scan_chunks",

@@ -29,6 +29,7 @@ FEW = 16  # tokens of a run that go one by one
 CHUNK = 32  # tokens of a chunk
 _CHANNELS = 16  # of a program of `scan`
 _COLUMNS = 32  # at a time in `prepare`
+_UNREAD = ("x", "dt", "slots", "ancestors", "X_STRIDE", "DT_STRIDE")  # by the scan of chunks
 _WIDEST = 256  # maximum of N: a program has whole rows of a state
 
 
@@ -88,7 +89,8 @@ def _by_chunks(
     sizes = {**constants, "CHUNK": CHUNK, "FEW": FEW}
     wide = n > 128
     warps: Warps = 8 if wide else 4
-    given = (*_VALUES, "A", "dt_bias", "tokens", "batch")
+    logged = ("log_x", "log_dt", "log_B")
+    given = (*_VALUES, "A", "dt_bias", *logged, "slots", "tokens", "batch")
     at.launch(
         "delta_terms.prepare",
         {**{name: arguments[name] for name in given}, **between},
@@ -99,9 +101,9 @@ def _by_chunks(
     )
     at.launch(
         "delta_chunks.scan",
-        {**{name: value for name, value in arguments.items() if name != "ancestors"}, **between},
+        {**{n: value for n, value in arguments.items() if n not in _UNREAD}, **between},
         {
-            **sizes,
+            **{n: value for n, value in sizes.items() if n not in _UNREAD},
             "BLOCK_P": _CHANNELS,
             "BLOCK_N": max(16 * warps, next_power_of_2(n)),
             "PIECES": warps,

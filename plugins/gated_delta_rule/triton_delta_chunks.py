@@ -25,7 +25,6 @@ import triton.language as tl
 from edge.plugins.gated_delta_rule.triton_delta_rule import advanced, read_row
 from edge.plugins.kernels.products import dot
 from edge.plugins.kernels.replay import ADVANCE, PENDING, SOURCE, STORE, TARGET, heads_block
-from edge.plugins.selective_scan_heads.triton_scan_chunks import copy_rows
 
 
 @triton.jit
@@ -42,26 +41,6 @@ def replayed(
         if j + 1 == advance:
             tl.store(target, h, mask=inside)
     return h
-
-
-@triton.jit
-def keep_rows(
-    inputs, logs, row, to, keep, at, there, HEADS: tl.constexpr, SHARING: tl.constexpr,
-    STRIDES: tl.constexpr, LOG_STRIDES: tl.constexpr,
-):  # fmt: skip
-    """Copy x, a, b and B of a chunk's rows to the logs: a and b once per head, B once per SHARING
-    heads, which share it.
-    """
-    copy_rows(logs[0], to, LOG_STRIDES[0], inputs[0], row, STRIDES[0], at[0], keep, there[0])
-    if tl.program_id(1) == 0:
-        for gate in tl.static_range(2):
-            column = gate * HEADS + at[1]
-            value = tl.load(inputs[1] + row * STRIDES[1] + column, mask=keep, other=0)
-            tl.store(logs[1] + to * LOG_STRIDES[1] + column, value, mask=keep)
-        if at[1] % SHARING == 0:
-            copy_rows(
-                logs[2], to, LOG_STRIDES[2], inputs[2], row, STRIDES[2], at[2], keep, there[1]
-            )
 
 
 @triton.jit
@@ -113,9 +92,7 @@ def through_chunk(
 
 @triton.jit
 def scan(
-    x,  # f32 [T·B, X_STRIDE]; dt, B and C alike
-    dt,
-    B,
+    B,  # f32 [T·B, B_STRIDE]; C alike
     C,
     A,  # f32 [HEADS]
     dt_bias,  # f32 [HEADS]
@@ -126,7 +103,6 @@ def scan(
     y,  # f32 [T·B, HEADS·P]
     run,  # i32 [8]
     replay,  # i32 [S]
-    slots,  # i32 [T]
     tokens,  # T
     batch,  # B
     fades,  # this and what follows are from `prepare`
@@ -138,8 +114,6 @@ def scan(
     N: tl.constexpr,
     GROUPS: tl.constexpr,
     BETA_MAX: tl.constexpr,
-    X_STRIDE: tl.constexpr,
-    DT_STRIDE: tl.constexpr,
     B_STRIDE: tl.constexpr,
     C_STRIDE: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -175,12 +149,3 @@ def scan(
         )  # fmt: skip
     if tl.load(run + STORE) == 2:
         tl.store(target, tl.trans(tl.reshape(h, (BLOCK_N, BLOCK_P))), mask=inside)
-
-    t = tl.arange(0, CHUNK)
-    for begin in range(0, tokens, CHUNK):
-        slot = tl.load(slots + begin + t, mask=begin + t < tokens, other=-1)
-        keep_rows(
-            (x, dt, B), (log_x, log_dt, log_B), (begin + t) * batch + sequence,
-            slot * batch + sequence, slot >= 0, at, there, HEADS, HEADS // GROUPS,
-            (X_STRIDE, DT_STRIDE, B_STRIDE), (HEADS * P, 2 * HEADS, GROUPS * N),
-        )  # fmt: skip

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from edge.plugins.kernels.common import sigmoid, softplus
 from edge.plugins.kernels.products import dot
+from edge.plugins.selective_scan_heads.triton_scan_chunks import copy_rows
 
 
 @triton.jit
@@ -88,6 +89,28 @@ def store_product(
 
 
 @triton.jit
+def keep_rows(
+    inputs, logs, row, to, keep, head, group,
+    HEADS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr, STRIDES: tl.constexpr,
+):  # fmt: skip
+    """Copy x, a, b and B of a chunk's rows to the logs: B once for all heads that share it."""
+    for start in range(0, P, BLOCK):
+        p = start + tl.arange(0, BLOCK)
+        x_at = head * P + p
+        copy_rows(logs[0], to, HEADS * P, inputs[0], row, STRIDES[0], x_at, keep, p < P)
+    for gate in tl.static_range(2):
+        at = gate * HEADS + head
+        value = tl.load(inputs[1] + row * STRIDES[1] + at, mask=keep, other=0)
+        tl.store(logs[1] + to * (2 * HEADS) + at, value, mask=keep)
+    if head % (HEADS // GROUPS) == 0:
+        for start in range(0, N, BLOCK):
+            n = start + tl.arange(0, BLOCK)
+            b_at = group * N + n
+            copy_rows(logs[2], to, GROUPS * N, inputs[2], row, STRIDES[2], b_at, keep, n < N)
+
+
+@triton.jit
 def prepare(
     x,  # f32 [T·B, X_STRIDE]; dt, B and C alike
     dt,
@@ -95,6 +118,10 @@ def prepare(
     C,
     A,  # f32 [HEADS]
     dt_bias,  # f32 [HEADS]
+    log_x,  # f32 [S·B, HEADS·P]
+    log_dt,  # f32 [S·B, 2·HEADS]
+    log_B,  # f32 [S·B, GROUPS·N]
+    slots,  # i32 [T]
     tokens,  # T
     batch,  # B
     fades,  # f32 [T·B, 2, HEADS]: decay from the start of t's chunk to t, and from t to its end
@@ -115,7 +142,7 @@ def prepare(
     LEVELS: tl.constexpr,  # CHUNK = 2^LEVELS
     FEW: tl.constexpr,  # this many tokens `delta_rule.scan` runs
 ):
-    """Compute what depends on no state. A program has one head of a chunk."""
+    """Compute what depends on no state, and log tokens. A program has one head of a chunk."""
     if tokens <= FEW:
         return
     head, group = tl.program_id(2), tl.program_id(2) // (HEADS // GROUPS)
@@ -143,3 +170,9 @@ def prepare(
         -solved * since[None, :], B, known, row, here, group * N, head * N, N, CHUNK, BLOCK,
         B_STRIDE, HEADS * N,
     )  # fmt: skip
+    slot = tl.load(slots + tl.program_id(0) * CHUNK + t, mask=here, other=-1)
+    if tl.max(slot, 0) >= 0:  # in few chunks: logs have few slots
+        keep_rows(
+            (x, dt, B), (log_x, log_dt, log_B), row, slot * batch + tl.program_id(1), slot >= 0,
+            head, group, HEADS, P, N, GROUPS, BLOCK, (X_STRIDE, DT_STRIDE, B_STRIDE),
+        )  # fmt: skip
