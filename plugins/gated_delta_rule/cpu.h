@@ -1,5 +1,5 @@
 // The gated delta rule (arXiv 2412.06464, equation 10), token by token: the C++ counterpart of
-// triton_delta_rule.py.
+// triton_delta_rule.py, and of triton_delta_chunks.py.
 
 struct DeltaRule : Kernel {
   Argument x, dt, B, C, A, dt_bias, state, log_x, log_dt, log_B, y, run_fields, replay, slots,
