@@ -61,7 +61,7 @@ def pieces_of(values, row, STRIDE: tl.constexpr, columns, here, inside):
 def through_chunk(
     h, inputs, terms, y, begin, tokens, batch, sequence, x_at, head, group, n, there,
     HEADS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr,
-    B_STRIDE: tl.constexpr, C_STRIDE: tl.constexpr,
+    PIECES: tl.constexpr, BLOCK_P: tl.constexpr, B_STRIDE: tl.constexpr, C_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Return h [PIECES, columns of N, P] after a chunk, and store its outputs."""
     fades, wanted, known, mixture = terms
@@ -73,7 +73,7 @@ def through_chunk(
     since = tl.load(fades + row * (2 * HEADS) + head, mask=here, other=0.0)
     rest = tl.load(fades + row * (2 * HEADS) + HEADS + head, mask=here, other=0.0)
     lasts = tl.load(fades + last * (2 * HEADS) + head)
-    parts = tl.zeros((h.shape[0], CHUNK, h.shape[2]), tl.float32)
+    parts = tl.zeros((PIECES, CHUNK, BLOCK_P), tl.float32)
 
     w = pieces_of(known, row, HEADS * N, head * N + n, here, n_inside)
     written = rows_of(wanted, row, HEADS * P, x_at, here, p_inside)
@@ -86,7 +86,7 @@ def through_chunk(
     tl.store(y + row[:, None] * (HEADS * P) + x_at[None, :], out, mask=mask)
     b = pieces_of(inputs[0], row, B_STRIDE, group * N + n, here, n_inside)
     fed = written * rest[:, None]
-    fed = tl.broadcast_to(fed[None, :, :], (h.shape[0], CHUNK, h.shape[2]))
+    fed = tl.broadcast_to(fed[None, :, :], (PIECES, CHUNK, BLOCK_P))
     return dot(tl.permute(b, (0, 2, 1)), fed, h * lasts, 0)
 
 
@@ -145,7 +145,7 @@ def scan(
         h = through_chunk(
             h, (B, C), (fades, wanted, known, mixture), y, begin, tokens, batch, sequence, at[0],
             at[1], at[1] // (HEADS // GROUPS), n, (there[0], n < N),
-            HEADS, P, N, CHUNK, B_STRIDE, C_STRIDE,
+            HEADS, P, N, CHUNK, PIECES, BLOCK_P, B_STRIDE, C_STRIDE,
         )  # fmt: skip
     if tl.load(run + STORE) == 2:
         tl.store(target, tl.trans(tl.reshape(h, (BLOCK_N, BLOCK_P))), mask=inside)

@@ -63,6 +63,15 @@ def test_few_tokens_of_any_number_of_sequences_have_the_bits_of_steps(steps: int
     assert same(many.y, chain.y) and same(many.state, chain.state)
 
 
+def test_plans_of_earlier_versions_go_token_by_token() -> None:
+    """Their prompts are one launch, that of a chain."""
+    tokens, state = LAYER.tokens(CHUNK + 5, 2), LAYER.start(2)
+    out = launch(Run(LAYER, state, tokens, store=2, source=1, regime=CHAIN))
+    y, last = LAYER.reference(tokens, state)
+    close(out.y, y)
+    close(out.state[0], last)
+
+
 @pytest.mark.parametrize("most", [1.0, 2.0])
 def test_equal_keys_lose_no_digits(most: float) -> None:
     """Every token corrects all before it: powers of such a triangle reach 10⁸ in 32 rows."""
@@ -75,10 +84,11 @@ def test_equal_keys_lose_no_digits(most: float) -> None:
 
 
 def test_decay_of_any_strength_is_safe() -> None:
-    """Exponents of a chunk reach -10⁵, and no output is inf or NaN."""
+    """Exponents of a chunk reach -10⁵, one is infinite, and no output is inf or NaN."""
     tokens = LAYER.tokens(CHUNK + 8, 1)
     mixed = torch.randperm(CHUNK + 8, generator=torch.Generator().manual_seed(3))
     strength = torch.linspace(-200, 1e4, CHUNK + 8)[mixed]
+    strength[7] = float("inf")
     tokens["dt"][..., : LAYER.heads] = strength[:, None, None]
     check(LAYER, tokens)
 
