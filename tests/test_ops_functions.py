@@ -159,6 +159,16 @@ def test_soft_cap(flavour: Flavour, rng: np.random.Generator) -> None:
 
 
 @both
+def test_expand_logits(flavour: Flavour, rng: np.random.Generator) -> None:
+    x, index = normal(rng, 3, 2, 4), np.array([2, -1, 0, -1, 3, 1], np.int32)
+    expected = x[..., index]
+    expected[..., index < 0] = x.min(-1, keepdims=True)
+    close(
+        run_op("ExpandLogits", flavour, {"x": x, "index": index})["y"], torch.from_numpy(expected)
+    )
+
+
+@both
 @pytest.mark.parametrize(("op", "approximate"), [("Gelu", "none"), ("GeluTanh", "tanh")])
 def test_gelu(flavour: Flavour, op: str, approximate: str, rng: np.random.Generator) -> None:
     x = normal(rng, 4, 1, 64, scale=4)

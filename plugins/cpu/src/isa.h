@@ -21,6 +21,7 @@ template <int> struct Entry;
 #include "../../linear/cpu_tiles.h"
 #include "../../argmax/cpu.h"
 #include "../../attention/cpu.h"
+#include "../../expand_logits/cpu.h"
 #include "../../gelu/cpu.h"
 #include "../../group_norm/cpu.h"
 #include "../../linear/cpu.h"
