@@ -19,6 +19,7 @@ Symbols (Mamba, arXiv 2312.00752; Mamba-2, arXiv 2405.21060):
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Union
 
 from pydantic import Field, model_validator
@@ -69,11 +70,13 @@ class ModelConfig(Grown):
         family: model family of the checkpoint (`mamba`, `mamba2`, `mambabyte`, `bamba`, …).
         vocab_size: number of rows of the embedding and the head, padding included.
         tie_embeddings: whether the head uses the embedding's matrix.
+        head_ids: ids that a tied head computes logits of, ascending; the others are never likely.
+            None means all. A drafter saves most of its head this way (FR-Spec, arXiv 2502.14856).
         max_context: number of positions attention was trained for; None without attention.
         logits_softcap: bound that logits approach, as cap·tanh(logit/cap). None means unbounded.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"logits_softcap"})
+    later: ClassVar[frozenset[str]] = frozenset({"logits_softcap", "head_ids"})
 
     family: str = Field(min_length=1, max_length=64)
     vocab_size: Positive
@@ -83,6 +86,7 @@ class ModelConfig(Grown):
     tie_embeddings: bool = True
     max_context: Positive | None = None
     logits_softcap: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    head_ids: tuple[int, ...] | None = None
 
     @model_validator(mode="after")
     def _layers_fit_together(self) -> ModelConfig:
@@ -98,8 +102,21 @@ class ModelConfig(Grown):
             previous = layer
         if previous is not None and previous.is_aside:
             faults.append("the last layer is aside, and nothing reads it")
+        if self.head_ids is not None and not self._ascend(self.head_ids):
+            faults.append(f"head_ids are not ascending ids below {self.vocab_size}")
+        if self.head_ids is not None and not self.tie_embeddings:
+            faults.append("head_ids choose rows of the embedding, and the head is not tied to it")
         refuse_all(faults)
         return self
+
+    def _ascend(self, ids: tuple[int, ...]) -> bool:
+        bounds = (-1, *ids, self.vocab_size)
+        return len(ids) > 0 and all(low < high for low, high in pairwise(bounds))
+
+    @property
+    def head_size(self) -> int:
+        """Number of rows of the head's product."""
+        return self.vocab_size if self.head_ids is None else len(self.head_ids)
 
     def parallel(self, index: int) -> bool:
         """Return whether a layer reads the same residual stream as the layer before it."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edge.config import ModelConfig
 from edge.mixers.base import Shapes
 
@@ -58,9 +61,10 @@ def read_parameters(config: ModelConfig, tokens: int = 1) -> int:
 def read_bytes(config: ModelConfig, weight_bytes: int, tokens: int = 1) -> int:
     """Return the bytes of `weight_bytes` that a run of `tokens` reads, by its parameters' share.
 
-    An untied embedding is left out: of it, only one row per token is read.
+    Of an embedding only one row per token is read, besides the rows that are the head too.
     """
-    looked_up = 0 if config.tie_embeddings else config.vocab_size * config.d_model
+    rows = config.vocab_size - (config.head_size if config.tie_embeddings else 0)
+    looked_up = rows * config.d_model
     return weight_bytes * (read_parameters(config, tokens) - looked_up) // parameters(config)
 
 
@@ -78,6 +82,14 @@ def recurrent_state_shapes(config: ModelConfig, batch: int = 1) -> Shapes:
         for index, layer in enumerate(config.layers)
         for name, shape in layer.recurrent_states(batch).items()
     }
+
+
+def head_columns(config: ModelConfig) -> NDArray[np.int32]:
+    """Return each id's column of the head's product, i32 [V]; -1 for ids that are not in it."""
+    ids = np.arange(config.vocab_size) if config.head_ids is None else [*config.head_ids]
+    columns = np.full(config.vocab_size, -1, np.int32)
+    columns[ids] = np.arange(config.head_size)
+    return columns
 
 
 def padded_head_dim(head_dim: int) -> int:

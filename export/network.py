@@ -17,9 +17,10 @@ from edge.export.mixers import mixer_of
 from edge.export.mixers.base import State
 from edge.export.training_ops import rms_norm_training
 from edge.mixers.base import MixerConfig, Shapes
+from edge.plugins.expand_logits.reference import expand_logits
 from edge.plugins.norm.reference import layer_norm, rms_norm
 from edge.plugins.soft_cap.reference import soft_cap
-from edge.tensors import tensor_shapes
+from edge.tensors import head_columns, tensor_shapes
 
 
 @dataclass
@@ -96,6 +97,19 @@ def through(
     return x, states
 
 
+def head_logits(config: ModelConfig, hidden: Tensor, weight: Tensor) -> Tensor:
+    """Return logits [..., V] for the final hidden [..., D] and the head's matrix [V, D]."""
+    if config.head_ids is not None:
+        weight = weight[torch.tensor(config.head_ids, device=weight.device)]
+    logits, cap = F.linear(hidden, weight), config.logits_softcap
+    if cap is not None:
+        logits = soft_cap(logits, cap)
+    if config.head_ids is None:
+        return logits
+    index = torch.from_numpy(head_columns(config)).to(logits.device)
+    return expand_logits(logits, index)
+
+
 class Network(nn.Module):
     """Logits for tokens, with explicit state.
 
@@ -152,8 +166,7 @@ class Network(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return logits [..., V] for the final hidden [..., D]."""
-        logits, cap = F.linear(hidden, self.head_weight), self.config.logits_softcap
-        return logits if cap is None else soft_cap(logits, cap)
+        return head_logits(self.config, hidden, self.head_weight)
 
     def canonical_tensors(self) -> dict[str, Tensor]:
         """Return canonical name → parameter, in the order of `edge.tensors.tensor_shapes`."""

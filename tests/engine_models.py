@@ -51,6 +51,10 @@ CONFIGS = {
         family="bamba", vocab_size=40, d_model=12, layers=(MAMBA2, ATTENTION, MLP, MAMBA1),
         norm=NormConfig(kind="layernorm"), max_context=96,
     ),
+    "drafter": ModelConfig(
+        family="mamba", vocab_size=40, d_model=12, layers=(MAMBA1,),
+        head_ids=(0, 1, 2, *range(8, 40, 2)),
+    ),
 }  # fmt: skip
 KINDS = tuple(CONFIGS)
 

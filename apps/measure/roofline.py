@@ -149,9 +149,10 @@ def work(config: ModelConfig, weight_bytes: int, state_bytes: int, tokens: int) 
     """Return the demand of a run of `tokens`; see `edge.tensors.read_bytes`."""
     table = config.vocab_size * config.d_model
     looked_up = 0 if config.tie_embeddings else table
+    head = config.head_size * config.d_model
     read = read_bytes(config, weight_bytes, tokens)
     # the head computes logits of the last token only
-    products = tokens * (read_parameters(config) - table - looked_up) + table
+    products = tokens * (read_parameters(config) - table - looked_up) + head
     return Demand(tokens, read + 2 * state_bytes, 2.0 * products)
 
 

@@ -29,6 +29,10 @@ def draft(
     rank: Annotated[
         int, typer.Option(help="Width of the drafter, and rank of its factor of the target's head.")
     ] = 128,
+    head: Annotated[
+        int | None,
+        typer.Option(help="Tokens it can draft: the most frequent of the text. [default: all]"),
+    ] = None,
     train_ends: Annotated[
         bool, learns("--train-ends", help="Train the factor of the target's head too.")
     ] = False,
@@ -48,7 +52,7 @@ def draft(
     from edge.export.distill.options import DrafterOptions
 
     options = DrafterOptions(
-        mixer=mixer, layers=layers, rank=rank, train_ends=train_ends, choice=choice,
+        mixer=mixer, layers=layers, rank=rank, head=head, train_ends=train_ends, choice=choice,
         overlap=overlap, label=label, **learning.asked(),
     )  # fmt: skip
     with named_as_options():

@@ -25,10 +25,10 @@ MAX_MAGNITUDE = 1000.0
 WINDOW = 4096  # default window of sliding attention
 SLIDING = "sliding_attention"
 
-# fields of every Transformer's config
+# fields of every Transformer's config, and those of drafters
 _SIZES = frozenset(
     {
-        "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings",
+        "head_ids", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings",
         "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps",
         "rope_parameters", "rope_scaling", "rope_theta", "vocab_size",
     }
@@ -133,15 +133,17 @@ def whole(
     `eps` and `tied` are the defaults of `norm` and `tie_word_embeddings`. `context` only applies to
     layers that attend. Raises CheckpointError with all faults of the file.
     """
+    vocab_size = fields.integer("vocab_size")
     return fields.model(
         family=family,
-        vocab_size=fields.integer("vocab_size"),
+        vocab_size=vocab_size,
         d_model=fields.integer("hidden_size"),
         layers=layers,
         norm=fields.build(NormConfig, eps=fields.epsilon(norm, eps)),
         tie_embeddings=fields.boolean("tie_word_embeddings", tied),
         max_context=context if any(layer.attends for layer in layers) else None,
         logits_softcap=logits_softcap,
+        head_ids=fields.indices("head_ids", vocab_size, "token id") or None,
     )
 
 

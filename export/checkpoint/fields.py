@@ -168,15 +168,15 @@ class Fields:
             value = {}
         return Fields(self.file, value, f"{self.prefix}{name}.", self.refused)
 
-    def indices(self, name: str, count: int) -> tuple[int, ...]:
+    def indices(self, name: str, count: int, what: str = "layer index") -> tuple[int, ...]:
         """Read distinct indices below `count`, sorted; absent means none."""
         value = self._get(name, ())
         if not isinstance(value, list | tuple):
-            self.refuse(name, f"is {show(value)}, not a list of layer indices")
+            self.refuse(name, f"is {show(value)}, not a list, each a {what}")
             return ()
         for index in value:
             if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
-                self.refuse(name, f"holds {show(index)}, not a layer index below {count}")
+                self.refuse(name, f"holds {show(index)}, not a {what} below {count}")
                 return ()
         return tuple(sorted(set(value)))
 

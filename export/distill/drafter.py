@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
@@ -29,9 +31,11 @@ HEAD_DIM = 64
 STATES = {"mamba": 16, "mamba2": 64}
 
 
-def drafter_shape(teacher: ModelConfig, mixer: str, rank: int, layers: int) -> ModelConfig:
+def drafter_shape(
+    teacher: ModelConfig, mixer: str, rank: int, layers: int, head_ids: tuple[int, ...] | None
+) -> ModelConfig:
     """Return a config with `layers` of `mixer`, mamba or mamba2, of width `rank`, over the
-    teacher's vocabulary."""
+    teacher's vocabulary, of which it drafts `head_ids`, or all."""
     inner = 2 * rank
     layer: Mamba1Config | Mamba2Config
     if mixer == "mamba":
@@ -40,8 +44,19 @@ def drafter_shape(teacher: ModelConfig, mixer: str, rank: int, layers: int) -> M
         head = min(HEAD_DIM, inner)
         layer = Mamba2Config(d_inner=inner, d_ssm=inner, d_state=STATES[mixer], head_dim=head)
     return ModelConfig(
-        family=mixer, vocab_size=teacher.vocab_size, d_model=rank, layers=(layer,) * layers
-    )
+        family=mixer, vocab_size=teacher.vocab_size, d_model=rank, layers=(layer,) * layers,
+        head_ids=head_ids,
+    )  # fmt: skip
+
+
+def most_frequent(ids: NDArray[np.int32], count: int, vocab_size: int) -> tuple[int, ...] | None:
+    """Return the `count` most frequent of `ids`, ascending; the lower id of equals. None if `count`
+    is the whole vocabulary.
+    """
+    if count >= vocab_size:
+        return None
+    counts = np.bincount(ids.reshape(-1), minlength=vocab_size)
+    return tuple(sorted(np.argsort(-counts, kind="stable")[:count].tolist()))
 
 
 @torch.no_grad()
@@ -66,6 +81,8 @@ def write_drafter(
     values = (mamba_config if config.family == "mamba" else mamba2_config)(config)
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     values |= {name: teacher.source_config.get(name) for name in ids}
+    if config.head_ids is not None:
+        values["head_ids"] = [*config.head_ids]
     _, layout = find_layout(Fields(folder / "config.json", values))
     tensors = {name: p.detach().cpu() for name, p in drafter.canonical_tensors().items()}
     write_folder(folder, teacher, layout, tensors, values, _card(config, teacher, figures))
@@ -73,9 +90,11 @@ def write_drafter(
 
 def _card(config: ModelConfig, teacher: Checkpoint, figures: Mapping[str, Any]) -> str:
     size = parameters(config) / 1e6
+    drafts = "any" if config.head_ids is None else f"the {config.head_size} most frequent"
     description = (
         f"{len(config.layers)} layers of {config.family}, width {config.d_model}, {size:.1f} M "
         "parameters, distilled by `edge train draft`. Its embedding, which is also its head, began "
-        "as a factor of its target's. It drafts tokens for that model and is of no use alone."
+        f"as a factor of its target's. It drafts {drafts} tokens for that model and is of no use "
+        "alone."
     )
     return model_card(teacher, f"A drafter for {teacher.path.name}", description, figures)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edge.export.distill.drafter import begin, drafter_shape, write_drafter
+from edge.export.distill.drafter import begin, drafter_shape, most_frequent, write_drafter
 from edge.export.distill.folders import replace_file
 from edge.export.distill.long_run import LongRun, Stage, Summary, Values
 from edge.export.distill.optimizer import Optimizer, Rates
@@ -40,7 +40,11 @@ class DrafterTraining(LongRun[DrafterOptions]):
 
     def prepare(self) -> None:
         options = self.options
-        config = drafter_shape(self.teacher.config, options.mixer, options.rank, options.layers)
+        vocab_size = self.teacher.config.vocab_size
+        head_ids = most_frequent(self.rows.learned, options.head or vocab_size, vocab_size)
+        config = drafter_shape(
+            self.teacher.config, options.mixer, options.rank, options.layers, head_ids
+        )
         self.network = Network(config).to(options.device)
         self.stages = [Stage("learn", 0.0, 1.0)]
 
@@ -59,8 +63,9 @@ class DrafterTraining(LongRun[DrafterOptions]):
     def enter(self, stage: Stage) -> Optimizer:
         rows, length = self.rows.learned.shape
         shape = (rows, length - 1, self.teacher.config.d_model)
-        repeats = self.total > self.rows.tokens
-        self.taught = TaughtRows(self.folder / "taught", shape) if repeats else None
+        # a GPU computes them again sooner than a disk gives them
+        cached = self.total > self.rows.tokens and not self.options.device.startswith("cuda")
+        self.taught = TaughtRows(self.folder / "taught", shape) if cached else None
         self.network.embedding.requires_grad_(self.options.train_ends)
         return Optimizer.of(self.network, RATES.times(self.options.rate))
 

@@ -83,9 +83,7 @@ class LearningOptions:
     def uses_bf16(self) -> bool:
         if self.bf16 is not None:
             return self.bf16
-        if self.device.startswith("cuda"):
-            return True
-        return self.device == "cpu" and bool(torch.cpu._is_avx512_bf16_supported())
+        return multiplies_in_bf16(self.device)
 
     def fixed(self) -> dict[str, Any]:
         """Return the options that must not change when a run continues."""
@@ -178,6 +176,7 @@ class DrafterOptions(LearningOptions):
         mixer: mamba or mamba2.
         layers: number of layers.
         rank: rank of the factor of the target's head, and so the drafter's width.
+        head: number of ids that it can draft, the most frequent of the text; None is all.
         choice, overlap: shares of the loss, see `Shares`.
         train_ends: whether embedding and head learn too.
     """
@@ -185,6 +184,7 @@ class DrafterOptions(LearningOptions):
     mixer: str = "mamba2"
     layers: int = 4
     rank: int = 128
+    head: int | None = None
     choice: float = 0.2
     overlap: float = 0.0
     train_ends: bool = False
@@ -200,6 +200,10 @@ class DrafterOptions(LearningOptions):
             faults.add("label", "exceeds 1 together with choice and overlap")
         if self.rank not in range(32, (d_model := teacher.config.d_model) + 1, 32):
             faults.add("rank", f"{self.rank} is not a multiple of 32 up to {d_model}")
+        if self.head is not None and not 1 <= self.head <= teacher.config.vocab_size:
+            faults.add("head", f"{self.head} is outside 1 to {teacher.config.vocab_size}")
+        elif self.head is not None and self.label:
+            faults.add("label", "needs every id", "leave --head or --label out")
         if not 1 <= self.layers <= 64:
             faults.add("layers", f"{self.layers} is outside 1 to 64")
 
@@ -207,6 +211,13 @@ class DrafterOptions(LearningOptions):
     def shares(self) -> Shares:
         rest = 1 - self.label - self.choice - self.overlap
         return Shares(rest, self.overlap, self.choice, self.label)
+
+
+def multiplies_in_bf16(device: str) -> bool:
+    """Return whether bf16 is fast on a device."""
+    if device.startswith("cuda"):
+        return True
+    return device == "cpu" and bool(torch.cpu._is_avx512_bf16_supported())
 
 
 def device_problem(name: str) -> str | None:

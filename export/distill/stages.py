@@ -46,15 +46,21 @@ def learn(
     """Train the network on the teacher's distribution, and with `shares.label` on the text itself
     (equation 2). Leaves gradients in the parameters that learn.
 
+    A network whose head has few ids learns the teacher's distribution over these.
+
     ids [B, T]; `taught` is from `taught_hidden`; `recompute` stores only the inputs of layers and
     runs each again in the backward pass. Returns the mean loss in nats a token.
     """
     targets, taught = ids[:, 1:].flatten(), taught.flatten(0, 1)
+    heads = (network.head_weight, teacher.head_weight)
+    if (listed := network.config.head_ids) is not None:
+        rows = torch.tensor(listed, device=ids.device)
+        heads = (heads[0][rows], heads[1][rows])
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
         hidden = hidden_of(network, ids[:, :-1], recompute).flatten(0, 1)
     dtype = torch.bfloat16 if bf16 else torch.float32
     loss = taught_loss(
-        hidden, network.head_weight, taught, teacher.head_weight, shares, dtype, targets=targets,
+        hidden, heads[0], taught, heads[1], shares, dtype, targets=targets,
         softcaps=(network.config.logits_softcap, teacher.config.logits_softcap),
     ) / len(targets)  # fmt: skip
     torch.autograd.backward(loss)

@@ -27,6 +27,7 @@ from edge.export.recipes import plan_model, recipe
 from edge.launch import Log
 from edge.mixers.base import MixerConfig
 from edge.rope import inverse_frequencies
+from edge.tensors import head_columns
 
 GRAPH_FILE = "graphs/ort.onnx"
 WEIGHT_FILE = "weights.bin"
@@ -135,13 +136,23 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
     x = g.node("Gather", [x, "rows"], "wanted.residual", axis=0)
     added = g.node("Gather", [added, "rows"], "wanted.added", axis=0)
     hidden, _ = _norm(g, x, added, "norm_f", ("final", "final.residual"), plan.head)
-    matrix = "embedding.weight" if config.tie_embeddings else "lm_head.weight"
-    cap = config.logits_softcap
-    linear(g, hidden, matrix, "logits" if cap is None else "logits.uncapped", plan.head)
-    if cap is not None:
-        g.call("SoftCap", ["logits.uncapped"], ["logits"], cap=cap)
+    _add_head(g, hidden, plan.head)
     g.outputs.insert(0, g.outputs.pop(_declare_logits(g)))
     progress("head", count, count)
+
+
+def _add_head(g: GraphBuilder, hidden: ProductInput, product: Product) -> None:
+    config, ids, cap = g.config, g.config.head_ids, g.config.logits_softcap
+    matrix, make = "embedding.weight" if config.tie_embeddings else "lm_head.weight", None
+    if ids is not None:
+        matrix, make = "head.weight", lambda: g.tensor("embedding.weight")[[*ids]]
+    logits = "logits" if ids is None else "logits.few"
+    linear(g, hidden, matrix, logits if cap is None else "logits.uncapped", product, make=make)
+    if cap is not None:
+        g.call("SoftCap", ["logits.uncapped"], [logits], cap=cap)
+    if ids is not None:
+        columns = g.raw("head.columns", head_columns(config))
+        g.call("ExpandLogits", [logits, columns], ["logits"])
 
 
 def _declare_logits(g: GraphBuilder) -> int:

@@ -16,9 +16,8 @@ from edge.config import ModelConfig
 from edge.errors import ExportError
 from edge.export.graph.run import GraphRunner, open_session, session_options
 from edge.export.mixers.base import State
-from edge.export.network import Layer, Norm, empty_state, through
+from edge.export.network import Layer, Norm, empty_state, head_logits, through
 from edge.export.nodes.builder import TensorSource
-from edge.plugins.soft_cap.reference import soft_cap
 
 F32 = NDArray[np.float32]
 Tokens = NDArray[np.int64]
@@ -67,8 +66,7 @@ def reference_logits(config: ModelConfig, tensors: TensorSource, tokens: Tokens)
         norm = Norm(config.norm, config.d_model)
     x = _load(norm, tensors, "norm_f.")(x)
     head = table if config.tie_embeddings else _fetch(tensors, "lm_head.weight")
-    uncapped, cap = x @ head.T, config.logits_softcap
-    logits: F32 = (uncapped if cap is None else soft_cap(uncapped, cap)).numpy()
+    logits: F32 = head_logits(config, x, head).numpy()
     return logits
 
 

@@ -48,10 +48,14 @@ def weight_bytes(layout: Layout, recipe: str) -> WeightBytes:
     also_fp16: set[str] = set()  # stored in fp16 too, for outliers found at run time
     members: dict[str, list[str]] = defaultdict(list)
     shapes = tensor_shapes(config)
+    if config.head_ids is not None:
+        shapes["head.weight"] = (config.head_size, config.d_model)
+        ends["head.weight"] = ends["embedding.weight"]
     for name, shape in shapes.items():
         first, _, rest = name.partition(".")
         if first != "layers":
-            looked_up = name == "embedding.weight" and not config.tie_embeddings
+            shared = config.tie_embeddings and config.head_ids is None
+            looked_up = name == "embedding.weight" and not shared
             shares[name] = ends.get(name, F32), 0.0 if looked_up else 1.0
             members[name].append(name)
             continue
