@@ -212,8 +212,8 @@ def test_talks_continue_after_a_kill(data: Path, tmp_path: Path) -> None:
 def test_answers_are_what_each_prompt_alone_gets(data: Path) -> None:
     model = load("demo", threads=1)
     prompts = demo_answers.Prompts(data)
-    asked = train_answers.groups(model, prompts, seed=0, count=100, size=4)
-    assert all(len({len(one.ids) for one in group}) == 1 for group in asked)
+    asked = train_answers.groups(model.template, prompts, seed=0, count=100, size=4)
+    assert any(len({len(one.ids) for one in group}) > 1 for group in asked[:6])
     assert len({one for group in asked for one in group}) == 4 * len(asked)
     found = list(demo_answers.records(model, asked[:6], 0, 0, most=12))
     session = model.session(undo_levels=0)

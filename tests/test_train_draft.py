@@ -5,6 +5,7 @@ from.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from edge.apps.cli import app
 from edge.apps.train import answers
 from edge.errors import InputError
 from edge.export.checkpoint import open_checkpoint
+from edge.export.distill import author as authors
 from edge.export.distill.drafter import begin, drafter_shape
 from edge.export.distill.drafting import DrafterTraining
 from edge.export.distill.options import DrafterOptions
@@ -49,7 +51,7 @@ def test_the_first_factor_is_the_teachers_head(teacher: Path) -> None:
     network = network_of(teacher)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(64, 8, generator=generator) @ torch.randn(8, 32, generator=generator)
-    drafter = Network(drafter_shape(network.config, "mamba", 8, 1))
+    drafter = Network(drafter_shape(network.config, "mamba", 8, 1, None))
     begin(drafter, network, hidden)
     axes = torch.linalg.eigh(hidden.T @ hidden)[1][:, -8:].flip(1)
     torch.testing.assert_close(
@@ -92,16 +94,52 @@ def _said(session: edge.Session, prompt: str) -> list[int]:
     return list(session.generate(prompt, max_tokens=40, temperature=0).finish().tokens)
 
 
-@pytest.mark.parametrize(("mixer", "ends"), [("mamba", False), ("mamba2", True)])
+def test_a_drafter_of_few_ids(teacher: Path, text: Path, tmp_path: Path) -> None:
+    """It drafts the most frequent ids of the text and no others, and changes no word."""
+    options = DrafterOptions(
+        (text,), tokens=8000, length=32, batch=8, rank=32, layers=1, head=12, bf16=False
+    )
+    training = DrafterTraining(teacher, tmp_path / "few", options, quiet)
+    training.run()
+    checkpoint = open_checkpoint(tmp_path / "few")
+    counts = Counter(training.rows.learned.flatten().tolist())
+    listed = checkpoint.config.head_ids
+    assert listed is not None and len(listed) == 12 and listed == tuple(sorted(listed))
+    least = min(counts[i] for i in listed)
+    assert all(count <= least for i, count in counts.items() if i not in listed)
+    network = network_of(tmp_path / "few")
+    logits, _ = network(torch.tensor([[*counts][:9]]))
+    others = [i for i in range(checkpoint.config.vocab_size) if i not in listed]
+    assert torch.equal(logits[..., others].amax(-1), logits.amin(-1))
+
+    export_checkpoint(teacher, tmp_path / "target", quant="fp32")
+    target = edge.load(tmp_path / "target", engine="cpu", threads=1)
+    for quant in ("w8", "w8a8"):
+        export_checkpoint(tmp_path / "few", tmp_path / quant, quant=quant)
+        for engine in ("cpu", "ort"):
+            drafter = edge.load(tmp_path / quant, engine=engine, threads=1)
+            session = target.session(draft=drafter, draft_tokens=3)
+            result = session.generate(PROMPTS[0], max_tokens=40, temperature=0).finish()
+            assert list(result.tokens) == _said(target.session(), PROMPTS[0])
+            assert result.speculation is not None and result.speculation.accepted > 3
+    with pytest.raises(InputError, match="head: 0 is outside 1 to"):
+        DrafterTraining(teacher, tmp_path / "a", replace(options, head=0), quiet)
+    with pytest.raises(InputError, match="label: needs every id"):
+        DrafterTraining(teacher, tmp_path / "a", replace(options, label=0.1), quiet)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "ends", "head"), [("mamba", False, 20), ("mamba2", True, 20), ("mamba2", True, None)]
+)
 def test_interrupted_runs_continue_to_the_same_bits(
-    mixer: str, ends: bool, teacher: Path, text: Path, tmp_path: Path
+    mixer: str, ends: bool, head: int | None, teacher: Path, text: Path, tmp_path: Path
 ) -> None:
     """Also when the text is repeated, and the teacher is not run a second time."""
     short = tmp_path / "short.txt"
     short.write_text(text.read_text()[:2000])
     asked = DrafterOptions(
         (short,), tokens=1280, length=16, batch=4, mixer=mixer, rank=32, layers=2, bf16=False,
-        save_every=1e6, train_ends=ends,
+        save_every=1e6, train_ends=ends, head=head,
     )  # fmt: skip
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     made = DrafterTraining(teacher, whole, asked, quiet).run()
@@ -161,3 +199,25 @@ def test_answers_go_on_where_they_stopped(tmp_path: Path) -> None:
     asked.write_text('{"text": "no conversation"}\n')
     with pytest.raises(InputError, match="line 1 of"):
         answers.Turns([asked])
+
+
+def test_a_checkpoint_answers_as_its_bundle_does(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of several lengths are read in step; sampling repeats by its seed."""
+    monkeypatch.setattr(authors, "multiplies_in_bf16", lambda device: False)
+    export_checkpoint(teacher, tmp_path / "bundle", quant="fp32")
+    model = edge.load(tmp_path / "bundle", engine="cpu", threads=1)
+    author = authors.CheckpointAuthor(teacher, "cpu", threads=1)
+    prompts = [tuple(model.tokenizer.encode(text)) for text in PROMPTS]
+    greedy = [answers.Asked("", ids, 0.0) for ids in prompts]
+    assert len({len(ids) for ids in prompts}) > 1
+    longest = max(map(len, prompts)) + 8
+    found = answers.answers(author, greedy, "a", longest, 8)
+    assert found == answers.answers(answers.BundleAuthor(model), greedy, "a", longest, 8)
+    assert found[0] == _said(model.session(), PROMPTS[0])[:8]
+    warm = [answers.Asked("", ids, 1.0) for ids in prompts]
+    one, same, other = (answers.answers(author, warm, seed, longest, 8) for seed in "aab")
+    assert one == same != other
+    with pytest.raises(InputError, match="device: 'nowhere' cannot be used"):
+        authors.CheckpointAuthor(teacher, "nowhere")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ import typer
 
 from edge.apps.demo.data import read_documents
 from edge.apps.demo.talks import SOURCES, user_turns
-from edge.apps.train.answers import LONGEST, Asked, groups, say_all
+from edge.apps.train.answers import LONGEST, Asked, BundleAuthor, groups, say_all
 from edge.apps.train.lines import go_on
 from edge.runtime.model import Model, load
 
@@ -56,14 +56,23 @@ class Prompts:
     def draw(self, rng: random.Random) -> str:
         kind = rng.choices(self._kinds, self._weights)[0]
         if kind == "passage":
-            return self._passage(rng)
+            return self.passage(rng)
         if kind == "heading":
-            request = rng.choice(REQUESTS)
-            subjects = rng.sample(self._headings, min(2, len(self._headings))) * 2
-            return request.format(*subjects)
+            return self.about_heading(rng, REQUESTS)
         return rng.choice(self._turns[kind])
 
-    def _passage(self, rng: random.Random) -> str:
+    def turn(self, rng: random.Random, sources: Sequence[str]) -> str:
+        """Return a user's turn of one of these sources that the data has."""
+        available = [source for source in sources if source in self._turns]
+        return rng.choice(self._turns[rng.choice(available)]) if available else ""
+
+    def about_heading(self, rng: random.Random, requests: Sequence[str]) -> str:
+        """Return a request about one or two headings."""
+        request = rng.choice(requests)
+        subjects = rng.sample(self._headings, min(2, len(self._headings))) * 2
+        return request.format(*subjects)
+
+    def passage(self, rng: random.Random) -> str:
         """Return one to five consecutive sentences from a random place."""
         document = rng.choice(self._documents)
         start = rng.randrange(len(document))
@@ -75,7 +84,8 @@ def records(
     model: Model, asked: list[list[Asked]], done: int, seed: int, most: int
 ) -> Iterator[dict[str, list[list[int]]]]:
     """Yield a record per group from group `done` on: ids of each prompt and of each answer."""
-    for group, answers in zip(asked[done:], say_all(model, asked, done, seed, most), strict=True):
+    said = say_all(BundleAuthor(model), asked, done, seed, most)
+    for group, answers in zip(asked[done:], said, strict=True):
         yield {"asked": [list(prompt.ids) for prompt in group], "said": answers}
 
 
@@ -95,7 +105,7 @@ def main(
     answer.
     """
     model = load(bundle, threads=threads)
-    prompt_groups = groups(model, Prompts(data), seed, prompts, together)
+    prompt_groups = groups(model.template, Prompts(data), seed, prompts, together)
     go_on(out, lambda done: records(model, prompt_groups, done, seed, max_tokens))
 
 

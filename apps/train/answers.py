@@ -1,7 +1,7 @@
-"""`edge train answers BUNDLE --prompts FILE… -o ANSWERS`: write a model's answers, in batches.
+"""`edge train answers MODEL --prompts FILE… -o ANSWERS`: write a model's answers, in batches.
 
-A token takes a third as long in a batch of sixteen sequences as alone. The sequences go in step, so
-their prompts have equal lengths, and every conversation ends with its first answer.
+A token takes a third as long in a batch of sixteen sequences as alone. Every conversation ends with
+its first answer. With `--device`, a checkpoint answers in PyTorch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from edge.apps import options
+from edge.apps import exporter, options
 from edge.apps.terminal import say
 from edge.apps.train.lines import go_on
 from edge.errors import InputError
 from edge.runtime.model import Model, load, resolve
 from edge.runtime.state import State
-from edge.text.template import Message
+from edge.text.template import ChatTemplate, Message
+from edge.text.tokenizer import Tokenizer
+
+Ids = NDArray[np.int64]
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 1.0)
 LONGEST = 900  # characters of a prompt
@@ -82,12 +85,52 @@ def _read_lines(file: Path) -> list[str]:
         raise InputError(f"{file}: {reason}", field="--prompts") from None
 
 
-def groups(model: Model, prompts: Drawn, seed: int, count: int, size: int) -> list[list[Asked]]:
-    """Draw `count` prompts; return shuffled groups of `size` prompts of equal length.
+class Author(Protocol):
+    """A model that reads several sequences in step and chooses the next token of each."""
 
-    A prompt occurs at most once per temperature. Incomplete groups are dropped.
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+    def begin(self, batch: int, longest: int, seed: str) -> None:
+        """Forget what was read; `batch` sequences of at most `longest` tokens follow."""
+        ...
+
+    def choose(self, tokens: Ids, heat: NDArray[np.float32]) -> Ids:
+        """Read tokens [B, T]; return the next of each sequence [B], at temperatures `heat` [B]."""
+        ...
+
+
+class BundleAuthor:
+    """A bundle, on its engine."""
+
+    def __init__(self, model: Model) -> None:
+        self.tokenizer, self.template, self._engine = model.tokenizer, model.template, model.engine
+        self._state: State | None = None
+        self._size = (0, 0)
+
+    def begin(self, batch: int, longest: int, seed: str) -> None:
+        if self._state is None or self._size != (batch, longest):
+            self._state = self._engine.new_state(batch=batch, window=1, capacity=longest)
+            self._size = (batch, longest)
+        self._state.clear()
+        self._rng = np.random.default_rng(list(seed.encode()))
+
+    def choose(self, tokens: Ids, heat: NDArray[np.float32]) -> Ids:
+        assert self._state is not None
+        for start in range(0, tokens.shape[1], self._engine.chunk):
+            chunk = tokens[:, start : start + self._engine.chunk]
+            logits = self._engine.run(chunk, self._state, commit=True)
+        return choose(logits[:, -1], heat, self._rng)
+
+
+def groups(
+    template: ChatTemplate | None, prompts: Drawn, seed: int, count: int, size: int
+) -> list[list[Asked]]:
+    """Draw `count` prompts; return shuffled groups of `size` prompts of nearly equal length.
+
+    A prompt occurs at most once per temperature. An incomplete group, of the longest, is dropped.
     """
-    if model.template is None:
+    if template is None:
         raise InputError("has no chat template", field="bundle")
     rng = random.Random(f"{seed}/prompts")
     drawn: dict[Asked, None] = {}
@@ -95,49 +138,46 @@ def groups(model: Model, prompts: Drawn, seed: int, count: int, size: int) -> li
         text = prompts.draw(rng)
         if not text.strip():
             continue
-        ids = model.template.encode([Message("user", text)])
+        ids = template.encode([Message("user", text)])
         drawn[Asked(text, tuple(ids), rng.choice(TEMPERATURES))] = None
-    lengths: dict[int, list[Asked]] = {}
-    for prompt in drawn:
-        lengths.setdefault(len(prompt.ids), []).append(prompt)
+    by_length = sorted(drawn, key=lambda prompt: len(prompt.ids))
     batches = [
-        equal[start : start + size]
-        for equal in lengths.values()
-        for start in range(0, len(equal) - size + 1, size)
+        by_length[start : start + size] for start in range(0, len(by_length) - size + 1, size)
     ]
     rng.shuffle(batches)
     return batches
 
 
 def answers(
-    model: Model, state: State, group: Sequence[Asked], seed: str, most: int
+    author: Author, group: Sequence[Asked], seed: str, longest: int, most: int
 ) -> list[list[int]]:
-    """Return one answer per prompt, of at most `most` tokens, with its end token if reached."""
-    rng = np.random.default_rng(list(seed.encode()))
-    state.clear()
-    temperatures = np.array([prompt.temperature for prompt in group], np.float32)
+    """Return one answer per prompt, of at most `most` tokens, with its end token if reached.
+
+    The sequences go in step, so an answer begins while longer prompts are still being read.
+    """
+    heat = np.array([prompt.temperature for prompt in group], np.float32)
     written: list[list[int]] = [[] for _ in group]
-    unfinished = list(range(len(group)))
-    tokens = np.array([prompt.ids for prompt in group], np.int64)
-    for start in range(0, tokens.shape[1], model.engine.chunk):
-        chunk = tokens[:, start : start + model.engine.chunk]
-        logits = model.engine.run(chunk, state, commit=True)
-    for _ in range(most):
-        chosen = choose(logits[:, -1], temperatures, rng)
-        for row in unfinished:
-            written[row].append(int(chosen[row]))
-        unfinished = [row for row in unfinished if written[row][-1] not in model.tokenizer.eos]
-        if len(unfinished) <= len(group) // FEW:
+    unfinished = set(range(len(group)))
+    shortest = min(len(prompt.ids) for prompt in group)
+    author.begin(len(group), longest, seed)
+    chosen = author.choose(np.array([prompt.ids[:shortest] for prompt in group], np.int64), heat)
+    for position in range(shortest, longest + 1):
+        for row, prompt in enumerate(group):
+            if position < len(prompt.ids):
+                chosen[row] = prompt.ids[position]
+            elif row in unfinished:
+                written[row].append(int(chosen[row]))
+                if written[row][-1] in author.tokenizer.eos or len(written[row]) == most:
+                    unfinished.discard(row)
+        if len(unfinished) <= len(group) // FEW or position == longest:
             break
-        logits = model.engine.run(chosen[:, None], state, commit=True)
+        chosen = author.choose(chosen[:, None], heat)
     return written
 
 
-def choose(
-    logits: NDArray[np.float32], heat: NDArray[np.float32], rng: np.random.Generator
-) -> NDArray[np.int64]:
+def choose(logits: NDArray[np.float32], heat: NDArray[np.float32], rng: np.random.Generator) -> Ids:
     """Choose a token per row of logits [B, V]: the likeliest at temperature 0, else sampled."""
-    chosen: NDArray[np.int64] = logits.argmax(-1).astype(np.int64)
+    chosen: Ids = logits.argmax(-1).astype(np.int64)
     for row in np.flatnonzero(heat):
         weights = np.exp((logits[row] - logits[row, chosen[row]]) / heat[row]).cumsum()
         chosen[row] = min(np.searchsorted(weights, rng.random() * weights[-1]), len(weights) - 1)
@@ -146,33 +186,32 @@ def choose(
 
 def _too_few() -> InputError:
     return InputError(
-        "has too few prompts of equal length to fill a batch of --together", field="--prompts",
+        "has too few prompts to fill a batch of --together", field="--prompts",
         remedy="give more prompts, a larger --count, or a smaller --together",
     )  # fmt: skip
 
 
 def say_all(
-    model: Model, asked: list[list[Asked]], done: int, seed: int, most: int
+    author: Author, asked: list[list[Asked]], done: int, seed: int, most: int
 ) -> Iterator[list[list[int]]]:
     """Yield the answers of one group at a time as token ids, from group `done` on."""
     if not asked:
         raise _too_few()
-    longest = max(len(prompt.ids) for group in asked for prompt in group)
-    state = model.engine.new_state(batch=len(asked[0]), window=1, capacity=longest + most)
+    longest = max(len(prompt.ids) for group in asked for prompt in group) + most
     for index in range(done, len(asked)):
-        yield answers(model, state, asked[index], f"{seed}/{index}", most)
+        yield answers(author, asked[index], f"{seed}/{index}", longest, most)
 
 
 def conversations(
-    model: Model, asked: list[list[Asked]], done: int, seed: int, most: int
+    author: Author, asked: list[list[Asked]], done: int, seed: int, most: int
 ) -> Iterator[dict[str, Any]]:
     """Yield one prompt and its answer at a time, without the first `done`."""
     if not asked:
         raise _too_few()
     group, offset = divmod(done, len(asked[0]))
-    for index, written in enumerate(say_all(model, asked, group, seed, most), group):
+    for index, written in enumerate(say_all(author, asked, group, seed, most), group):
         for prompt, ids in list(zip(asked[index], written, strict=True))[offset:]:
-            answer = model.tokenizer.decode([i for i in ids if i not in model.tokenizer.eos])
+            answer = author.tokenizer.decode([i for i in ids if i not in author.tokenizer.eos])
             turns = (("user", prompt.text), ("assistant", answer))
             messages = [{"role": role, "content": content} for role, content in turns]
             yield {"messages": messages, "temperature": prompt.temperature}
@@ -180,7 +219,9 @@ def conversations(
 
 
 def write_answers(
-    bundle: Annotated[str, typer.Argument(help="The model that answers.")],
+    model: Annotated[
+        str, typer.Argument(help="What answers: a bundle, or with --device a checkpoint.")
+    ],
     prompts: Annotated[
         list[Path],
         typer.Option(help="Conversations (.jsonl) with the user messages; may be repeated."),
@@ -193,6 +234,9 @@ def write_answers(
     together: Annotated[int, typer.Option(min=1, help="Answers generated at once.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 96,
     seed: Annotated[int, typer.Option(help="Seed of prompts, temperatures and answers.")] = 0,
+    device: Annotated[
+        str | None, typer.Option(help="Run a checkpoint in PyTorch on this device, such as cuda.")
+    ] = None,
     threads: options.Threads = None,
 ) -> None:
     """Write a model's answers for drafters and hybrids to learn from.
@@ -201,9 +245,19 @@ def write_answers(
     sampled at temperature 0.7 or 1.
     """
     source = Turns(prompts)
-    model = load(resolve(bundle), threads=threads)
-    batches = groups(model, source, seed, count, together)
+    author = _author(resolve(model), device, threads)
+    batches = groups(author.template, source, seed, count, together)
     if not batches:  # before the file is created
         raise _too_few()
-    go_on(output, lambda done: conversations(model, batches, done, seed, max_tokens))
+    go_on(output, lambda done: conversations(author, batches, done, seed, max_tokens))
     say(output)
+
+
+def _author(path: Path, device: str | None, threads: int | None) -> Author:
+    if device is None:
+        return BundleAuthor(load(path, threads=threads))
+    exporter.needs("a checkpoint's answers")
+    from edge.export.distill.author import CheckpointAuthor
+
+    with options.named_as_options():
+        return CheckpointAuthor(path, device, threads)

@@ -85,12 +85,13 @@ class Attention(nn.Module):
             q, k = (rope(m, positions, self._frequencies(u.device)) for m in (q, k))
         k = torch.cat([state["key_cache"].to(k.dtype), k], dim=2)
         v = torch.cat([state["value_cache"].to(v.dtype), v], dim=2)
+        whole = k.shape[2] == u.shape[1]
         if c.window is not None or c.softcap is not None:
             mask = _causal_mask(c.window, u.shape[1], k.shape[2]).to(u.device)
             y = attention(q, k, v, mask, softcap=c.softcap)
-        elif k.shape[2] == u.shape[1] and (torch.is_grad_enabled() or u.is_cuda):
+        elif (whole and torch.is_grad_enabled()) or (u.is_cuda and (whole or u.shape[1] == 1)):
             # on a GPU a mask rules out the kernel that does not store the scores
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=whole, enable_gqa=True)
         else:
             y = attention(q, k, v)
         y = y.transpose(1, 2).flatten(2)
