@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 import edge
+from edge.apps.chat import conversation
 from edge.apps.chat.commands import COMMANDS, Chat, following
 from edge.apps.chat.input import _completer
 from tests.session_models import bundle, model
@@ -176,6 +178,26 @@ def test_a_hang_up_saves_the_conversation(home: dict[str, str], when: str, how: 
     session.load(saved[0])
     roles = [message.role for message in session.messages]
     assert roles == ["user", "assistant"]
+
+
+def test_a_hang_up_that_is_lost_is_raised_again(
+    home: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception raised in a finalizer leaves nothing; another signal soon after is no second."""
+    monkeypatch.setattr(conversation, "AGAIN_S", 0.05)
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    session = edge.load("demo", engine="cpu", threads=1).session()
+    session.chat("hello", max_tokens=2).finish()
+    with pytest.raises(conversation.HangUp) as left, conversation.save_on_hangup(session):
+        with suppress(conversation.HangUp):
+            os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.06)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert left.value.code == 128 + signal.SIGTERM
+    talks = Path(home["XDG_DATA_HOME"]) / "mamba-edge" / "talks"
+    assert len(list(talks.glob("hangup-*.edge"))) == 1
 
 
 def _prompts(lines: list[str]) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 NO_TEMPLATE = "note: this model has no chat template, so it continues the text instead of answering"
 MAX_INPUT = 64 << 20  # bytes read from a pipe
+AGAIN_S = 1.0  # after which another signal to leave counts, if the first has had no effect
 WAIT_S = 3.0  # for the first bytes of a pipe, if -p gave a prompt anyway
 # note on the first screen about the models inside the package
 DEMONSTRATION = (
@@ -179,7 +182,7 @@ def converse(
         output.note(f"{NO_TEMPLATE}; an empty line continues the text")
     this = Chat(session, name, dict(sampling), gain=gain, drops=drops)
     ask = reader(COMMANDS, partial(following, this))
-    with _save_on_hangup(session) as signals:
+    with save_on_hangup(session) as signals:
         return _loop(this, ask, signals)
 
 
@@ -264,19 +267,23 @@ def _begin_with_room(this: Chat, text: str) -> Generation:
 
 
 @contextmanager
-def _save_on_hangup(session: Session) -> Iterator[list[int]]:
+def save_on_hangup(session: Session) -> Iterator[list[int]]:
     """Let SIGHUP and SIGTERM stop an answer, save the conversation, then end the program.
 
-    The list gets the signals. A closing terminal sends several: those after the first are ignored,
-    or they would end the program while it saves.
+    The list gets the signals. A closing terminal sends several: those soon after the first are
+    ignored, or they would end the program while it saves. An exception raised where none can leave,
+    such as a finalizer, is lost: a later signal raises it again.
     """
     signals: list[int] = []
+    saving, raised = False, -math.inf
 
     def hang_up(number: int, frame: FrameType | None) -> None:
+        nonlocal raised
         signals.append(number)
         if session.busy:
             session.cancel()
-        elif len(signals) == 1:
+        elif not saving and time.monotonic() - raised > AGAIN_S:
+            raised = time.monotonic()
             raise HangUp(128 + number)
 
     numbers = (signal.SIGHUP, signal.SIGTERM)
@@ -289,6 +296,7 @@ def _save_on_hangup(session: Session) -> Iterator[list[int]]:
             signals.append(signal.SIGHUP)
             raise HangUp(128 + signals[0]) from None
     except HangUp:
+        saving = True
         _save(session)
         raise
     finally:
