@@ -121,6 +121,8 @@ class Case:
         if v.name == "tokens":
             table = self.op.inputs[1]
             return self.rng.integers(0, self.shape(table)[0], shape).astype(dtype)
+        if v.name == "index":
+            return self.rng.integers(-1, self._dim("K"), shape).astype(dtype)
         if dtype == np.int8:
             return self.rng.integers(-128, 128, shape).astype(dtype)
         if v.name.endswith("scale"):
