@@ -84,6 +84,8 @@ class Sampling(Sized):
         ("seed", c.c_uint64),
         ("forbidden_count", c.c_size_t),
         ("forbidden", c.POINTER(c.c_int32)),
+        ("allowed_words", c.c_size_t),
+        ("allowed", c.POINTER(c.c_uint32)),
     )
 
     def __init__(self, **fields: Any) -> None:
@@ -104,6 +106,19 @@ class DecoderOptions(Sized):
     )
 
 
+Allow = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_uint32), c.c_size_t)
+Accept = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int32)
+
+
+class Constraint(Sized):
+    _fields_ = (
+        ("size", c.c_size_t),
+        ("allow", Allow),
+        ("accept", Accept),
+        ("user", c.c_void_p),
+    )
+
+
 OnToken = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int32)
 
 
@@ -118,6 +133,7 @@ class Generation(Sized):
         ("ignore_eos", c.c_int32),
         ("on_token", OnToken),
         ("user", c.c_void_p),
+        ("constraint", c.POINTER(Constraint)),
     )
 
 
@@ -239,6 +255,28 @@ class CBundle:
         out.append(c.string_at(text, count.value).decode())
         asked("edge_decoder_free", None, handle)
         return out
+
+
+class CChoices:
+    """One of several texts."""
+
+    def __init__(self, bundle: CBundle, texts: Sequence[str]) -> None:
+        self.handle = Handle()
+        given = (c.c_char_p * len(texts))(*(text.encode() for text in texts))
+        call("edge_choices_new", bundle.handle, given, c.c_size_t(len(texts)), c.byref(self.handle))
+
+    def __del__(self) -> None:
+        asked("edge_choices_free", None, self.handle)
+
+    def begin(self) -> Any:
+        constraint = Constraint()
+        call("edge_choices_begin", self.handle, c.byref(constraint))
+        return c.pointer(constraint)
+
+    @property
+    def found(self) -> int:
+        index: int = asked("edge_choices_found", c.c_int32, self.handle)
+        return index
 
 
 class CModel:

@@ -23,6 +23,7 @@ from edge.runtime.cpu.engine import CpuEngine
 from edge.runtime.engine import Engine
 from edge.runtime.model import EMBEDDED, Model, resolve
 from edge.runtime.state import State
+from edge.text.template import Message
 from tests import golden, libedge, libedge_bundles
 from tests.libedge import ALL_ROWS, COMMIT, CBundle, CModel, CSession, Handle, SessionOptions
 
@@ -273,6 +274,21 @@ def test_the_c_example_says_the_golden_sentence(installed: Path) -> None:
     ):
         failed = subprocess.run([program, *map(str, words)], capture_output=True, text=True)
         assert failed.returncode == code and failed.stderr.splitlines()[-1].startswith(said)
+
+
+@compiled
+def test_the_example_of_choices(installed: Path) -> None:
+    program = built(ROOT / "docs/examples/c/choose.c", installed)
+    prompt, actions = "<|user|>Which way?<|end|><|assistant|>", ["left", "right", "stop"]
+    done = subprocess.run(
+        [program, folder("demo"), prompt, *actions], capture_output=True, text=True
+    )
+    session = python("demo").session()
+    ids = session.model.template.encode([Message("user", "Which way?")])
+    expected = session.generate(ids, choices=actions, temperature=0).finish().text
+    assert done.stdout == expected + "\n" and actions[done.returncode] == expected
+    failed = subprocess.run([program, folder("demo"), prompt, "", "x"], capture_output=True)
+    assert failed.returncode == 125 and b"texts.0: is empty" in failed.stderr
 
 
 @compiled

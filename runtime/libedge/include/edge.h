@@ -253,8 +253,10 @@ typedef struct edge_sampling {
   uint64_t seed;
   size_t forbidden_count;
   const int32_t *forbidden; /* ids that are never sampled */
+  size_t allowed_words;     /* words of `allowed`; later ids are not sampled */
+  const uint32_t *allowed;  /* ids that may be sampled: bit id % 32 of word id / 32; NULL: all */
 } edge_sampling;
-#define EDGE_SAMPLING {sizeof(edge_sampling), 0.7, 0, 1.0, 0.0, 1.0, 64, 0, 0, 0, NULL}
+#define EDGE_SAMPLING {sizeof(edge_sampling), 0.7, 0, 1.0, 0.0, 1.0, 64, 0, 0, 0, NULL, 0, NULL}
 /* Fills `sampling` with the bundle's defaults, and with those of EDGE_SAMPLING where the bundle has
  * none. `sampling` must be initialized with EDGE_SAMPLING. */
 EDGE_API edge_status edge_bundle_sampling(const edge_bundle *bundle, edge_sampling *sampling,
@@ -262,8 +264,8 @@ EDGE_API edge_status edge_bundle_sampling(const edge_bundle *bundle, edge_sampli
 
 /* Samples a token from the last logits, with the session's random numbers. `has_seed` is ignored.
  * Nothing is run.
- * Fails with EDGE_ERROR_INPUT if there are no logits or a parameter is out of range, and with
- * EDGE_ERROR_ENGINE if no logit is finite. */
+ * Fails with EDGE_ERROR_INPUT if there are no logits, a parameter is out of range or no id is
+ * allowed, and with EDGE_ERROR_ENGINE if no logit is finite. */
 EDGE_API edge_status edge_session_sample(edge_session *session, const edge_sampling *sampling,
                                          int32_t *token, edge_error *error);
 
@@ -274,6 +276,22 @@ typedef enum edge_finish {
   EDGE_FINISH_DEADLINE = 3,  /* deadline_s */
   EDGE_FINISH_CONTEXT = 4    /* the KV caches are full */
 } edge_finish;
+
+/* The form of an answer, such as a grammar, a schema or a list of texts. edge_choices is one; a
+ * library of grammars, such as llguidance or xgrammar, can be another. The callbacks must not use
+ * the session, except to cancel it. They return 0, EDGE_CONSTRAINT_DONE, or any other value, which
+ * fails the answer with EDGE_ERROR_INPUT. */
+typedef struct edge_constraint {
+  size_t size;
+  /* Called before each token is sampled: sets bit id % 32 of mask[id / 32] for each id that may
+   * follow. All `words` words are 0 before. EDGE_CONSTRAINT_DONE: nothing may follow. */
+  int (*allow)(void *user, uint32_t *mask, size_t words);
+  /* Called with each sampled token, before on_token. EDGE_CONSTRAINT_DONE: nothing may follow. */
+  int (*accept)(void *user, int32_t token);
+  void *user; /* passed to both */
+} edge_constraint;
+#define EDGE_CONSTRAINT {sizeof(edge_constraint), NULL, NULL, NULL}
+#define EDGE_CONSTRAINT_DONE 1 /* ends the answer with EDGE_FINISH_STOP */
 
 typedef struct edge_generation {
   size_t size;
@@ -287,8 +305,9 @@ typedef struct edge_generation {
    * the answer. Must not use the session, except to cancel it. May be NULL. */
   int (*on_token)(void *user, int32_t token);
   void *user; /* passed to on_token */
+  const edge_constraint *constraint; /* form of the answer; NULL: none */
 } edge_generation;
-#define EDGE_GENERATION {sizeof(edge_generation), NULL, 256, 0.0, 0, NULL, 0, NULL, NULL}
+#define EDGE_GENERATION {sizeof(edge_generation), NULL, 256, 0.0, 0, NULL, 0, NULL, NULL, NULL}
 
 typedef struct edge_result {
   size_t size;
@@ -302,8 +321,8 @@ typedef struct edge_result {
 /* Generates an answer: runs the pending token and the prompt in chunks, then samples and steps.
  * The last sampled token is pending afterwards. With neither a prompt nor a pending token,
  * sampling continues from the last logits. `result` may be NULL; it is filled after failures too.
- * Fails with EDGE_ERROR_INPUT if a parameter or id is out of range or there is nothing to continue
- * from, EDGE_ERROR_CONTEXT_FULL if the prompt does not fit, EDGE_ERROR_STATE if a tree awaits
+ * Fails with EDGE_ERROR_INPUT if a parameter or id is out of range, there is nothing to continue
+ * from, or a constraint fails or allows no id, EDGE_ERROR_CONTEXT_FULL if the prompt does not fit, EDGE_ERROR_STATE if a tree awaits
  * edge_session_select, and EDGE_ERROR_ENGINE if a run fails. The session then holds the tokens run
  * so far, as edge_session_tokens lists them. */
 EDGE_API edge_status edge_generate(edge_session *session, const int32_t *prompt, size_t count,
@@ -378,6 +397,23 @@ EDGE_API edge_status edge_decoder_feed(edge_decoder *decoder, int32_t token, con
  * decoder. */
 EDGE_API edge_status edge_decoder_finish(edge_decoder *decoder, const char **text, size_t *bytes,
                                          edge_error *error);
+
+/* Answers that are exactly one of several texts, as `choices` in Python. Needs a tokenizer that is
+ * supported. One thread at a time uses it. */
+typedef struct edge_choices edge_choices;
+/* Makes the form of `count` texts, which are UTF-8 and are copied.
+ * Fails with EDGE_ERROR_INPUT for more than 1000 texts, and for one that is empty or longer than
+ * 4096 bytes. */
+EDGE_API edge_status edge_choices_new(const edge_bundle *bundle, const char *const *texts,
+                                      size_t count, edge_choices **choices, edge_error *error);
+EDGE_API void edge_choices_free(edge_choices *choices);
+/* Begins an answer and fills in its constraint, which must be initialized with EDGE_CONSTRAINT. It
+ * is valid until the choices are freed. Allocates nothing, nor do its callbacks. */
+EDGE_API edge_status edge_choices_begin(edge_choices *choices, edge_constraint *constraint,
+                                        edge_error *error);
+/* Returns the index of the text that the answer is; -1 if it ended before one was complete, and for
+ * NULL. */
+EDGE_API int32_t edge_choices_found(const edge_choices *choices);
 
 #ifdef __cplusplus
 }

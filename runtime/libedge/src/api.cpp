@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 
+#include "choices.h"
 #include "decoder.h"
 #include "session.h"
 
@@ -22,6 +23,9 @@ struct edge_session {
 };
 struct edge_decoder {
   Decoder own;
+};
+struct edge_choices {
+  Choices own;
 };
 struct edge_snapshot {
   std::unique_ptr<Snapshot> own;
@@ -387,6 +391,7 @@ edge_status edge_generate(edge_session* session, const int32_t* prompt, size_t c
   edge_status status = with(session, error, [&](Session& own) {
     if (result) check_size(result, "result");
     edge_generation how = taken(options, EDGE_GENERATION, "options");
+    if (how.constraint) check_size(how.constraint, "constraint");
     made.finish =
         own.generate(prompt, count, how, taken(how.sampling, EDGE_SAMPLING, "sampling"), made);
   });
@@ -396,6 +401,38 @@ edge_status edge_generate(edge_session* session, const int32_t* prompt, size_t c
     std::memcpy(result, &made, made.size);
   }
   return status;
+}
+
+edge_status edge_choices_new(const edge_bundle* bundle, const char* const* texts, size_t count,
+                             edge_choices** choices, edge_error* error) {
+  return guarded(error, [&] {
+    given(choices, "choices") = nullptr;
+    *choices = new edge_choices{Choices(given(bundle, "bundle").opened, texts, count)};
+  });
+}
+
+void edge_choices_free(edge_choices* choices) { delete choices; }
+
+edge_status edge_choices_begin(edge_choices* choices, edge_constraint* constraint,
+                               edge_error* error) {
+  return guarded(error, [&] {
+    Choices& own = given(choices, "choices").own;
+    edge_constraint made = EDGE_CONSTRAINT;
+    made.allow = [](void* user, uint32_t* mask, size_t words) {
+      static_cast<Choices*>(user)->allow(mask, words);
+      return 0;
+    };
+    made.accept = [](void* user, int32_t token) {
+      return static_cast<Choices*>(user)->accept(token) ? EDGE_CONSTRAINT_DONE : 0;
+    };
+    made.user = &own;
+    give(constraint, made, "constraint");
+    own.begin();
+  });
+}
+
+int32_t edge_choices_found(const edge_choices* choices) {
+  return choices ? choices->own.found() : -1;
 }
 
 void edge_session_cancel(edge_session* session) {

@@ -18,6 +18,16 @@ bool listed(const int32_t* ids, size_t count, int32_t token) {
   return std::find(ids, ids + count, token) != ids + count;
 }
 
+// Asks a constraint for its mask, or to accept a token. Returns whether the answer is complete.
+template <class Ask>
+bool asked(const char* doing, Ask ask) {
+  int found = ask();
+  if (found && found != EDGE_CONSTRAINT_DONE)
+    throw Fault{EDGE_ERROR_INPUT, std::string("failed to ") + doing + ", with " +
+                                      std::to_string(found), "", "constraint"};
+  return found != 0;
+}
+
 }  // namespace
 
 size_t Session::recent_from(const edge_sampling& how) const {
@@ -54,6 +64,8 @@ edge_finish Session::generate(const int32_t* prompt, size_t count, const edge_ge
   Faults faults;
   if (how.max_tokens < 1) faults.add("max_tokens", "must be at least 1");
   if (!(how.deadline_s >= 0)) faults.add("deadline_s", "must not be negative");
+  if (how.constraint && !(how.constraint->allow && how.constraint->accept))
+    faults.add("constraint", "has a callback that is NULL");
   if ((how.stop_count && !how.stop) || (count && !prompt))
     faults.add(count && !prompt ? "prompt" : "stop", "is NULL");
   faults.refuse(EDGE_ERROR_INPUT);
@@ -89,11 +101,25 @@ edge_finish Session::generate(const int32_t* prompt, size_t count, const edge_ge
   result.prompt_s = seconds_since(began);
   if (sampling.has_seed) rng_ = Rng(sampling.seed);
   size_t from = recent_from(sampling);
+  const edge_constraint* form = how.constraint;
+  edge_sampling within = sampling;
   for (;;) {
-    int32_t token = sample(sampling, from);
+    if (form) {
+      std::fill(mask_.begin(), mask_.end(), 0u);
+      if (asked("allow ids",
+                [&] { return form->allow(form->user, mask_.data(), mask_.size()); }))
+        return EDGE_FINISH_STOP;
+      for (size_t i = 0; sampling.allowed && i < mask_.size(); i++)
+        mask_[i] &= i < sampling.allowed_words ? sampling.allowed[i] : 0;
+      within.allowed = mask_.data(), within.allowed_words = mask_.size();
+    }
+    int32_t token = sample(within, from);
     pending_ = token;
     result.tokens++;
+    bool complete =
+        form && asked("accept a token", [&] { return form->accept(form->user, token); });
     bool over = how.on_token && how.on_token(how.user, token);
+    if (complete) return EDGE_FINISH_STOP;
     const auto& eos = bundle().eos;
     if ((!how.ignore_eos && listed(eos.data(), eos.size(), token)) ||
         (how.stop_count && listed(how.stop, how.stop_count, token)))

@@ -120,15 +120,21 @@ void check_sampling(const edge_sampling& how, int64_t vocab) {
   for (size_t i = 0; how.forbidden && i < how.forbidden_count; i++)
     if (how.forbidden[i] < 0 || how.forbidden[i] >= vocab)
       faults.add("forbidden", "has an id that is out of range");
+  if (how.allowed_words && !how.allowed) faults.add("allowed", "is NULL");
   faults.refuse(EDGE_ERROR_INPUT);
 }
 
 void Sampler::begin(const float* logits, size_t count, const edge_sampling& how) {
   logits_ = logits, count_ = count;
-  changed_ = how.repetition_penalty != 1 || how.forbidden_count;
+  changed_ = how.repetition_penalty != 1 || how.forbidden_count || how.allowed;
   if (changed_) std::copy(logits, logits + count, adjusted_.begin());
   for (size_t i = 0; i < how.forbidden_count; i++)
     if (size_t(how.forbidden[i]) < count) adjusted_[size_t(how.forbidden[i])] = -INFINITY;
+  if (!how.allowed) return;
+  for (size_t i = 0; i < count; i++) {
+    uint32_t word = i / 32 < how.allowed_words ? how.allowed[i / 32] : 0;
+    if (!(word >> (i % 32) & 1)) adjusted_[i] = -INFINITY;
+  }
 }
 
 void Sampler::penalize(int32_t token, float by) {
@@ -195,6 +201,9 @@ int32_t Sampler::sample(const edge_sampling& how, Rng& rng) {
   const float* logits = changed_ ? adjusted_.data() : logits_;
   size_t count = count_;
   size_t best = size_t(std::max_element(logits, logits + count) - logits);
+  if (changed_ && logits[best] == -INFINITY)
+    throw Fault{EDGE_ERROR_INPUT, "no id may be sampled: all are forbidden or not allowed", "",
+                "sampling"};
   if (!std::isfinite(logits[best]))
     throw Fault{EDGE_ERROR_ENGINE, "no logit is finite: nothing can be sampled", "", "logits"};
   if (how.temperature == 0) return int32_t(best);

@@ -88,6 +88,7 @@ Session::Session(std::shared_ptr<Engine> engine, const SessionSizes& sizes)
   logits_ = Memory(logits);
   values_ = engine_->values(layouts.values);
   sampler_ = Sampler(size_t(bundle().config.vocab));
+  mask_.resize((size_t(bundle().config.vocab) + 31) / 32);
   tokens_.reserve(size_t(sizes.history));
   feed_.reserve(size_t(bundle().chunk));
   tree_tokens_.reserve(size_t(sizes.window));

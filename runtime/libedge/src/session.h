@@ -129,6 +129,7 @@ class Session {
   int32_t pending_ = -1;
   Rng rng_;
   Sampler sampler_;
+  std::vector<uint32_t> mask_;  // of a constraint: the ids that may follow
   std::vector<int32_t> feed_;
   std::string messages_ = "[]", extra_;  // JSON from a loaded file
   std::atomic<bool> busy_{false}, cancelled_{false};
