@@ -152,6 +152,6 @@ def test_what_is_refused() -> None:
         return 0
 
     other = Constraint(allow=Allow(anything), accept=given.accept, user=given.user)
-    with pytest.raises(EdgeFault, match="goes on with no text") as caught:
+    with pytest.raises(EdgeFault, match="failed to accept a token, with -1") as caught:
         model.session().generate(prompt("demo"), constraint=c.pointer(other))
     assert caught.value.status == libedge.INPUT

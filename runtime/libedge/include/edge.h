@@ -408,7 +408,8 @@ EDGE_API edge_status edge_choices_new(const edge_bundle *bundle, const char *con
                                       size_t count, edge_choices **choices, edge_error *error);
 EDGE_API void edge_choices_free(edge_choices *choices);
 /* Begins an answer and fills in its constraint, which must be initialized with EDGE_CONSTRAINT. It
- * is valid until the choices are freed. Allocates nothing, nor do its callbacks. */
+ * is valid until the choices are freed. Allocates nothing, nor do its callbacks; `accept` returns -1
+ * for a token that goes on with no text. */
 EDGE_API edge_status edge_choices_begin(edge_choices *choices, edge_constraint *constraint,
                                         edge_error *error);
 /* Returns the index of the text that the answer is; -1 if it ended before one was complete, and for

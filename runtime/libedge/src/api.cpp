@@ -422,8 +422,13 @@ edge_status edge_choices_begin(edge_choices* choices, edge_constraint* constrain
       static_cast<Choices*>(user)->allow(mask, words);
       return 0;
     };
+    // a program in C may call it too, and no exception may pass through its frames
     made.accept = [](void* user, int32_t token) {
-      return static_cast<Choices*>(user)->accept(token) ? EDGE_CONSTRAINT_DONE : 0;
+      try {
+        return static_cast<Choices*>(user)->accept(token) ? EDGE_CONSTRAINT_DONE : 0;
+      } catch (const Fault&) {
+        return -1;
+      }
     };
     made.user = &own;
     give(constraint, made, "constraint");
