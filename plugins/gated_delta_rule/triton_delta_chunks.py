@@ -22,25 +22,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from edge.plugins.gated_delta_rule.triton_delta_rule import advanced, read_row
+from edge.plugins.gated_delta_rule.triton_delta_rule import replayed
 from edge.plugins.kernels.products import dot
-from edge.plugins.kernels.replay import ADVANCE, PENDING, SOURCE, STORE, TARGET, heads_block
-
-
-@triton.jit
-def replayed(
-    h, logs, run, replay, target, inside, batch, sequence, at, ends, layer,
-    HEADS: tl.constexpr, STRIDES: tl.constexpr, BETA_MAX: tl.constexpr,
-):  # fmt: skip
-    """Return h after the tokens in `replay`; if STORE is 1, store h after ADVANCE of them."""
-    advance = tl.where(tl.load(run + STORE) == 1, tl.load(run + ADVANCE), 0)
-    for j in range(tl.load(run + PENDING)):
-        row = tl.load(replay + j) * batch + sequence
-        token = read_row(logs[0], logs[1], logs[2], row, at, ends, 1, HEADS, STRIDES)
-        h = advanced(h, token, layer, BETA_MAX)
-        if j + 1 == advance:
-            tl.store(target, h, mask=inside)
-    return h
+from edge.plugins.kernels.replay import SOURCE, STORE, TARGET, heads_block
 
 
 @triton.jit

@@ -36,6 +36,22 @@ def advanced(h, token, layer, BETA_MAX: tl.constexpr):
 
 
 @triton.jit
+def replayed(
+    h, logs, run, replay, target, inside, batch, sequence, at, ends, layer,
+    HEADS: tl.constexpr, STRIDES: tl.constexpr, BETA_MAX: tl.constexpr,
+):  # fmt: skip
+    """Return h after the tokens in `replay`; if STORE is 1, store h after ADVANCE of them."""
+    advance = tl.where(tl.load(run + STORE) == 1, tl.load(run + ADVANCE), 0)
+    for j in range(tl.load(run + PENDING)):
+        row = tl.load(replay + j) * batch + sequence
+        token = read_row(logs[0], logs[1], logs[2], row, at, ends, 1, HEADS, STRIDES)
+        h = advanced(h, token, layer, BETA_MAX)
+        if j + 1 == advance:
+            tl.store(target, h, mask=inside)
+    return h
+
+
+@triton.jit
 def scan(
     x,  # f32 [T·B, X_STRIDE]; dt, B and C alike
     dt,
@@ -84,14 +100,10 @@ def scan(
     strides: tl.constexpr = (X_STRIDE, DT_STRIDE, B_STRIDE)
     layer = (tl.load(A + head), tl.load(dt_bias + head))
 
-    pending = tl.load(run + PENDING)
-    advance = tl.where(tl.load(run + STORE) == 1, tl.load(run + ADVANCE), 0)
-    for j in range(pending):
-        row = tl.load(replay + j) * batch + sequence
-        token = read_row(log_x, log_dt, log_B, row, at, ends, 1, HEADS, log_strides)
-        h = advanced(h, token, layer, BETA_MAX)
-        if j + 1 == advance:
-            tl.store(target, h, mask=inside)
+    h = replayed(
+        h, (log_x, log_dt, log_B), run, replay, target, inside, batch, sequence, at, ends, layer,
+        HEADS, log_strides, BETA_MAX,
+    )  # fmt: skip
 
     # Each token is read while the one before it is computed.
     some = tl.minimum(tokens, 1)
