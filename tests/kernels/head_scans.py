@@ -16,7 +16,7 @@ from edge.plugins.selective_scan_heads.reference import (
     selective_scan_heads,
     selective_scan_heads_int8,
 )
-from tests.kernels.rowwise import CHAIN, Workbench, poisoned
+from tests.kernels.rowwise import CHAIN, MANY, Workbench, poisoned
 
 _STATES = {32: torch.float32, 16: torch.float16, 8: torch.int8}
 _VALUES = ("x", "dt", "B", "C")
@@ -273,6 +273,28 @@ def _give_state(bench: Workbench, run: Run) -> None:
 
 def part(tokens: dict[str, Tensor], rows: slice | list[int]) -> dict[str, Tensor]:
     return {name: value[rows] for name, value in tokens.items()}
+
+
+def check_kept(run: Run) -> None:
+    """Check that tokens with a slot are kept in the logs, and that nothing else is written."""
+    out = launch(run)
+    kept = {slot: t for t, slot in enumerate(run.slots) if slot >= 0}
+    free = [slot for slot in range(12) if slot not in kept and slot not in run.replay]
+    for name, log in out.logs.items():
+        assert all(same(log[slot], run.new[name][t]) for slot, t in kept.items())
+        assert untouched(log[free])
+    assert same(out.state[0], run.state) and untouched(out.state[1])
+
+
+def check_independent(layer: Layer, steps: int) -> None:
+    """Check that each of three sequences of a prompt gets what it gets alone."""
+    tokens, state = layer.tokens(steps, 3), layer.start(3)
+    together = launch(Run(layer, state, tokens, store=2, regime=MANY))
+    for b in range(3):
+        mine = {name: value[:, b : b + 1] for name, value in tokens.items()}
+        alone = launch(Run(layer, state[b : b + 1], mine, store=2, regime=MANY))
+        assert same(together.y[:, b : b + 1], alone.y)
+        assert same(together.state[1, b : b + 1], alone.state[1])
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from edge.plugins.gated_delta_rule.lowering import CHUNK, FEW
-from tests.kernels.head_scans import DeltaLayer, Run, launch, part, replace, same, untouched
+from tests.kernels.head_scans import (
+    DeltaLayer,
+    Run,
+    check_independent,
+    check_kept,
+    launch,
+    part,
+    replace,
+    same,
+    untouched,
+)
 from tests.kernels.rowwise import CHAIN, MANY
 from tests.on_device import ON_GPU
 
@@ -154,14 +164,7 @@ def test_settling_has_the_bits_of_steps() -> None:
 
 
 def keeps_tokens_with_a_slot() -> None:
-    run = after(3, CHUNK + 5)
-    out = launch(run)
-    kept = {slot: t for t, slot in enumerate(run.slots) if slot >= 0}
-    free = [slot for slot in range(12) if slot not in kept and slot not in run.replay]
-    for name, log in out.logs.items():
-        assert all(same(log[slot], run.new[name][t]) for slot, t in kept.items())
-        assert untouched(log[free])
-    assert same(out.state[0], run.state) and untouched(out.state[1])
+    check_kept(after(3, CHUNK + 5))
 
 
 def test_tokens_with_a_slot_are_kept_and_nothing_else_is_written() -> None:
@@ -169,13 +172,7 @@ def test_tokens_with_a_slot_are_kept_and_nothing_else_is_written() -> None:
 
 
 def test_sequences_are_independent() -> None:
-    tokens, state = LAYER.tokens(CHUNK + 2, 3), LAYER.start(3)
-    together = launch(Run(LAYER, state, tokens, store=2, regime=MANY))
-    for b in range(3):
-        mine = {name: value[:, b : b + 1] for name, value in tokens.items()}
-        alone = launch(Run(LAYER, state[b : b + 1], mine, store=2, regime=MANY))
-        assert same(together.y[:, b : b + 1], alone.y)
-        assert same(together.state[1, b : b + 1], alone.state[1])
+    check_independent(LAYER, CHUNK + 2)
 
 
 RACES: tuple[Callable[[], None], ...] = (goes_on_from_a_replay, keeps_tokens_with_a_slot)

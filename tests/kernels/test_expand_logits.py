@@ -33,7 +33,19 @@ def test_the_kernel_is_the_reference(few: int, all_ids: int, steps: int, batch: 
     found = bench.read("y")
     assert torch.equal(found, expand_logits(x, index))
     assert torch.equal(found[:, index >= 0], x)
-    assert torch.equal(found[:, index < 0].amax(1) if few < all_ids else x.amin(1), x.amin(1))
+    assert (found[:, index < 0] == x.amin(1, keepdim=True)).all()
+
+
+def test_columns_that_do_not_exist_read_nothing() -> None:
+    """A hostile bundle may hold any index."""
+    x = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    bench = Workbench(MANY, T=2, B=1)
+    bench.value("x", x)
+    bench.constant("index", torch.tensor([0, 5, -7, 2**31 - 1, -(2**31), 4], dtype=torch.int32))
+    bench.lower(LOWER, "ExpandLogits", ("x", "index"), ("y",))
+    bench.run()
+    least = x.amin(1)
+    assert torch.equal(bench.read("y"), torch.stack([x[:, 0], *[least] * 4, x[:, 4]], 1))
 
 
 RACES = (lambda: test_the_kernel_is_the_reference(40, 1031, 3, 2),)

@@ -19,7 +19,17 @@ from edge.launch import Size
 from edge.plugins.lowering.context import Arguments, Lowering
 from edge.plugins.selective_scan_heads import lowering
 from edge.plugins.selective_scan_heads.lowering import CHUNK
-from tests.kernels.head_scans import Layer, Run, launch, part, replace, same, untouched
+from tests.kernels.head_scans import (
+    Layer,
+    Run,
+    check_independent,
+    check_kept,
+    launch,
+    part,
+    replace,
+    same,
+    untouched,
+)
 from tests.kernels.rowwise import CHAIN, MANY
 from tests.on_device import native
 
@@ -158,22 +168,8 @@ def test_a_prefill_after_a_replay_goes_on_from_there(layer: Layer) -> None:
 
 @forms
 def test_tokens_with_a_slot_are_kept_and_nothing_else_is_written(layer: Layer) -> None:
-    run = run_after(layer, 3, 21)
-    out = launch(run)
-    kept = {slot: t for t, slot in enumerate(run.slots) if slot >= 0}
-    free = [slot for slot in range(12) if slot not in kept and slot not in run.replay]
-    for name, log in out.logs.items():
-        assert all(same(log[slot], run.new[name][t]) for slot, t in kept.items())
-        assert untouched(log[free])
-    assert same(out.state[0], run.state) and untouched(out.state[1])
+    check_kept(run_after(layer, 3, 21))
 
 
 def test_sequences_are_independent() -> None:
-    layer = FORMS["int8"]
-    tokens, state = layer.tokens(18, 3), layer.start(3)
-    together = launch(Run(layer, state, tokens, store=2, regime=MANY))
-    for b in range(3):
-        mine = {name: value[:, b : b + 1] for name, value in tokens.items()}
-        alone = launch(Run(layer, state[b : b + 1], mine, store=2, regime=MANY))
-        assert same(together.y[:, b : b + 1], alone.y)
-        assert same(together.state[1, b : b + 1], alone.state[1])
+    check_independent(FORMS["int8"], 18)
