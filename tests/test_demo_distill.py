@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from edge.apps.demo import answers as demo_answers
+from edge.apps.demo import prompts as demo_prompts
 from edge.apps.demo import talks as demo_talks
 from edge.apps.demo import train as training
 from edge.apps.demo.data import load_tokenizer, make_codec
@@ -265,3 +267,25 @@ def test_learning_brings_it_nearer_to_its_teacher_and_the_card_says_so(
     readme = (tmp_path / "checkpoint" / "README.md").read_text()
     assert f"{card['teacher']['same_choice']:.1%} of its likeliest tokens" in readme
     assert f"of {card['teacher']['talks']} talks" in readme and card["teacher"]["ids"] > 58
+
+
+def test_prompts_for_a_drafter_are_of_every_kind(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo_prompts.main(data, count=20)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    asked = [line["messages"][0]["content"] for line in lines]
+    assert len(set(asked)) == len(asked) and all(text.strip() for text in asked)
+    assert not any("{}" in text for text in asked)
+    kinds = {line["source"] for line in lines}
+    assert {"passage", "code", "talk", "everyday"} <= kinds and "request" not in kinds
+    demo_prompts.main(data, count=20)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines
+    headings = tmp_path / "headings"
+    shutil.copytree(data, headings)
+    with (headings / "pretrain.train.txt").open("a", encoding="utf-8") as documents:
+        documents.write("# Building a robot\n\nIt walks.\n<|endoftext|>\n")
+    demo_prompts.main(headings, count=20)
+    out = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    asked = [line["messages"][0]["content"] for line in out if line["source"] == "request"]
+    assert asked and all("Building a robot" in text for text in asked)

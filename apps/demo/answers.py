@@ -67,7 +67,9 @@ class Prompts:
         return rng.choice(self._turns[rng.choice(available)]) if available else ""
 
     def about_heading(self, rng: random.Random, requests: Sequence[str]) -> str:
-        """Return a request about one or two headings."""
+        """Return a request about one or two headings; "" if the documents have none."""
+        if not self._headings:
+            return ""
         request = rng.choice(requests)
         subjects = rng.sample(self._headings, min(2, len(self._headings))) * 2
         return request.format(*subjects)

@@ -31,9 +31,9 @@ ABOUT_PASSAGES = (
     "Write a title for this text: {}",
 )
 REQUESTS_FOR_CODE = (
-    "Write a Python function that {}.", "Complete this Python function.\n\ndef solve(values):\n"
-    '    """{}."""', "Write a C++ program that {}.", "How do I {} in Python? Give an example.",
-    "Write a function to {} and explain it step by step.", "Write a shell script that {}.",
+    "Write a Python function to {}.", "Complete this Python function.\n\ndef solve(values):\n"
+    '    """{}."""', "Write a C++ program to {}.", "How do I {} in Python? Give an example.",
+    "Write a function to {} and explain it step by step.", "Write a shell script to {}.",
 )  # fmt: skip
 TASKS = (
     "sort a list of {}", "find the largest of {}", "count {} in a file", "read {} from a CSV file",
