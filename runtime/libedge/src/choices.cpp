@@ -10,7 +10,7 @@ namespace edge_lib {
 
 namespace {
 
-constexpr size_t MOST = 1000, LONGEST = 4096;  // texts, and bytes of one: as in Python
+constexpr size_t MOST = 1000, LONGEST = 4096;  // texts, and bytes of one: bounds the tables
 
 }  // namespace
 

@@ -18,13 +18,12 @@ bool listed(const int32_t* ids, size_t count, int32_t token) {
   return std::find(ids, ids + count, token) != ids + count;
 }
 
-// Asks a constraint for its mask, or to accept a token. Returns whether the answer is complete.
-template <class Ask>
-bool asked(const char* doing, Ask ask) {
-  int found = ask();
+// Returns whether a constraint's callback, which returned `found`, says that the answer is complete.
+bool complete(const char* doing, int found) {
   if (found && found != EDGE_CONSTRAINT_DONE)
-    throw Fault{EDGE_ERROR_INPUT, std::string("failed to ") + doing + ", with " +
-                                      std::to_string(found), "", "constraint"};
+    throw Fault{EDGE_ERROR_INPUT,
+                std::string("failed to ") + doing + ", with " + std::to_string(found), "",
+                "constraint"};
   return found != 0;
 }
 
@@ -106,8 +105,7 @@ edge_finish Session::generate(const int32_t* prompt, size_t count, const edge_ge
   for (;;) {
     if (form) {
       std::fill(mask_.begin(), mask_.end(), 0u);
-      if (asked("allow ids",
-                [&] { return form->allow(form->user, mask_.data(), mask_.size()); }))
+      if (complete("allow ids", form->allow(form->user, mask_.data(), mask_.size())))
         return EDGE_FINISH_STOP;
       for (size_t i = 0; sampling.allowed && i < mask_.size(); i++)
         mask_[i] &= i < sampling.allowed_words ? sampling.allowed[i] : 0;
@@ -116,10 +114,9 @@ edge_finish Session::generate(const int32_t* prompt, size_t count, const edge_ge
     int32_t token = sample(within, from);
     pending_ = token;
     result.tokens++;
-    bool complete =
-        form && asked("accept a token", [&] { return form->accept(form->user, token); });
+    bool last = form && complete("accept a token", form->accept(form->user, token));
     bool over = how.on_token && how.on_token(how.user, token);
-    if (complete) return EDGE_FINISH_STOP;
+    if (last) return EDGE_FINISH_STOP;
     const auto& eos = bundle().eos;
     if ((!how.ignore_eos && listed(eos.data(), eos.size(), token)) ||
         (how.stop_count && listed(how.stop, how.stop_count, token)))
