@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,11 +85,10 @@ def recurrent_state_shapes(config: ModelConfig, batch: int = 1) -> Shapes:
     }
 
 
-def head_columns(config: ModelConfig) -> NDArray[np.int32]:
-    """Return each id's column of the head's product, i32 [V]; -1 for ids that are not in it."""
-    ids = np.arange(config.vocab_size) if config.head_ids is None else [*config.head_ids]
-    columns = np.full(config.vocab_size, -1, np.int32)
-    columns[ids] = np.arange(config.head_size)
+def head_columns(head_ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
+    """Return each id's column of a product of `head_ids`, i32 [V]; -1 for ids not among them."""
+    columns = np.full(vocab_size, -1, np.int32)
+    columns[[*head_ids]] = np.arange(len(head_ids))
     return columns
 
 

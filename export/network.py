@@ -99,15 +99,16 @@ def through(
 
 def head_logits(config: ModelConfig, hidden: Tensor, weight: Tensor) -> Tensor:
     """Return logits [..., V] for the final hidden [..., D] and the head's matrix [V, D]."""
-    if config.head_ids is not None:
-        weight = weight[torch.tensor(config.head_ids, device=weight.device)]
-    logits, cap = F.linear(hidden, weight), config.logits_softcap
+    ids, cap = config.head_ids, config.logits_softcap
+    if ids is not None:
+        weight = weight[torch.tensor(ids, device=weight.device)]
+    logits = F.linear(hidden, weight)
     if cap is not None:
         logits = soft_cap(logits, cap)
-    if config.head_ids is None:
+    if ids is None:
         return logits
-    index = torch.from_numpy(head_columns(config)).to(logits.device)
-    return expand_logits(logits, index)
+    columns = torch.from_numpy(head_columns(ids, config.vocab_size))
+    return expand_logits(logits, columns.to(logits.device))
 
 
 class Network(nn.Module):

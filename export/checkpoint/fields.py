@@ -172,7 +172,7 @@ class Fields:
         """Read distinct indices below `count`, sorted; absent means none."""
         value = self._get(name, ())
         if not isinstance(value, list | tuple):
-            self.refuse(name, f"is {show(value)}, not a list, each a {what}")
+            self.refuse(name, f"is {show(value)}, not a list")
             return ()
         for index in value:
             if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:

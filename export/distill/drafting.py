@@ -63,7 +63,7 @@ class DrafterTraining(LongRun[DrafterOptions]):
     def enter(self, stage: Stage) -> Optimizer:
         rows, length = self.rows.learned.shape
         shape = (rows, length - 1, self.teacher.config.d_model)
-        # a GPU computes them again sooner than a disk gives them
+        # not on a GPU, whose runs are so long that they would fill a disk
         cached = self.total > self.rows.tokens and not self.options.device.startswith("cuda")
         self.taught = TaughtRows(self.folder / "taught", shape) if cached else None
         self.network.embedding.requires_grad_(self.options.train_ends)

@@ -151,7 +151,7 @@ def _add_head(g: GraphBuilder, hidden: ProductInput, product: Product) -> None:
     if cap is not None:
         g.call("SoftCap", ["logits.uncapped"], [logits], cap=cap)
     if ids is not None:
-        columns = g.raw("head.columns", head_columns(config))
+        columns = g.raw("head.columns", head_columns(ids, config.vocab_size))
         g.call("ExpandLogits", [logits, columns], ["logits"])
 
 
