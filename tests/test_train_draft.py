@@ -5,6 +5,7 @@ from.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -221,3 +222,15 @@ def test_a_checkpoint_answers_as_its_bundle_does(
     assert one == same != other
     with pytest.raises(InputError, match="device: 'nowhere' cannot be used"):
         authors.CheckpointAuthor(teacher, "nowhere")
+
+
+def test_a_bundle_has_an_engine_and_a_checkpoint_a_device(teacher: Path, tmp_path: Path) -> None:
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"messages": [{"role": "user", "content": "hello"}]}\n')
+    command = ["train", "answers", "--prompts", str(asked), "-o", str(tmp_path / "out")]
+    for model, more, message in (
+        (str(teacher), [], "--device cpu or cuda"),
+        ("demo", ["--device", "cpu"], "--device: .*is a bundle"),
+    ):
+        done = CliRunner().invoke(app, [*command, model, *more])
+        assert isinstance(done.exception, InputError) and re.search(message, str(done.exception))

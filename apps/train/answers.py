@@ -254,8 +254,19 @@ def write_answers(
 
 
 def _author(path: Path, device: str | None, threads: int | None) -> Author:
+    is_bundle = (path / "manifest.json").is_file()
+    if device is None and path.exists() and not is_bundle:
+        raise InputError(
+            f"{path} is not a bundle", field="model",
+            remedy="answer in PyTorch by --device cpu or cuda if it is a checkpoint",
+        )  # fmt: skip
     if device is None:
         return BundleAuthor(load(path, threads=threads))
+    if is_bundle:
+        raise InputError(
+            f"{path} is a bundle, which runs on an engine", field="--device",
+            remedy="leave it out, or give a checkpoint",
+        )  # fmt: skip
     exporter.needs("a checkpoint's answers")
     from edge.export.distill.author import CheckpointAuthor
 
