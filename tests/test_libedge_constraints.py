@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import ctypes as c
 import json
+import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import edge
+from edge.bundle import open_bundle
+from edge.runtime.constrain.mask import GrammarVocabulary
+from edge.runtime.constrain.statement import constraint_of
+from edge.text.load import load_tokenizer
+from edge.text.spm import SentencePieceTokenizer
+from edge.text.tokenizer import Tokenizer
 from tests import libedge
-from tests.libedge import Accept, Allow, CChoices, CModel, Constraint, EdgeFault
-from tests.test_libedge import compiled, native
+from tests.libedge import Accept, Allow, CBundle, CChoices, CModel, Constraint, EdgeFault
+from tests.test_libedge import compiled, folder, native
 from tests.test_libedge_sessions import prompt
+from tests.test_libedge_text import trained, with_file, with_tokenizer
+from tests.text_samples import spm_model
 
 llguidance = pytest.importorskip("llguidance")
 pytestmark = compiled
@@ -38,9 +48,67 @@ def test_choices_are_those_of_python(name: str, texts: list[str]) -> None:
     model = native(name)
     choices = CChoices(model.bundle, texts)
     said, result = model.session().generate(prompt(name), constraint=choices.begin())
-    # not the same tokens: where only one text is left, Python takes its usual tokens
     assert model.bundle.decode(said).decode() == texts[choices.found] == python_answer(name, texts)
     assert result.finish == libedge.STOP
+
+
+def bundle_of(kind: str, where: Path) -> Path:
+    """Return a bundle with a tokenizer of this kind."""
+    if kind.startswith("demo"):
+        return folder(kind)
+    if kind == "spm-prefix":
+        model = spm_model(add_dummy_prefix=True)
+        size = SentencePieceTokenizer(model, eos=(6,)).vocab_size
+        with_file(where, "tokenizer.model", model, size, eos=6)
+    else:
+        with_tokenizer(where, trained(kind))
+    return where
+
+
+def inside_character(tokenizer: Tokenizer, tokens: list[int]) -> bool:
+    try:
+        b"".join(map(tokenizer.token_bytes, tokens)).decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", ["demo", "demo-bytes", "smollm2", "spm-prefix"])
+def test_what_may_follow_is_what_python_lets_follow(kind: str, tmp_path: Path) -> None:
+    """Token by token, with the one that Python would force where texts go on alike."""
+    where = bundle_of(kind, tmp_path)
+    with open_bundle(where) as opened:
+        tokenizer = load_tokenizer(opened)
+    vocabulary, bundle = GrammarVocabulary(tokenizer), CBundle(where)
+    size = tokenizer.vocab_size
+    rng = random.Random(size)
+    words = "turn |left|let|lift |a|the| robot|日本|日|é|è|12|!".split("|")
+    made = [
+        sorted({"".join(rng.choices(words, k=rng.randint(1, 4))) for _ in range(rng.randint(1, 5))})
+        for _ in range(25)
+    ]
+    for texts in (*TEXTS, ["aa", "a", "aaaa" * 30], [" a", "b"], *made):
+        choices, given = CChoices(bundle, texts), constraint_of({"choices": texts})
+        assert given is not None
+        for _ in range(4):
+            mask = vocabulary.mask(given, tokenizer.strips_space)
+            form = choices.begin().contents
+            said: list[int] = []
+            split = False
+            while not mask.complete:
+                may = np.flatnonzero(mask.allowed(np.zeros(size, "f4")) == 0).tolist()
+                bits = np.zeros(-(-size // 32), np.uint32)
+                pointer = bits.ctypes.data_as(c.POINTER(c.c_uint32))
+                assert form.allow(form.user, pointer, len(bits)) == 0
+                found = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+                usual = mask.forced(1) or may
+                # after a part of a character, Python splits the rest of the text otherwise
+                split = split or inside_character(tokenizer, said)
+                assert split or found.tolist() == usual, (texts, said)
+                said.append(rng.choice(usual))
+                mask.say(said[-1])
+                assert form.accept(form.user, said[-1]) == mask.complete
+            assert texts[choices.found] == tokenizer.decode(said)
 
 
 def test_every_text_can_be_chosen_and_nothing_else() -> None:
@@ -76,8 +144,6 @@ def test_an_answer_that_ends_early_is_no_text() -> None:
 
 def grammar(model: CModel, schema: str) -> tuple[Constraint, Callable[[], object]]:
     """Return a constraint that llguidance checks, as a program in C would use its library."""
-    from edge.runtime.constrain.mask import GrammarVocabulary
-
     tokenizer = edge.load("demo", engine="cpu", threads=1).tokenizer
     own = GrammarVocabulary(tokenizer)._tokenizer
     matcher = llguidance.LLMatcher(own, llguidance.LLMatcher.grammar_from_json_schema(schema))

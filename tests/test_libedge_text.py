@@ -91,19 +91,24 @@ SHAPES: dict[str, Callable[[Tokenizer], None]] = {
 
 def with_tokenizer(where: Path, data: dict[str, Any]) -> CBundle:
     """Return a bundle with this `tokenizer.json`."""
+    ids = [*data["model"]["vocab"].values(), *(token["id"] for token in data["added_tokens"])]
+    return with_file(where, "tokenizer.json", json.dumps(data).encode(), max(ids) + 1, eos=0)
+
+
+def with_file(where: Path, name: str, content: bytes, vocab_size: int, eos: int) -> CBundle:
+    """Return a bundle with this file of a tokenizer."""
     shutil.copytree(folder("demo-draft"), where, dirs_exist_ok=True)
     shutil.rmtree(where / "tokenizer")
     (where / "tokenizer").mkdir()
-    text = json.dumps(data)
-    (where / "tokenizer/tokenizer.json").write_text(text)
+    path = f"tokenizer/{name}"
+    (where / path).write_bytes(content)
     manifest = json.loads((where / "manifest.json").read_text())
-    ids = [*data["model"]["vocab"].values(), *(token["id"] for token in data["added_tokens"])]
     manifest["tokenizer"] |= {
-        "kind": "tokenizer.json", "file": "tokenizer/tokenizer.json", "vocab_size": max(ids) + 1,
-        "sha256": "0" * 64, "bos": None, "eos": [0], "pad": None,
+        "kind": name if name.endswith("json") else "sentencepiece", "file": path,
+        "vocab_size": vocab_size, "sha256": "0" * 64, "bos": None, "eos": [eos], "pad": None,
     }  # fmt: skip
     names = [entry for entry in manifest["files"] if not entry["path"].startswith("tokenizer/")]
-    manifest["files"] = [*names, {"path": "tokenizer/tokenizer.json", "size": 0, "sha256": ""}]
+    manifest["files"] = [*names, {"path": path, "size": 0, "sha256": ""}]
     (where / "manifest.json").write_text(json.dumps(manifest))
     resigned(where)
     return CBundle(where)

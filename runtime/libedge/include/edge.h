@@ -398,8 +398,10 @@ EDGE_API edge_status edge_decoder_feed(edge_decoder *decoder, int32_t token, con
 EDGE_API edge_status edge_decoder_finish(edge_decoder *decoder, const char **text, size_t *bytes,
                                          edge_error *error);
 
-/* Answers that are exactly one of several texts, as `choices` in Python. Needs a tokenizer that is
- * supported. One thread at a time uses it. */
+/* Answers that are exactly one of several texts, with the tokens that `choices` gives in Python. Where
+ * all texts go on alike, only the tokenizer's usual tokens may follow. A tokenizer that puts a space
+ * before a text may begin the answer with one, which edge_decoder does not show. Needs a tokenizer
+ * that is supported. One thread at a time uses it. */
 typedef struct edge_choices edge_choices;
 /* Makes the form of `count` texts, which are UTF-8 and are copied.
  * Fails with EDGE_ERROR_INPUT for more than 1000 texts, and for one that is empty or longer than

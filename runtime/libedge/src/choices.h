@@ -12,7 +12,7 @@ class Choices {
 
   void begin();
   // Sets the ids that may follow: those whose bytes go on with a text, and the end tokens where a
-  // text is complete.
+  // text is complete. Where all texts go on alike, only the tokenizer's usual token may follow.
   void allow(uint32_t* mask, size_t words) const;
   // Takes a token. Returns whether the answer is complete; throws Fault if it may not follow.
   bool accept(int32_t token);
@@ -21,11 +21,18 @@ class Choices {
 
  private:
   bool is_end(int32_t token) const;
+  void match();
+  void force(size_t i);
+  size_t common_end(size_t i, size_t at, std::vector<size_t>& alike) const;
+  std::vector<int32_t> usual(size_t i, size_t at, size_t end) const;
+  void force_common(size_t i, size_t at, size_t end, const std::vector<size_t>& alike);
 
   std::shared_ptr<const OpenBundle> opened_;
   std::vector<std::string> texts_;
-  // of each text and each of its bytes, the ids that match from there
+  std::vector<size_t> index_;  // of each text among those given
+  // of each text and each of its bytes: the ids that match from there, and the one that must follow
   std::vector<std::vector<std::vector<int32_t>>> ids_;
+  std::vector<std::vector<int32_t>> forced_;  // or NONE
   std::vector<bool> alive_;  // texts that begin with the answer
   size_t at_ = 0;            // bytes of the answer
 };

@@ -89,6 +89,19 @@ const Tokenizer::Special* Tokenizer::special_at(std::string_view text, size_t at
   return out;
 }
 
+std::vector<int32_t> Tokenizer::within(std::string_view text) const {
+  std::vector<int32_t> ids;
+  std::string back;
+  try {
+    if (!text.empty()) plain(text, false, ids);
+  } catch (const Fault&) {  // it begins or ends inside a character, or cannot be encoded
+    return {};
+  }
+  for (int32_t id : ids) back += bytes(id);
+  if (back != text) ids.clear();
+  return ids;
+}
+
 std::vector<int32_t> Tokenizer::encode(const edge_part* parts, size_t count) const {
   std::vector<int32_t> ids;
   std::string stretch;

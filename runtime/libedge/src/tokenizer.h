@@ -17,6 +17,9 @@ class Tokenizer {
   // Returns the ids of a prompt in parts, without `bos`. All text between two special tokens is
   // encoded as one, across parts. Throws Fault.
   std::vector<int32_t> encode(const edge_part* parts, size_t count) const;
+  // Returns the ids of text within an answer, to which no leading space is added; none if it has no
+  // ids with exactly its bytes.
+  std::vector<int32_t> within(std::string_view text) const;
   // Returns the bytes of a token, none for control tokens. Throws Fault if it is out of range.
   const std::string& bytes(int32_t token) const;
   // Returns the id of the special token written as `text`, or -1.
