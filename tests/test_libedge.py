@@ -302,14 +302,17 @@ def test_the_cpp_example(installed: Path, tmp_path: Path) -> None:
 
 
 @compiled
-def test_the_core_of_the_ros_node(installed: Path) -> None:
-    """It answers like a chat in Python; the node around it is unproven."""
+@pytest.mark.parametrize("choices", [(), ("left", "left turn", "right")])
+def test_the_core_of_the_ros_node(installed: Path, choices: tuple[str, ...]) -> None:
+    """It answers like a chat in Python, turn after turn, whether an answer ends itself or not."""
     program = built(ROOT / "docs/examples/c/robot_speech.cpp", installed)
-    questions = ["Hello, who are you?", "Say <|end|> twice."]
-    said = ran(program, folder("demo-draft"), "60", "0", input="\n".join(questions) + "\n")
+    questions = ["Hello, who are you?", "Say <|end|> twice.", "And now?"]
+    text = "\n".join(questions) + "\n"
+    said = ran(program, folder("demo-draft"), "60", "0", *choices, input=text)
     session = python("demo-draft").session()
+    given = {"choices": choices} if choices else {}
     assert said == "".join(
-        session.chat(question, temperature=0, max_tokens=256).finish().text + "\n"
+        session.chat(question, temperature=0, max_tokens=256, **given).finish().text + "\n"
         for question in questions
     )
 

@@ -1,8 +1,9 @@
 // Chats in a terminal: each input line is a turn.
 //
-//   printf 'Hello\nWhat can you do?\n' | robot_speech BUNDLE [SECONDS [TEMPERATURE [BEGIN END]]]
+//   printf 'Hello\nWhat can you do?\n' | robot_speech BUNDLE [SECONDS [TEMPERATURE [CHOICE...]]]
 //
-// BEGIN and END are the text that the chat template writes around a user's message.
+// With choices, each answer is one of them. For models whose chat template is not that of the
+// demonstrations, put --template OPENING BEGIN END CLOSING first: see `Template`.
 //
 // g++ -std=c++17 robot_speech.cpp $(pkg-config --cflags --libs edge) -pthread -o robot_speech
 #include "robot_speech.h"
@@ -11,27 +12,33 @@
 #include <iostream>
 
 int main(int count, char** words) try {
+  robot::Template chat;
+  if (count > 5 && words[1] == std::string("--template")) {
+    chat = {words[2], words[3], words[4], words[5]};
+    count -= 5, words += 5;
+  }
   if (count < 2)
-    return std::cerr << "usage: robot_speech BUNDLE [SECONDS [TEMPERATURE [BEGIN END]]]\n", 2;
-  robot::Manner manner;
-  if (count > 2) manner.deadline_s = std::atof(words[2]);
-  if (count > 3) manner.temperature = std::atof(words[3]);
-  if (count > 5) manner.begin = words[4], manner.end = words[5];
+    return std::cerr << "usage: robot_speech BUNDLE [SECONDS [TEMPERATURE [CHOICE...]]]\n", 2;
   std::mutex mutex;
   std::condition_variable changed;
-  std::optional<std::string> ended;  // holds the error message, empty on success
-  robot::Speech speech(
-      words[1], manner, [](const std::string& text) { std::cout << text << std::flush; },
-      [&](edge_finish, const std::string& error) {
-        std::lock_guard<std::mutex> lock(mutex);
-        ended = error;
-        changed.notify_one();
-      });
-  for (std::string line; std::getline(std::cin, line);) {
-    speech.ask(line);
+  std::optional<robot::Answer> ended;
+  robot::Speech speech(words[1], chat);
+  robot::Question question;
+  question.sampling = speech.sampling();
+  if (count > 2) question.deadline_s = std::atof(words[2]);
+  if (count > 3) question.sampling.temperature = std::atof(words[3]);
+  for (int i = 4; i < count; i++) question.choices.push_back(words[i]);
+  while (std::getline(std::cin, question.text)) {
+    speech.ask(
+        question, [](const std::string& piece) { std::cout << piece << std::flush; },
+        [&](const robot::Answer& answer) {
+          std::lock_guard<std::mutex> lock(mutex);
+          ended = answer;
+          changed.notify_one();
+        });
     std::unique_lock<std::mutex> lock(mutex);  // a robot's loop would continue here
     changed.wait(lock, [&] { return ended.has_value(); });
-    if (!ended->empty()) return std::cerr << *ended << "\n", 1;
+    if (!ended->error.empty()) return std::cerr << ended->error << "\n", 1;
     ended.reset();
     std::cout << std::endl;
   }

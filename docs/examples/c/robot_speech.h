@@ -6,54 +6,74 @@
 
 #include <condition_variable>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace robot {
 
-struct Manner {
-  double deadline_s = 10;
-  double temperature = -1;  // below 0: the bundle's default
-  // Text that the model's chat template writes around a user's message.
-  std::string begin = "<|user|>", end = "<|end|><|assistant|>";
+// Text that the model's chat template writes. Its special tokens become their ids.
+struct Template {
+  std::string opening;              // at the beginning of a conversation, such as a system message
+  std::string begin = "<|user|>";   // before a message
+  std::string end = "<|end|><|assistant|>";  // after it
+  std::string closing = "<|end|>";  // after an answer, before the next message
+};
+
+struct Question {
+  std::string text;
+  bool chat = true;  // a message; false: a text to continue
+  bool keep = true;  // continue the conversation; false: begin a new one
+  edge_sampling sampling = EDGE_SAMPLING;
+  int64_t max_tokens = 256;
+  double deadline_s = 0;  // 0: none
+  std::vector<std::string> stop;     // texts that end the answer
+  std::vector<std::string> choices;  // the answer is one of these; empty: any answer
+};
+
+struct Answer {
+  std::string text, error;  // `error` is empty on success
+  edge_finish finish = EDGE_FINISH_STOP;
+  int64_t prompt_tokens = 0;  // run before the first token was sampled
+  int64_t reused_tokens = 0;  // held by the state already
+  int64_t tokens = 0;
+  double ttft_s = std::numeric_limits<double>::quiet_NaN();        // without a token: NaN
+  double tokens_per_s = std::numeric_limits<double>::quiet_NaN();  // with fewer than two: NaN
 };
 
 class Speech {
  public:
-  using Heard = std::function<void(const std::string&)>;  // called with each piece of text
-  using Done = std::function<void(edge_finish, const std::string& error)>;
+  // Both are called in the thread that answers.
+  using Heard = std::function<void(const std::string& piece)>;
+  using Done = std::function<void(const Answer&)>;
 
-  // Both are called in the thread that answers. Throws std::runtime_error.
-  Speech(const std::string& bundle, Manner manner, Heard heard, Done done)
-      : manner_(std::move(manner)), heard_(std::move(heard)), done_(std::move(done)) {
+  // Loads the bundle. Throws std::runtime_error.
+  explicit Speech(const std::string& bundle, Template chat = {}, int threads = 1)
+      : chat_(std::move(chat)) {
     edge_error error;
     edge_bundle* opened = nullptr;
     check(edge_bundle_open(bundle.c_str(), &opened, &error), error);
     bundle_.reset(opened);
+    check(edge_bundle_info(opened, &info_, &error), error);
+    edge_model_options of_model = EDGE_MODEL_OPTIONS;
+    of_model.threads = threads;
     edge_model* model = nullptr;
-    check(edge_model_load(opened, nullptr, &model, &error), error);
+    check(edge_model_load(opened, &of_model, &model, &error), error);
     edge_session* session = nullptr;
     edge_status status = edge_session_new(model, nullptr, &session, &error);
     edge_model_close(model);  // the session keeps it open
     check(status, error);
     session_.reset(session);
-    edge_decoder* decoder = nullptr;
-    check(edge_decoder_new(opened, nullptr, &decoder, &error), error);
-    decoder_.reset(decoder);
-    check(edge_bundle_sampling(opened, &sampling_, &error), error);
-    if (manner_.temperature >= 0) sampling_.temperature = manner_.temperature;
-    how_.sampling = &sampling_;
-    how_.deadline_s = manner_.deadline_s;
-    how_.user = this;
-    how_.on_token = [](void* self, int32_t token) { return static_cast<Speech*>(self)->hear(token); };
     thread_ = std::thread([this] { work(); });
   }
 
+  // Ends the answer in progress.
   ~Speech() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -64,20 +84,46 @@ class Speech {
     thread_.join();
   }
 
+  // Returns the bundle's sampling parameters.
+  edge_sampling sampling() const {
+    edge_error error;
+    edge_sampling out = EDGE_SAMPLING;
+    check(edge_bundle_sampling(bundle_.get(), &out, &error), error);
+    return out;
+  }
+
   // Returns false while an answer is in progress. Never waits for the model.
-  bool ask(std::string question) {
+  bool ask(Question question, Heard heard, Done done) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (busy_) return false;
     busy_ = true;
-    question_ = std::move(question);
+    next_ = Request{std::move(question), std::move(heard), std::move(done)};
     changed_.notify_one();
     return true;
   }
+  bool busy() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return busy_;
+  }
 
-  // Ends the answer within a token.
+  // Ends the answer in progress within a token, or a chunk of its prompt.
   void stop() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (busy_) edge_session_cancel(session_.get());
+  }
+
+  // Forgets, saves and resumes the conversation. They throw std::runtime_error, also while an answer
+  // is in progress. The last two return the number of its tokens.
+  void clear() { between([](auto* session, auto* error) { return edge_session_clear(session, error); }); }
+  int64_t save(const std::string& path) {
+    return between([&](auto* session, auto* error) {
+      return edge_session_save(session, path.c_str(), error);
+    });
+  }
+  int64_t load(const std::string& path) {
+    return between([&](auto* session, auto* error) {
+      return edge_session_load(session, path.c_str(), error);
+    });
   }
 
  private:
@@ -87,6 +133,34 @@ class Speech {
   };
   template <class T, void (*End)(T*)>
   using Owned = std::unique_ptr<T, Ends<T, End>>;
+  using Decoder = Owned<edge_decoder, edge_decoder_free>;
+  using Choices = Owned<edge_choices, edge_choices_free>;
+  using Ids = std::vector<int32_t>;
+
+  struct Request {
+    Question question;
+    Heard heard;
+    Done done;
+  };
+  // Collects the text of an answer.
+  struct Listener {
+    edge_decoder* decoder;
+    const Heard& heard;
+    std::string text;
+    int32_t stopped = 0;  // a stop text was found
+
+    void take(const char* piece) {
+      if (!*piece) return;
+      text += piece;
+      if (heard) heard(piece);
+    }
+    int feed(int32_t token) {
+      const char* piece = "";
+      if (edge_decoder_feed(decoder, token, &piece, nullptr, &stopped, nullptr)) return 1;
+      take(piece);
+      return stopped;
+    }
+  };
 
   static void check(edge_status status, const edge_error& error) {
     if (!status) return;
@@ -95,33 +169,94 @@ class Speech {
       if (*part) where += std::string(part) + ": ";
     throw std::runtime_error(where + error.message);
   }
-
-  int hear(int32_t token) {
-    const char* text = "";
-    if (edge_decoder_feed(decoder_.get(), token, &text, nullptr, nullptr, nullptr)) return 1;
-    if (*text) heard_(text);
-    return 0;
-  }
-
-  // User input is an untrusted part of its own, so that nobody can inject control tokens.
-  std::vector<int32_t> tokens(const std::string& question) {
-    const edge_part parts[] = {{manner_.begin.data(), manner_.begin.size(), 1},
-                               {question.data(), question.size(), 0},
-                               {manner_.end.data(), manner_.end.size(), 1}};
-    size_t count = 0;
-    edge_error error;
-    std::vector<int32_t> out(manner_.begin.size() + question.size() + manner_.end.size() + 16);
-    check(edge_bundle_prompt(bundle_.get(), parts, 3, out.data(), out.size(), &count, &error), error);
-    out.resize(count);
+  static std::vector<const char*> pointers(const std::vector<std::string>& texts) {
+    std::vector<const char*> out;
+    for (const std::string& text : texts) out.push_back(text.c_str());
     return out;
   }
 
-  edge_finish answer(const std::string& question) {
+  template <class F> int64_t between(F work) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (busy_) throw std::runtime_error("an answer is in progress");
     edge_error error;
+    check(work(session_.get(), &error), error);
+    return edge_session_position(session_.get());
+  }
+
+  Ids encoded(const std::vector<edge_part>& parts) const {
+    edge_error error;
+    size_t count = 0;
+    Ids out(64);
+    for (;;) {
+      check(edge_bundle_prompt(bundle_.get(), parts.data(), parts.size(), out.data(), out.size(),
+                               &count, &error),
+            error);
+      bool whole = count <= out.size();
+      out.resize(count);
+      if (whole) return out;
+    }
+  }
+  static edge_part part(const std::string& text, bool trusted) {
+    return {text.data(), text.size(), trusted};
+  }
+
+  // The ids that follow what the session holds. User input is an untrusted part of its own, so that
+  // nobody can inject control tokens.
+  Ids prompt(const Question& question) const {
+    int32_t last = edge_session_pending(session_.get());
+    bool fresh = edge_session_position(session_.get()) == 0 && last < 0;
+    Ids out;
+    auto add = [&](const Ids& ids, bool skip = false) {
+      out.insert(out.end(), ids.begin() + skip, ids.end());
+    };
+    if (fresh && info_.add_bos) out.push_back(info_.bos);
+    if (!question.chat) {
+      add(encoded({part(question.text, false)}));
+      return out;
+    }
+    if (!fresh) {
+      Ids closing = encoded({part(chat_.closing, true)});
+      add(closing, !closing.empty() && closing[0] == last);  // the model may have ended its answer
+    }
+    add(encoded({part(fresh ? chat_.opening : "", true), part(chat_.begin, true),
+                 part(question.text, false), part(chat_.end, true)}));
+    return out;
+  }
+
+  Answer answer(const Request& request) {
+    const Question& question = request.question;
+    edge_error error;
+    std::vector<const char*> stop = pointers(question.stop), texts = pointers(question.choices);
+    edge_decoder_options of_decoder = EDGE_DECODER_OPTIONS;
+    of_decoder.stop = stop.data(), of_decoder.stop_count = stop.size();
+    of_decoder.continued = !question.chat;
+    edge_decoder* decoder = nullptr;
+    check(edge_decoder_new(bundle_.get(), &of_decoder, &decoder, &error), error);
+    Decoder owned(decoder);
+    edge_constraint form = EDGE_CONSTRAINT;
+    Choices choices;
+    edge_generation how = EDGE_GENERATION;
+    if (!texts.empty()) {
+      edge_choices* made = nullptr;
+      check(edge_choices_new(bundle_.get(), texts.data(), texts.size(), &made, &error), error);
+      choices.reset(made);
+      how.constraint = &form;
+    }
+    Listener listener{decoder, request.heard, {}};
+    how.sampling = &question.sampling;
+    how.max_tokens = question.max_tokens;
+    how.deadline_s = question.deadline_s;
+    how.user = &listener;
+    how.on_token = [](void* self, int32_t token) { return static_cast<Listener*>(self)->feed(token); };
+
     edge_result result = EDGE_RESULT;
-    std::vector<int32_t> prompt = tokens(question);
+    Answer out;
+    if (!question.keep) check(edge_session_clear(session_.get(), &error), error);
     auto run = [&] {
-      return edge_generate(session_.get(), prompt.data(), prompt.size(), &how_, &result, &error);
+      if (choices) check(edge_choices_begin(choices.get(), &form, &error), error);
+      Ids ids = prompt(question);
+      out.reused_tokens = edge_session_position(session_.get());
+      return edge_generate(session_.get(), ids.data(), ids.size(), &how, &result, &error);
     };
     edge_status status = run();
     if (status == EDGE_ERROR_CONTEXT_FULL) {  // forget the earlier conversation
@@ -129,46 +264,48 @@ class Speech {
       status = run();
     }
     const char* rest = "";
-    edge_decoder_finish(decoder_.get(), &rest, nullptr, nullptr);
-    if (*rest) heard_(rest);
+    edge_decoder_finish(decoder, &rest, nullptr, nullptr);
+    if (!listener.stopped) listener.take(rest);
     check(status, error);
-    return result.finish;
+    out.text = std::move(listener.text);
+    out.finish = listener.stopped ? EDGE_FINISH_STOP : result.finish;
+    out.prompt_tokens = result.prompt_tokens;
+    out.tokens = result.tokens;
+    if (out.tokens > 0) out.ttft_s = result.prompt_s;
+    if (out.tokens > 1) out.tokens_per_s = double(out.tokens - 1) / (result.total_s - result.prompt_s);
+    return out;
   }
 
   void work() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [this] { return over_ || question_; });
-      if (over_) return;
-      std::string question = std::move(*question_), problem;
-      question_.reset();
+      changed_.wait(lock, [this] { return over_ || next_; });
+      if (over_ && !next_) return;
+      Request request = std::move(*next_);
+      next_.reset();
       lock.unlock();
-      edge_finish finish = EDGE_FINISH_STOP;
+      Answer ended;
       try {
-        finish = answer(question);
+        ended = answer(request);
       } catch (const std::exception& caught) {
-        problem = caught.what();
+        ended.error = caught.what();
       }
       lock.lock();
-      edge_session_resume(session_.get());  // drop a stop that came too late
+      if (!over_) edge_session_resume(session_.get());  // drop a stop that came too late
       busy_ = false;
       lock.unlock();
-      done_(finish, problem);
+      request.done(ended);
       lock.lock();
     }
   }
 
-  Manner manner_;
-  Heard heard_;
-  Done done_;
+  Template chat_;
+  edge_info info_ = EDGE_INFO;
   Owned<edge_bundle, edge_bundle_close> bundle_;
   Owned<edge_session, edge_session_free> session_;
-  Owned<edge_decoder, edge_decoder_free> decoder_;
-  edge_sampling sampling_ = EDGE_SAMPLING;
-  edge_generation how_ = EDGE_GENERATION;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<std::string> question_;
+  std::optional<Request> next_;
   bool busy_ = false, over_ = false;
   std::thread thread_;
 };

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import fields
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -33,6 +34,8 @@ from edge_chat.talker import Goal, GoalRequest, NodeSettings, Refused, Talker
 
 # how often a waiting callback checks whether its goal was cancelled; tokens do not wait for it
 _POLL_S = 0.02
+# least time between two pieces: a client keeps the last ten until it looks at them
+_PIECE_S = 0.005
 # executor threads: for the goal, for cancelling it, for services, parameters and diagnostics
 _THREADS = 3
 _SHUTDOWN_S = 5.0
@@ -157,9 +160,13 @@ class ChatNode(LifecycleNode):
                 if ended:
                     return
                 continue
+            with suppress(Empty):
+                while True:
+                    piece += pieces.get_nowait()
             feedback = Generate.Feedback()
             feedback.piece = piece
             handle.publish_feedback(feedback)
+            time.sleep(_PIECE_S)
 
     # -- services --------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 ros2 launch edge_chat edge_chat.launch.py config:=my.yaml namespace:=robot1
 ros2 lifecycle set /robot1/edge_chat configure && ros2 lifecycle set /robot1/edge_chat activate
+
+With package:=edge_chat_cpp, the node in C++ (docs/examples/c/ros2).
 """
 
 from pathlib import Path
@@ -19,8 +21,9 @@ def generate_launch_description() -> LaunchDescription:
         [
             DeclareLaunchArgument("config", default_value=str(config)),
             DeclareLaunchArgument("namespace", default_value=""),
+            DeclareLaunchArgument("package", default_value="edge_chat"),
             LifecycleNode(
-                package="edge_chat",
+                package=LaunchConfiguration("package"),
                 executable="node",
                 name="edge_chat",
                 namespace=LaunchConfiguration("namespace"),
