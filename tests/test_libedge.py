@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import json
 import os
 import random
 import re
@@ -18,6 +19,7 @@ import pytest
 import edge
 from edge.bundle import open_bundle
 from edge.plugins.cpu import library
+from edge.runtime.constrain.mask import LAYOUT
 from edge.runtime.cpu import schemas
 from edge.runtime.cpu.engine import CpuEngine
 from edge.runtime.engine import Engine
@@ -252,7 +254,7 @@ def built(source: Path, where: Path, *flags: str) -> Path:
     program = where / source.stem
     compiler = ["cc", "-std=c99"] if source.suffix == ".c" else ["c++", "-std=c++17"]
     ran(
-        *compiler, "-pedantic", "-Wall", "-Wextra", "-Werror", *flags, source, "-o", program,
+        *compiler, "-pedantic", "-Wall", "-Wextra", "-Werror", source, "-o", program, *flags,
         f"-I{where}/include", f"-L{where}/lib", f"-Wl,-rpath,{where}/lib", "-ledge", "-pthread",
     )  # fmt: skip
     return program
@@ -289,6 +291,36 @@ def test_the_example_of_choices(installed: Path) -> None:
     assert done.stdout == expected + "\n" and actions[done.returncode] == expected
     failed = subprocess.run([program, folder("demo"), prompt, "", "x"], capture_output=True)
     assert failed.returncode == 125 and b"texts.0: is empty" in failed.stderr
+
+
+@compiled
+@pytest.mark.parametrize("name", ["demo", "demo-draft", "demo-bytes"])
+def test_the_example_of_json(name: str, installed: Path) -> None:
+    """llguidance's C library gives the answers that its Python package gives."""
+    if not (checkout := os.environ.get("EDGE_LLGUIDANCE")):
+        pytest.skip("set EDGE_LLGUIDANCE to a checkout: cargo build --release -p llguidance there")
+    pytest.importorskip("llguidance")
+    libraries = [f"-I{checkout}/parser", f"{checkout}/target/release/libllguidance.a"]
+    program = built(
+        ROOT / "docs/examples/c/json.c", installed, *libraries, "-lpthread", "-ldl", "-lm"
+    )
+    properties = {
+        "go": {"enum": ["left", "right", "léger"]},
+        "why": {"type": "string", "maxLength": 12},
+        "metres": {"type": "integer", "minimum": 0, "maximum": 99},
+    }
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    schema |= {"required": list(properties), "additionalProperties": False}
+    text = "<|user|>Go left for two metres.<|end|><|assistant|>"
+    given = json.dumps(schema | {"x-guidance": LAYOUT})
+    session = python(name).session()
+    ids = session.model.tokenizer.encode(text, special=True)
+    expected = session.generate(ids, json_schema=schema, temperature=0, max_tokens=256).finish()
+    said = subprocess.run([program, folder(name), text, given], capture_output=True, text=True)
+    assert (said.stdout, said.returncode) == (expected.text + "\n", 0), said.stderr
+    assert set(json.loads(said.stdout)) == set(properties)
+    wrong = subprocess.run([program, folder(name), text, "{"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and wrong.stderr.startswith("schema: ")
 
 
 @compiled
