@@ -14,6 +14,7 @@ import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
+from edge.export.graph.run import session_options
 from edge.launch import RUN_FIELDS
 from edge.ops import DEVICE_DOMAIN, DEVICE_VERSION, DOMAIN, VERSION, Value
 from edge.plugins.device.library import device_functions
@@ -179,11 +180,7 @@ class Case:
 
     @cached_property
     def session(self) -> ort.InferenceSession:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        # otherwise a product with a dequantized weight may become one that rounds its x
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-        model = self.model().SerializeToString()
+        model, options = self.model().SerializeToString(), session_options(threads=1)
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def run(self, given: Mapping[str, Array]) -> dict[str, Array]:

@@ -12,6 +12,7 @@ import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
+from edge.export.graph.run import session_options
 from edge.ops import DOMAIN, VERSION, Op
 from edge.plugins.onnx import OPSETS, Flavour, function, op_of
 
@@ -55,12 +56,8 @@ def one_op_model(
 
 
 def _session(model: ModelProto) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    # As the engine does: fused ops are explicit in the graph.
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
     return ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        model.SerializeToString(), session_options(threads=1), providers=["CPUExecutionProvider"]
     )
 
 

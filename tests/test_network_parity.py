@@ -140,7 +140,8 @@ CASES: dict[str, Save] = {
     ),
     "gemma2": partial(save_gemma2, sliding_window=7),
     "gemma2-without-caps": partial(
-        save_gemma2, attn_logit_softcapping=None, final_logit_softcapping=None
+        save_gemma2, attn_logit_softcapping=None, final_logit_softcapping=None,
+        query_pre_attn_scalar=16,
     ),
     "gemma3": save_gemma3,
     "granite": save_granite,

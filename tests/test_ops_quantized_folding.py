@@ -9,6 +9,7 @@ import onnx
 import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
+from edge.export.graph.run import session_options
 from edge.plugins.catalogue import OPS
 from edge.plugins.onnx import FLAVOURS, Flavour
 from tests.int8_recurrent import (
@@ -45,8 +46,7 @@ def optimized(
     types = [array.dtype for array in inputs.values()]
     name = OPS[op].function(attributes)
     model = one_op_model(name, flavour, attributes.items(), types, weights)
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options = session_options()
     options.optimized_model_filepath = str(folder / "optimized.onnx")
     ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return onnx.load(folder / "optimized.onnx").graph

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edge import cpu
 from edge.ops import DOMAIN, VERSION
 from edge.plugins.catalogue import OPS
 from edge.plugins.hadamard import reference as hadamard
@@ -143,8 +144,9 @@ def test_a_chain_is_integer_products_and_nothing_more(
     # ONNX Runtime decides which processors need other weights for exact products
     only_integer_products(optimized, TensorProto.INT8, *[TensorProto.UINT8] * precise)
     only_these_run(optimized)
-    found = dict(zip(OUTPUTS, model.run(None, inputs()), strict=True))
-    assert apart(found, expected(weights, **inputs())) <= 1e-3
+    if precise or cpu.has_vnni():  # without either, products saturate: see below
+        found = dict(zip(OUTPUTS, model.run(None, inputs()), strict=True))
+        assert apart(found, expected(weights, **inputs())) <= 1e-3
 
 
 # Runs without torch, since the emulator is slow.

@@ -33,7 +33,8 @@ LAYER = DeltaLayer()
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    tolerance = 2e-5 * float(expected.abs().max())
+    # how products are summed differs from one CPU to another, and up to 2.2e-5 was seen
+    tolerance = 4e-5 * float(expected.abs().max())
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
