@@ -9,6 +9,23 @@
 
 constexpr int NR = 4, MR = 4;  // a tile has 16 sums and 8 loads a step
 
+// What products are given to: called with (m, n, sums, count) for `count` columns of row m from n on.
+// One type for all callers, so that the products are not compiled again for each of them.
+class Sink {
+  const void* object;
+  void (*call)(const void*, int64_t, int64_t, vf, int);
+  template <class F>
+  static void call_as(const void* f, int64_t m, int64_t n, vf sums, int count) {
+    (*static_cast<const F*>(f))(m, n, sums, count);
+  }
+
+ public:
+  template <class F> Sink(const F& f) : object(&f), call(call_as<F>) {}
+  void operator()(int64_t m, int64_t n, vf sums, int count) const {
+    call(object, m, n, sums, count);
+  }
+};
+
 // -- int8 -------------------------------------------------------------------------------------------
 
 // sums[m][n] for M rows of x and NR weight rows: exact, plus the bias if BIASED.
@@ -50,9 +67,8 @@ inline void biases(const int8_t* x, int64_t x_stride, int64_t rows, int64_t K, P
 // strips of columns, [M, STRIP], so that f takes a vector of columns at a time.
 constexpr int64_t STRIP = 64;
 
-template <class F> inline void product_int8(const int8_t* x, int64_t x_stride, int64_t M,
-                                            const int8_t* weight, int64_t K, const int32_t* bias,
-                                            int64_t first, int64_t last, F f) {
+inline void product_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8_t* weight,
+                         int64_t K, const int32_t* bias, int64_t first, int64_t last, Sink f) {
   int32_t* totals = static_cast<int32_t*>(thread_bytes(1, M * STRIP * int64_t(sizeof(int32_t))));
   for (int64_t start = first; start < last; start += STRIP) {
     int64_t end = std::min(start + STRIP, last);
@@ -85,9 +101,9 @@ template <class F> inline void product_int8(const int8_t* x, int64_t x_stride, i
 }
 
 // The same for many rows; K is a multiple of 4.
-template <class F> inline void panels_int8(const int8_t* x, int64_t x_stride, int64_t M,
-                                           const int8_t* weight, int64_t N, int64_t K,
-                                           const int32_t* bias, Pool& pool, bool interleaved, F f) {
+inline void panels_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8_t* weight,
+                        int64_t N, int64_t K, const int32_t* bias, Pool& pool, bool interleaved,
+                        Sink f) {
   panels(weight, N, K, K / 4, FLIP_SIGNED, pool, interleaved, [&](const int32_t* panel, int64_t n, int64_t end) {
 #if EDGE_TILES
     if (pool.tiles && tiles_take(K / 4)) {
@@ -116,9 +132,8 @@ template <class F> inline void panels_int8(const int8_t* x, int64_t x_stride, in
 }
 
 // The same for 3 to FEW rows; K is a multiple of 16. `first` and `last` count groups of W outputs.
-template <class F> inline void words_int8(const int8_t* x, int64_t x_stride, int64_t M,
-                                          const int8_t* weight, int64_t N, int64_t K,
-                                          const int32_t* bias, int64_t first, int64_t last, F f) {
+inline void words_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8_t* weight, int64_t N,
+                       int64_t K, const int32_t* bias, int64_t first, int64_t last, Sink f) {
   for (int64_t n = first * W; n < std::min(last * W, N); n += W) {
     int count = (int)std::min<int64_t>(W, N - n);
     vi sums[FEW];
@@ -139,9 +154,8 @@ template <class F> inline void words_int8(const int8_t* x, int64_t x_stride, int
 }
 
 // The same for few rows and interleaved weights; K is a multiple of 4.
-template <class F> inline void groups_int8(const int8_t* x, int64_t x_stride, int64_t M,
-                                           const int8_t* weight, int64_t N, int64_t K,
-                                           const int32_t* bias, int64_t first, int64_t last, F f) {
+inline void groups_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8_t* weight, int64_t N,
+                        int64_t K, const int32_t* bias, int64_t first, int64_t last, Sink f) {
   AddBytes add;
   for (int64_t n = first * W; n < std::min(last * W, N); n += W) {
     int count = (int)std::min<int64_t>(W, N - n);
@@ -169,9 +183,8 @@ inline int64_t columns_a_piece(int64_t bytes_a_row, int64_t M) {
 }
 
 // Calls f(m, n, sums, count) for all of x [rows, K] · weight [N, K].
-template <class F> inline void multiply_int8(const int8_t* x, int64_t x_stride, int64_t rows,
-                                             const int8_t* weight, int64_t N, int64_t K, Pool& pool,
-                                             bool interleaved, F f) {
+inline void multiply_int8(const int8_t* x, int64_t x_stride, int64_t rows, const int8_t* weight,
+                          int64_t N, int64_t K, Pool& pool, bool interleaved, Sink f) {
   int32_t* bias = pool.scratch<int32_t>(0, rows);
   biases(x, x_stride, rows, K, pool, bias);
   if (AddBytes::here && rows > FEW && K % 4 == 0)

@@ -140,9 +140,9 @@ struct Blocked {
   }
 
   // Calls f(m, n, sums, count) for all rows and columns.
-  template <class S, class F>
+  template <class S>
   void multiply(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
-                bool interleaved, F f) const {
+                bool interleaved, Sink f) const {
     if (turned(rows)) {
       if (rows > FEW) return by_panels(x, packed, units, rows, pool, interleaved, f);
       if (interleaved)
@@ -314,9 +314,9 @@ struct Blocked {
     }
   }
 
-  template <class S, class F> void by_panels(const Prepared& x, const uint8_t* packed,
-                                             Units<S> units, int64_t rows, Pool& pool,
-                                             bool interleaved, F f) const {
+  template <class S>
+  void by_panels(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
+                 bool interleaved, Sink f) const {
     int64_t of_row = blocks_a_row(), words = shared / 4;  // words per block
     pool.each((N + WIDE - 1) / WIDE, 1, [&](int64_t first, int64_t last) {
       int64_t of_panel = K * WIDE, of_scales = of_row * WIDE * int64_t(sizeof(float));
@@ -367,9 +367,8 @@ struct Blocked {
   }
 #if EDGE_TILES
   // Multiplies one panel by AMX. Block sums are scaled as in `by_panels`, so the bits are equal.
-  template <class F>
   void by_tiles(const Prepared& x, const int32_t* panel, const float* scales, int64_t n, int64_t end,
-                int64_t rows, F f) const {
+                int64_t rows, Sink f) const {
     const int64_t of_row = blocks_a_row(), words = shared / 4;
     alignas(64) int32_t sums[2 * TILE_ROWS * WIDE];
     each_tile(rows, [&](int64_t m, int64_t some) {
@@ -412,18 +411,18 @@ struct Blocked {
         for (int i = 0; i < count; i++) store(out + (b + i) * wide + j, v[i]);
       });
   }
-  template <int BITS, int STEP, class S, class F>
+  template <int BITS, int STEP, class S>
   void by_words(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
-                F f) const {
+                Sink f) const {
     BITS == 4 && rows == 1 ? by_words<BITS, STEP, true>(x, packed, units, rows, pool, f)
               : by_words<BITS, STEP, false>(x, packed, units, rows, pool, f);
   }
   // Few rows: W outputs at a time. Outputs lie side by side, so a block is scaled once, not in
   // every vector. Weights are transposed in registers. With one row and 4 bits, the sums are
   // transposed instead: they are exact, so the bits are the same.
-  template <int BITS, int STEP, bool ONE, class S, class F>
+  template <int BITS, int STEP, bool ONE, class S>
   void by_words(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
-                F f) const {
+                Sink f) const {
     const int64_t of_row = blocks_a_row(), of_block = block / 4, of_units = of_row * W;
     pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(bytes(), rows) / W),
               [&](int64_t first, int64_t last) {
@@ -485,9 +484,9 @@ struct Blocked {
     });
   }
   // The same for interleaved weights, which are read in memory order.
-  template <int BITS, bool MINIMUM, class S, class F>
+  template <int BITS, bool MINIMUM, class S>
   void by_groups(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
-                 F f) const {
+                 Sink f) const {
     const int64_t of_row = blocks_a_row(), of_block = block / 4, half = K / 2;
     AddBytes add;
     pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(bytes(), rows) / W),

@@ -23,10 +23,10 @@ template <int M, class T> inline void tile_float(const float* x, int64_t x_strid
   for (int m = 0; m < M; m++) sums4(acc[m], sums[m]);
 }
 
-// Calls f(m, n, sums, rows, columns) for tiles of the product with weight rows first ... last.
-template <class T, class F> inline void product_float(const float* x, int64_t x_stride, int64_t M,
-                                                      const T* weight, int64_t K, int64_t first,
-                                                      int64_t last, F f) {
+// Multiplies by weight rows first ... last.
+template <class T>
+inline void product_float(const float* x, int64_t x_stride, int64_t M, const T* weight, int64_t K,
+                          int64_t first, int64_t last, Sink f) {
   for (int64_t n = first; n < last; n += NR) {
     int columns = (int)std::min<int64_t>(NR, last - n);
     const T* w[NR];
@@ -41,15 +41,18 @@ template <class T, class F> inline void product_float(const float* x, int64_t x_
         case 3: tile_float<3>(from, x_stride, w, K, sums); break;
         default: tile_float<4>(from, x_stride, w, K, sums);
       }
-      f(m, n, sums, rows, columns);
+      for (int i = 0; i < rows; i++) {
+        vf four{};
+        for (int j = 0; j < columns; j++) four[j] = sums[i][j];
+        f(m + i, n, four, columns);
+      }
     }
   }
 }
 
 // Calls f(m, n, sums, count) for the products of all rows and a panel.
-template <class F> EDGE_INLINE void times_panel(const float* x, int64_t x_stride, int64_t M,
-                                                const int32_t* panel, int64_t K, int64_t n,
-                                                int64_t end, F f) {
+inline void times_panel(const float* x, int64_t x_stride, int64_t M, const int32_t* panel, int64_t K,
+                        int64_t n, int64_t end, Sink f) {
   tiles(M, [&](auto tile, int64_t m) {
     constexpr int R = decltype(tile)::rows;
     vf sums[R][2] = {};
@@ -82,9 +85,9 @@ EDGE_INLINE void add_floats(const T* group, int64_t K, int count, const float* x
   for (int r = 0; r < R; r++) sums[r] = acc[r];
 }
 // Calls f(m, n, sums, count) for few rows; `first` and `last` count groups of W outputs.
-template <class T, class F>
+template <class T>
 inline void groups_float(const float* x, int64_t x_stride, int64_t M, const T* weight, int64_t N,
-                         int64_t K, int64_t first, int64_t last, F f) {
+                         int64_t K, int64_t first, int64_t last, Sink f) {
   for (int64_t n = first * W; n < std::min(last * W, N); n += W) {
     int count = (int)std::min<int64_t>(W, N - n);
     few_rows(M, [&](auto tile, int64_t m) {
@@ -95,9 +98,9 @@ inline void groups_float(const float* x, int64_t x_stride, int64_t M, const T* w
     });
   }
 }
-template <class T, class F>
+template <class T>
 inline void interleaved_float(const float* x, int64_t x_stride, int64_t M, const T* weight,
-                              int64_t N, int64_t K, Pool& pool, F f) {
+                              int64_t N, int64_t K, Pool& pool, Sink f) {
   if (M <= FEW)
     return pool.each((N + W - 1) / W,
                      std::max<int64_t>(1, columns_a_piece(K * sizeof(T), M) / W),
@@ -132,9 +135,9 @@ inline const float* as_half(const float* x, int64_t stride, int64_t rows, int64_
 }
 
 // Calls f(m, n, sums, count) for all of x [rows, K] · weight [N, K], f32 or f16.
-template <class F> inline void multiply_float(const float* x, int64_t x_stride, int64_t rows,
-                                              Type type, const void* weight, int64_t N, int64_t K,
-                                              Pool& pool, bool interleaved, F f) {
+inline void multiply_float(const float* x, int64_t x_stride, int64_t rows, Type type,
+                           const void* weight, int64_t N, int64_t K, Pool& pool, bool interleaved,
+                           Sink f) {
   if (type == Type::f16) x = as_half(x, x_stride, rows, K, pool), x_stride = K;
   if (type == Type::f32 && rows > FEW && !interleaved)
     return panels(weight, N, 4 * K, K, 0, pool, false,
@@ -146,14 +149,7 @@ template <class F> inline void multiply_float(const float* x, int64_t x_stride, 
     const T* w = static_cast<const T*>(weight);
     if (interleaved) return interleaved_float(x, x_stride, rows, w, N, K, pool, f);
     pool.each(N, columns_a_piece(K * sizeof(T), rows), [&](int64_t first, int64_t last) {
-      product_float(x, x_stride, rows, w, K, first, last,
-                    [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
-                      for (int i = 0; i < r; i++) {
-                        vf four{};
-                        for (int j = 0; j < c; j++) four[j] = sums[i][j];
-                        f(m + i, n, four, c);
-                      }
-                    });
+      product_float(x, x_stride, rows, w, K, first, last, f);
     });
   });
 }
