@@ -56,7 +56,7 @@ struct EmbedBits : Kernel {
       : tokens(v, "tokens"), packed(v, "packed"), scales(v, "scales"), y(v, "y"),
         D(v.integer("D")), bits(bits_of(v)), shared(v.within("SHARED", 1)) {}
   int interleavable(Interleaved* out) const override {
-    if (!TURNS || D * bits % 32) return 0;
+    if (!BESIDE || D * bits % 32) return 0;
     out[0] = {packed.place(), W, 0, D * bits / 32, 4};
     out[1] = {scales.place(), W, 0, D / shared, 4};
     return 2;

@@ -186,7 +186,7 @@ struct ExpertsBits : OfExperts {
   template <class S> void multiply(const Value* a, Pool& pool) const {
     int64_t shared = blocked.shared, count = blocked.blocks_a_row();
     each(a, pool, [&](int64_t e, const float* in, int64_t rows, auto store) {
-      auto prepared = blocked.prepare(rows, pool, [&](int64_t m, int8_t* q, float* worth) {
+      auto prepared = blocked.prepare(rows, false, pool, [&](int64_t m, int8_t* q, float* worth) {
         const float* row = in + m * K;
         if (whole)
           std::fill_n(worth, count, round_block(row, K, q));

@@ -100,6 +100,7 @@ inline void product_int8(const int8_t* x, int64_t x_stride, int64_t M, const int
   }
 }
 
+#if !EDGE_WIDENS  // whose few rows are as fast
 // The same for many rows; K is a multiple of 4.
 inline void panels_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8_t* weight,
                         int64_t N, int64_t K, const int32_t* bias, Pool& pool, bool interleaved,
@@ -130,7 +131,9 @@ inline void panels_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8
     });
   });
 }
+#endif
 
+#if EDGE_ISA_AVX512
 // The same for 3 to FEW rows; K is a multiple of 16. `first` and `last` count groups of W outputs.
 inline void words_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8_t* weight, int64_t N,
                        int64_t K, const int32_t* bias, int64_t first, int64_t last, Sink f) {
@@ -173,8 +176,9 @@ inline void groups_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8
     });
   }
 }
+#endif
 // Whether int8 weights with rows of K columns are worth interleaving.
-inline bool int8_interleaves(int64_t K) { return TURNS && AddBytes::here && K % 4 == 0; }
+inline bool int8_interleaves(int64_t K) { return TURNS && K % 4 == 0; }
 
 // Smallest piece of work, in weight rows.
 inline int64_t columns_a_piece(int64_t bytes_a_row, int64_t M) {
@@ -187,18 +191,22 @@ inline void multiply_int8(const int8_t* x, int64_t x_stride, int64_t rows, const
                           int64_t N, int64_t K, Pool& pool, bool interleaved, Sink f) {
   int32_t* bias = pool.scratch<int32_t>(0, rows);
   biases(x, x_stride, rows, K, pool, bias);
+#if !EDGE_WIDENS
   if (AddBytes::here && rows > FEW && K % 4 == 0)
     return panels_int8(x, x_stride, rows, weight, N, K, bias, pool, interleaved, f);
+#endif
+#if EDGE_ISA_AVX512
   if (interleaved)
     return pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(K, rows) / W),
                      [&](int64_t first, int64_t last) {
       groups_int8(x, x_stride, rows, weight, N, K, bias, first, last, f);
     });
-  if (TURNS && rows > 2 && rows <= FEW && K % 16 == 0)
+  if (rows > 2 && rows <= FEW && K % 16 == 0)
     return pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(K, rows) / W),
                      [&](int64_t first, int64_t last) {
       words_int8(x, x_stride, rows, weight, N, K, bias, first, last, f);
     });
+#endif
   pool.each(N, columns_a_piece(K, rows), [&](int64_t first, int64_t last) {
     product_int8(x, x_stride, rows, weight, K, bias, first, last, f);
   });

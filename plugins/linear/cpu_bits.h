@@ -68,12 +68,14 @@ struct Blocked {
   int64_t padded() const { return (blocks_a_row() + W - 1) / W * W; }
   // The zero point to subtract from sums: of nibbles, or of bytes that are multiplied unsigned.
   int32_t zero() const { return minimum ? 0 : bits == 4 ? 8 : BIASED ? 128 : 0; }
-  bool turned(int64_t rows) const {
-    return rows > FEW ? AddBytes::here && shared % (32 / bits) == 0 : words() > 0;
+  // Whether outputs lie side by side: in panels, or as weights that are interleaved or turned.
+  bool turned(int64_t rows, bool interleaved) const {
+    if (rows > FEW) return AddBytes::here && shared % (32 / bits) == 0;
+    return words() > 0 && (TURNS || interleaved);
   }
   // Words of a block that few rows take at once; 0 if they are summed lane by lane.
   int64_t words() const {
-    if (!TURNS || block % 16) return 0;
+    if (!BESIDE || block % 16) return 0;
     int64_t of_block = block / 4;
     if (bits == 4) return 4;  // low and high nibbles of more words would not fit in registers
     return of_block % W == 0 ? W : W % of_block == 0 ? of_block : 0;
@@ -86,8 +88,9 @@ struct Blocked {
     int32_t* start;  // initial sums, which subtract the weights' zero point
     float* sums;     // [rows, padded]: sum of x in each block, for minimums
   };
-  template <class Round> Prepared prepare(int64_t rows, Pool& pool, Round round) const {
-    bool panels = turned(rows);
+  template <class Round>
+  Prepared prepare(int64_t rows, bool interleaved, Pool& pool, Round round) const {
+    bool panels = turned(rows, interleaved);
     int64_t each = panels ? blocks_a_row() : groups * W;
     Prepared out{pool.scratch<int8_t>(2, rows * K + BYTES), pool.scratch<float>(1, rows * each),
                  pool.scratch<int32_t>(0, rows * each),
@@ -132,7 +135,7 @@ struct Blocked {
 
   // Lists what to interleave: the weights, the scales of `unit` bytes, and the minimums if any.
   int interleavable(Interleaved* out, int packed, int scales, int minimums, int unit) const {
-    if (!words() || !turned(FEW + 1)) return 0;
+    if (!words() || !turned(FEW + 1, true)) return 0;
     out[0] = {packed, W, N, bytes() / 4, 4};
     out[1] = {scales, W, N, blocks_a_row(), unit};
     out[2] = {minimums, W, N, blocks_a_row(), unit};
@@ -143,12 +146,13 @@ struct Blocked {
   template <class S>
   void multiply(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
                 bool interleaved, Sink f) const {
-    if (turned(rows)) {
+    if (turned(rows, interleaved)) {
       if (rows > FEW) return by_panels(x, packed, units, rows, pool, interleaved, f);
       if (interleaved)
         return bits == 8   ? by_groups<8, false>(x, packed, units, rows, pool, f)
                : minimum ? by_groups<4, true>(x, packed, units, rows, pool, f)
                          : by_groups<4, false>(x, packed, units, rows, pool, f);
+#if EDGE_ISA_AVX512
       switch (words()) {
         case 4:
           return bits == 8 ? by_words<8, 4>(x, packed, units, rows, pool, f)
@@ -156,6 +160,7 @@ struct Blocked {
         case 8: return by_words<8, 8>(x, packed, units, rows, pool, f);
         default: return by_words<8, W>(x, packed, units, rows, pool, f);
       }
+#endif
     }
     pool.each(N, columns_a_piece(bytes(), rows), [&](int64_t first, int64_t last) {
       for (int64_t n = first; n < last; n += NR) {
@@ -317,6 +322,15 @@ struct Blocked {
   template <class S>
   void by_panels(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
                  bool interleaved, Sink f) const {
+    if (bits == 8)
+      by_panels<AddBytes>(x, columns_of(x.q, rows, K, pool), packed, units, rows, pool, interleaved,
+                          f);
+    else
+      by_panels<AddNibbles>(x, x.q, packed, units, rows, pool, interleaved, f);
+  }
+  template <class Add, class T, class S>
+  void by_panels(const Prepared& x, const T* q, const uint8_t* packed, Units<S> units, int64_t rows,
+                 Pool& pool, bool interleaved, Sink f) const {
     int64_t of_row = blocks_a_row(), words = shared / 4;  // words per block
     pool.each((N + WIDE - 1) / WIDE, 1, [&](int64_t first, int64_t last) {
       int64_t of_panel = K * WIDE, of_scales = of_row * WIDE * int64_t(sizeof(float));
@@ -336,15 +350,14 @@ struct Blocked {
           continue;
         }
 #endif
-        tiles(rows, [&](auto tile, int64_t m) {
+        tiles<Add::ROWS>(rows, [&](auto tile, int64_t m) {
           constexpr int R = decltype(tile)::rows;
           vf acc[R][2] = {};
           for (int64_t b = 0; b < of_row; b++) {
             vi total[R][2];
             for (int r = 0; r < R; r++)
               total[r][0] = total[r][1] = vi{} + x.start[(m + r) * of_row + b];
-            tall<R>(x.q + m * K + b * shared, K, panel + b * words * WIDE, WIDE, words, total,
-                    AddBytes());
+            sum_block<R, Add>(q + m * K + b * shared, panel + b * words * WIDE, words, total);
             vf left = load(scales + b * WIDE), right = load(scales + b * WIDE + W);
             for (int r = 0; r < R; r++) {
               vf worth = splat(x.worth[(m + r) * of_row + b]);
@@ -364,6 +377,21 @@ struct Blocked {
         });
       }
     });
+  }
+  // Adds the products of R rows and the words of a block.
+  template <int R, class Add, class T>
+  EDGE_INLINE void sum_block(const T* x, const int32_t* panel, int64_t words, vi (*total)[2]) const {
+    if constexpr (!Add::NARROW) {
+      tall<R>(x, K, panel, WIDE, words, total, Add());
+    } else {
+      for (int64_t word = 0; word < words; word += Add::MOST) {
+        vi part[R][2] = {};
+        tall<R>(x + 4 * word, K, panel + word * WIDE, WIDE, std::min(words - word, Add::MOST), part,
+                Add());
+        for (int r = 0; r < R; r++)
+          for (int half = 0; half < 2; half++) total[r][half] += Add().widen(part[r][half]);
+      }
+    }
   }
 #if EDGE_TILES
   // Multiplies one panel by AMX. Block sums are scaled as in `by_panels`, so the bits are equal.
@@ -411,6 +439,7 @@ struct Blocked {
         for (int i = 0; i < count; i++) store(out + (b + i) * wide + j, v[i]);
       });
   }
+#if EDGE_ISA_AVX512
   template <int BITS, int STEP, class S>
   void by_words(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
                 Sink f) const {
@@ -483,12 +512,28 @@ struct Blocked {
       }
     });
   }
-  // The same for interleaved weights, which are read in memory order.
+  // Products of a vector of words of one output and a row of x.
+  EDGE_INLINE vi nibbles_times(vi words, const int8_t* q) const {
+    AddBytes add;
+    vi low = add(vi{}, words & 0x0f0f0f0f, load_as<vi>(q));
+    return add(low, words >> 4 & 0x0f0f0f0f, load_as<vi>(q + K / 2));
+  }
+#endif
+  // Few rows and interleaved weights, which are read in memory order: W outputs at a time.
   template <int BITS, bool MINIMUM, class S>
   void by_groups(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
                  Sink f) const {
+    if constexpr (BITS == 8)
+      by_groups<AddBytes, 8, MINIMUM>(x, columns_of(x.q, rows, K, pool), packed, units, rows, pool,
+                                      f);
+    else
+      by_groups<AddNibbles, 4, MINIMUM>(x, x.q, packed, units, rows, pool, f);
+  }
+  template <class Add, int BITS, bool MINIMUM, class T, class S>
+  void by_groups(const Prepared& x, const T* rows_of_x, const uint8_t* packed, Units<S> units,
+                 int64_t rows, Pool& pool, Sink f) const {
     const int64_t of_row = blocks_a_row(), of_block = block / 4, half = K / 2;
-    AddBytes add;
+    Add add;
     pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(bytes(), rows) / W),
               [&](int64_t first, int64_t last) {
       for (int64_t n = first * W; n < std::min(last * W, N); n += W) {
@@ -497,25 +542,38 @@ struct Blocked {
         const Units<S> unit = this->of_row(units, n);
         few_rows(rows, [&](auto tile, int64_t m) {
           constexpr int R = decltype(tile)::rows;
-          const int8_t* q = x.q + m * K;
+          const T* q = rows_of_x + m * K;
           vf acc[R] = {}, minimums[R] = {};
           for (int64_t b = 0; b < of_row; b++) {
             vi total[R];
             for (int r = 0; r < R; r++)
               total[r] = MINIMUM ? vi{} : vi{} + x.start[(m + r) * of_row + b];
-            add_group<R, (R > 4 || BITS == 4)>(group + b * of_block * count * 4, of_block, count, q + b * block, K, total,
-                         [&](vi w, const int8_t* from, int64_t stride, vi* sums) {
-              if (BITS == 8) {
-                for (int r = 0; r < R; r++)
-                  sums[r] = add(sums[r], w, add.spread(from + r * stride));
-                return;
+            auto add_words = [&](int64_t word, int64_t some,
+                                 vi* sums) __attribute__((always_inline)) {
+              const char* words = group + (b * of_block + word) * count * 4;
+              add_group<R, (R > 4 || BITS == 4)>(words, some, count, q + b * block + 4 * word, K, sums,
+                           [&](vi w, const T* from, int64_t stride, vi* to) {
+                if (BITS == 8) {
+                  w ^= FLIP_UNSIGNED;
+                  for (int r = 0; r < R; r++) to[r] = add(to[r], w, add.spread(from + r * stride));
+                  return;
+                }
+                vi low = w & 0x0f0f0f0f, high = w >> 4 & 0x0f0f0f0f;
+                for (int r = 0; r < R; r++) {
+                  to[r] = add(to[r], low, add.spread(from + r * stride));
+                  to[r] = add(to[r], high, add.spread(from + r * stride + half));
+                }
+              });
+            };
+            if constexpr (!Add::NARROW) {
+              add_words(0, of_block, total);
+            } else {
+              for (int64_t word = 0; word < of_block; word += Add::MOST / 2) {
+                vi part[R] = {};
+                add_words(word, std::min(of_block - word, Add::MOST / 2), part);
+                for (int r = 0; r < R; r++) total[r] += add.widen(part[r]);
               }
-              vi low = w & 0x0f0f0f0f, high = w >> 4 & 0x0f0f0f0f;
-              for (int r = 0; r < R; r++) {
-                sums[r] = add(sums[r], low, add.spread(from + r * stride));
-                sums[r] = add(sums[r], high, add.spread(from + r * stride + half));
-              }
-            });
+            }
             vf worth = beside(unit.scales, b, count);
             for (int r = 0; r < R; r++)
               acc[r] += __builtin_convertvector(total[r], vf) *
@@ -528,12 +586,6 @@ struct Blocked {
         });
       }
     });
-  }
-  // Products of a vector of words of one output and a row of x.
-  EDGE_INLINE vi nibbles_times(vi words, const int8_t* q) const {
-    AddBytes add;
-    vi low = add(vi{}, words & 0x0f0f0f0f, load_as<vi>(q));
-    return add(low, words >> 4 & 0x0f0f0f0f, load_as<vi>(q + K / 2));
   }
   // Fills a panel with words: for 4 bits, a block's even columns and then its odd ones.
   void fill(const uint8_t* packed, int64_t n, int64_t end, int32_t* panel, bool interleaved) const {
@@ -568,7 +620,8 @@ struct LinearBits : Kernel {
   }
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     int64_t rows = M.integer(a), shared = blocked.shared, N = blocked.N;
-    auto prepared = blocked.prepare(rows, pool, [&](int64_t m, int8_t* q, float* worth) {
+    auto prepared = blocked.prepare(rows, interleaved != 0, pool,
+                                    [&](int64_t m, int8_t* q, float* worth) {
       const float* in = x.in<const float>(a) + m * x_stride;
       for (int64_t b = 0; b < blocked.blocks_a_row(); b++)
         worth[b] = round_block(in + b * shared, shared, q + b * shared);
@@ -603,7 +656,8 @@ struct LinearInt4 : Kernel {
   }
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     int64_t rows = M.integer(a), K = blocked.K;
-    auto prepared = blocked.prepare(rows, pool, [&](int64_t m, int8_t* q, float* worth) {
+    auto prepared = blocked.prepare(rows, interleaved != 0, pool,
+                                    [&](int64_t m, int8_t* q, float* worth) {
       std::memcpy(q, x.in<const int8_t>(a) + m * x_stride, size_t(K));
       for (int64_t b = 0; b < blocked.blocks_a_row(); b++) worth[b] = 1.f;
     });

@@ -64,39 +64,52 @@ inline void times_panel(const float* x, int64_t x_stride, int64_t M, const int32
   });
 }
 
-// Sums R rows of x times a group of interleaved weights. Outputs lie side by side, so no lanes are
-// summed. Products are added in the order of a panel: a row's bits do not depend on the number of
-// rows, and values rounded to fp16 afterwards are the same in prefill and decode.
-template <int R, class T>
-EDGE_INLINE void add_floats(const T* group, int64_t K, int count, const float* x, int64_t stride,
-                            vf* sums) {
-  vf acc[R] = {};
+// Sums R rows of x times G groups of interleaved weights, `count` outputs of the last. Outputs lie
+// side by side, so no lanes are summed. Products are added in the order of a panel: a row's bits do
+// not depend on the number of rows, and values rounded to fp16 afterwards are the same in prefill and
+// decode.
+template <int R, int G, class T>
+EDGE_INLINE void add_floats(const T* groups, int64_t K, int count, const float* x, int64_t stride,
+                            vf (*sums)[R]) {
+  vf acc[G][R] = {};
   AddFloats add;
   auto all = [&](auto word) {
-    for (int64_t k = 0; k < K; k++) {
-      vf lanes = word(k);
-      for (int r = 0; r < R; r++) acc[r] = add(acc[r], lanes, add.spread(x + r * stride + k));
-    }
+    for (int64_t k = 0; k < K; k++)
+      for (int g = 0; g < G; g++) {
+        vf lanes = word(groups + g * K * W, k);
+        for (int r = 0; r < R; r++)
+          acc[g][r] = add(acc[g][r], lanes, add.spread(x + r * stride + k));
+      }
   };
   if (count == W)
-    all([&](int64_t k) { return load(group + k * W); });
+    all([&](const T* group, int64_t k) { return load(group + k * W); });
   else
-    all([&](int64_t k) { return beside(group, k, count); });
-  for (int r = 0; r < R; r++) sums[r] = acc[r];
+    all([&](const T* group, int64_t k) { return beside(group, k, count); });
+  for (int g = 0; g < G; g++)
+    for (int r = 0; r < R; r++) sums[g][r] = acc[g][r];
 }
 // Calls f(m, n, sums, count) for few rows; `first` and `last` count groups of W outputs.
 template <class T>
 inline void groups_float(const float* x, int64_t x_stride, int64_t M, const T* weight, int64_t N,
                          int64_t K, int64_t first, int64_t last, Sink f) {
-  for (int64_t n = first * W; n < std::min(last * W, N); n += W) {
-    int count = (int)std::min<int64_t>(W, N - n);
+  constexpr int CHAINS = 8;  // sums at least, to hide the latency of additions
+  const int64_t end = std::min(last * W, N);
+  auto sum = [&](auto groups, int64_t n) {
     few_rows(M, [&](auto tile, int64_t m) {
-      constexpr int R = decltype(tile)::rows;
-      vf sums[R];
-      add_floats<R>(weight + n * K, K, count, x + m * x_stride, x_stride, sums);
-      for (int r = 0; r < R; r++) f(m + r, n, sums[r], count);
+      constexpr int R = decltype(tile)::rows, all = decltype(groups)::rows;
+      constexpr int G = std::max(1, std::min(all, CHAINS / R));
+      for (int64_t of = n; of < n + all * W; of += G * W) {
+        int count = (int)std::min<int64_t>(W, end - of);
+        vf sums[G][R];
+        add_floats<R, G>(weight + of * K, K, count, x + m * x_stride, x_stride, sums);
+        for (int g = 0; g < G; g++)
+          for (int r = 0; r < R; r++) f(m + r, of + g * W, sums[g][r], count);
+      }
     });
-  }
+  };
+  int64_t n = first * W;
+  for (; n + CHAINS * W <= end; n += CHAINS * W) sum(RowCount<CHAINS>(), n);
+  for (; n < end; n += W) sum(RowCount<1>(), n);
 }
 template <class T>
 inline void interleaved_float(const float* x, int64_t x_stride, int64_t M, const T* weight,

@@ -43,6 +43,13 @@ template <class V> inline void transpose(V* v) {
 }
 constexpr bool TURNS = false;
 #endif
+#if EDGE_ISA_AVX2 && !EDGE_ISA_AVXVNNI && !EDGE_ISA_AVX512
+#define EDGE_WIDENS 1
+constexpr bool WIDENS = true;  // bytes are multiplied in 16 bits
+#else
+constexpr bool WIDENS = false;
+#endif
+constexpr bool BESIDE = TURNS || WIDENS;  // 8-bit and 4-bit weights are interleaved
 
 // Calls put(word, half, lanes) for every word of rows first ... first + WIDE, `stride` bytes apart.
 // Rows from `last` on repeat row last - 1. `lanes` has one word of each of W rows.
@@ -85,7 +92,7 @@ inline void tall(const T* x, int64_t stride, const void* panel, int64_t pitch, i
   for (int64_t k = 0; k < words; k++, row += pitch) {
     V left = load_as<V>(row), right = load_as<V>(row + W);
     for (int r = 0; r < R; r++) {
-      V lanes = add.spread(x + r * stride + k * int64_t(4 / sizeof(T)));
+      auto lanes = add.spread(x + r * stride + k * Add::COLUMNS);
       acc[r][0] = add(acc[r][0], left, lanes);
       acc[r][1] = add(acc[r][1], right, lanes);
     }
@@ -93,13 +100,13 @@ inline void tall(const T* x, int64_t stride, const void* panel, int64_t pitch, i
   for (int r = 0; r < R; r++) sums[r][0] = acc[r][0], sums[r][1] = acc[r][1];
 }
 
-// Calls f(RowCount<R>(), m) for tiles of R rows.
+// Calls f(RowCount<R>(), m) for tiles of R rows, at most MOST.
 template <int R> struct RowCount {
   static constexpr int rows = R;
 };
-template <class F> inline void tiles(int64_t rows, F f) {
+template <int MOST = TALL, class F> inline void tiles(int64_t rows, F f) {
   int64_t m = 0;
-  for (; m + TALL <= rows; m += TALL) f(RowCount<TALL>(), m);
+  for (; m + MOST <= rows; m += MOST) f(RowCount<MOST>(), m);
   for (; m + 4 <= rows; m += 4) f(RowCount<4>(), m);
   for (; m < rows; m++) f(RowCount<1>(), m);
 }
@@ -135,12 +142,75 @@ inline void row_beside(const void* base, int64_t N, int64_t n, int64_t words, in
 }
 
 struct AddFloats {
+  static constexpr int COLUMNS = 1;  // of a word
   EDGE_INLINE vf spread(const float* x) const { return splat(*x); }
   EDGE_INLINE vf operator()(vf sum, vf w, vf x) const { return sum + w * x; }
 };
 
-// Products of four bytes, if the instruction set has them.
+// Products of four bytes, if the instruction set has them: `x` as `columns_of` returns it.
+#if EDGE_WIDENS
 struct AddBytes {
+  static constexpr bool here = true;
+  static constexpr int COLUMNS = 4;
+  static constexpr int ROWS = 4;  // of a tile: halves of words take registers
+  static constexpr bool NARROW = false;
+  struct Halves {
+    vi even, odd;
+  };
+  EDGE_INLINE Halves spread(const int16_t* x) const {
+    int32_t first, second;  // two copies, or both would pass through another register
+    std::memcpy(&first, x, 4);
+    std::memcpy(&second, x + 2, 4);
+    return {vi{} + first, vi{} + second};
+  }
+  EDGE_INLINE vi operator()(vi sum, vi w, Halves x) const {
+    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(__m256i(w), 8), 8);
+    __m256i odd = _mm256_srai_epi16(__m256i(w), 8);
+    return sum + (vi(_mm256_madd_epi16(even, __m256i(x.even))) +
+                  vi(_mm256_madd_epi16(odd, __m256i(x.odd))));
+  }
+};
+// Widens rows of K columns, a multiple of 4: of each word first the columns 0 and 2, then 1 and 3.
+inline const int16_t* columns_of(const int8_t* x, int64_t rows, int64_t K, Pool& pool) {
+  int16_t* out = pool.scratch<int16_t>(5, rows * K);
+  pool.each(rows, items_a_piece(K), [&](int64_t first, int64_t last) {
+    for (int64_t m = first; m < last; m++) {
+      const int8_t* from = x + m * K;
+      int16_t* to = out + m * K;
+      int64_t k = 0;
+      for (; k + 16 <= K; k += 16) {
+        __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(from + k)));
+        wide = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(wide, 0xd8), 0xd8);
+        _mm256_storeu_si256((__m256i*)(to + k), wide);
+      }
+      for (; k < K; k += 4)
+        to[k] = from[k], to[k + 1] = from[k + 2], to[k + 2] = from[k + 1], to[k + 3] = from[k + 3];
+    }
+  });
+  return out;
+}
+
+// Products of four nibbles with four bytes, summed in pairs of 16 bits.
+struct AddNibbles {
+  static constexpr int COLUMNS = 4, ROWS = TALL;
+  static constexpr bool NARROW = true;
+  static constexpr int64_t MOST = 8;  // words whose products of 15 and -128 a sum holds
+  EDGE_INLINE vi spread(const int8_t* x) const {
+    int32_t word;
+    std::memcpy(&word, x, 4);
+    return vi{} + word;
+  }
+  EDGE_INLINE vi operator()(vi sum, vi w, vi x) const {
+    return vi(_mm256_add_epi16(__m256i(sum), _mm256_maddubs_epi16(__m256i(w), __m256i(x))));
+  }
+  EDGE_INLINE vi widen(vi sum) const {
+    return vi(_mm256_madd_epi16(__m256i(sum), _mm256_set1_epi16(1)));
+  }
+};
+#else
+struct AddBytes {
+  static constexpr int COLUMNS = 4, ROWS = TALL;
+  static constexpr bool NARROW = false;  // `widen` makes sums of a narrow type whole
   EDGE_INLINE vi spread(const int8_t* x) const {
     int32_t word;
     std::memcpy(&word, x, 4);
@@ -160,6 +230,9 @@ struct AddBytes {
   EDGE_INLINE vi operator()(vi sum, vi, vi) const { return sum; }
 #endif
 };
+inline const int8_t* columns_of(const int8_t* x, int64_t, int64_t, Pool&) { return x; }
+using AddNibbles = AddBytes;
+#endif
 // Up to this many rows are multiplied as a single row is, so drafts are verified bit for bit.
 constexpr int64_t FEW = 16;
 
@@ -180,6 +253,7 @@ inline void fetch(const void* from, int64_t bytes) {
 
 constexpr int64_t AHEAD = 24 << 10;
 
+#if EDGE_ISA_AVX512
 // Calls f(word, some, vectors) for every W words of rows first ... last, at most W, `stride` bytes
 // apart. A vector has words of one row or, if TURNED, one word of all rows, with zeros after the
 // last word. Prefetches in memory order, because rows side by side are not read in that order.
@@ -202,7 +276,6 @@ inline void each_words(const void* base, int64_t stride, int64_t first, int64_t 
 
 // Sums every 4 lanes of W vectors: lane j of v[i] becomes the sum of lanes 4·i ... 4·i + 3 of v[j].
 EDGE_INLINE void sums_of_fours(vi* v) {
-#if EDGE_ISA_AVX512
   __m512i t[4], u[4];
   for (int i = 0; i < 4; i++) {
     __m512i a = __m512i(v[4 * i]), b = __m512i(v[4 * i + 1]), c = __m512i(v[4 * i + 2]),
@@ -219,7 +292,6 @@ EDGE_INLINE void sums_of_fours(vi* v) {
     v[i] = vi(_mm512_shuffle_i32x4(u[i], u[i + 2], 0x88));
     v[i + 2] = vi(_mm512_shuffle_i32x4(u[i], u[i + 2], 0xdd));
   }
-#endif
 }
 
 // Returns `sum` plus the products of COUNT words of each output and of a row of x.
@@ -232,12 +304,14 @@ template <int COUNT> EDGE_INLINE vi dot_words(vi sum, const vi* w, const int8_t*
   }
   return sum + odd;
 }
+#endif
 
 // Calls f(RowCount<R>(), m) for few rows, R at a time. A group of weights stays in L1.
 template <class F> inline void few_rows(int64_t rows, F f) {
+  constexpr int MOST = REGISTERS / 4;
   int64_t m = 0;
-  for (; m + 8 <= rows; m += 8) f(RowCount<8>(), m);
-  if (rows - m >= 4) f(RowCount<4>(), m), m += 4;
+  for (; m + MOST <= rows; m += MOST) f(RowCount<MOST>(), m);
+  if (MOST > 4 && rows - m >= 4) f(RowCount<4>(), m), m += 4;
   if (rows - m >= 2) f(RowCount<2>(), m), m += 2;
   if (rows > m) f(RowCount<1>(), m);
 }
@@ -245,10 +319,10 @@ template <class F> inline void few_rows(int64_t rows, F f) {
 // sums[r] += Σ of the products of `words` words of a group and row r. take(words, x, stride, sums)
 // unpacks words and adds their products. FETCH prefetches, which slows down up to 4 rows of 8 bits:
 // they compute little.
-template <int R, bool FETCH, class Take>
-EDGE_INLINE void add_group(const char* group, int64_t words, int count, const int8_t* x,
-                           int64_t stride, vi* sums, Take take) {
-  constexpr int CHAINS = R < 4 ? 4 / R : 1;  // several, to hide the latency of additions
+template <int R, bool FETCH, class T, class Take>
+EDGE_INLINE void add_group(const char* group, int64_t words, int count, const T* x, int64_t stride,
+                           vi* sums, Take take) {
+  constexpr int CHAINS = R < 4 && !WIDENS ? 4 / R : 1;  // several, to hide the latency of additions
   vi acc[CHAINS][R] = {};
   for (int r = 0; r < R; r++) acc[0][r] = sums[r];
   auto all = [&](auto load) {

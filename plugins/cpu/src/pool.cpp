@@ -40,7 +40,7 @@ struct Room {
 }  // namespace
 
 struct Pool::Scratch {
-  Room rooms[5];
+  Room rooms[6];
 };
 
 void* Pool::bytes(int slot, int64_t count) { return scratch_->rooms[slot].of(count); }

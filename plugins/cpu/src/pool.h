@@ -32,7 +32,7 @@ class Pool {
     share(count, grain, [](void* f, int64_t a, int64_t b) { (*static_cast<F*>(f))(a, b); }, &work);
   }
 
-  // Uninitialised memory of the running kernel, in slots 0 to 4. Only grows.
+  // Uninitialised memory of the running kernel, in slots 0 to 5. Only grows.
   template <class T> T* scratch(int slot, int64_t count) {
     return static_cast<T*>(bytes(slot, count * int64_t(sizeof(T))));
   }

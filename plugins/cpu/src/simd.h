@@ -171,11 +171,12 @@ inline vf load_some(const float* p, int count) {
 }
 #endif
 inline vf load_some(const Half* p, int count) {
+  if (count >= W) return load(p);
   vh few{};
   switch (count) {  // copies of constant size become moves
     case 1: std::memcpy(&few, p, 2); break;
     case 2: std::memcpy(&few, p, 4); break;
-    default: std::memcpy(&few, p, 2 * size_t(count < W ? count : W));
+    default: std::memcpy(&few, p, 2 * size_t(count));
   }
   return half_to_float(few);
 }
