@@ -21,7 +21,8 @@ pytestmark = pytest.mark.skipif(
 )
 Array = NDArray[Any]
 TURNS = ("avx512", "amx")  # the sets in which outputs lie side by side before, too
-REPACKS = ("avx2", *TURNS)  # the sets that benefit in blocks; those of TURNS with int8 weights, too
+# the sets that benefit in blocks; those of TURNS with int8 weights, too
+REPACKS = ("avx2", "avxvnni", *TURNS)
 FEW = 16  # rows that are multiplied as one is
 TYPES = {"float32": "*fp32", "float16": "*fp16", "int8": "*i8", "uint8": "*u8", "int32": "*i32"}
 ROWS = (1, 2, 3, 5, 8, 11, 16, 17, 29, 32, 49)

@@ -43,13 +43,19 @@ template <class V> inline void transpose(V* v) {
 }
 constexpr bool TURNS = false;
 #endif
-#if EDGE_ISA_AVX2 && !EDGE_ISA_AVXVNNI && !EDGE_ISA_AVX512
+// Whether 8-bit and 4-bit weights are interleaved.
+#if EDGE_ISA_AVX512 || EDGE_ISA_AVX2
+constexpr bool BESIDE = true;
+#else
+constexpr bool BESIDE = false;
+#endif
+#if EDGE_ISA_AVX2 && !EDGE_ISA_AVXVNNI
 #define EDGE_WIDENS 1
 constexpr bool WIDENS = true;  // bytes are multiplied in 16 bits
 #else
 constexpr bool WIDENS = false;
 #endif
-constexpr bool BESIDE = TURNS || WIDENS;  // 8-bit and 4-bit weights are interleaved
+
 
 // Calls put(word, half, lanes) for every word of rows first ... first + WIDE, `stride` bytes apart.
 // Rows from `last` on repeat row last - 1. `lanes` has one word of each of W rows.
