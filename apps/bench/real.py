@@ -108,8 +108,8 @@ class TransformersJudge:
         from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
         from transformers.utils import logging
 
-        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
         load_gguf: Any = load_gguf_checkpoint
         config = load_gguf(str(file))["config"]
         model: Any = LlamaForCausalLM
