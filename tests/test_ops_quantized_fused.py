@@ -4,9 +4,6 @@ run time that can be done on loading.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,46 +141,9 @@ def test_a_chain_is_integer_products_and_nothing_more(
     # ONNX Runtime decides which processors need other weights for exact products
     only_integer_products(optimized, TensorProto.INT8, *[TensorProto.UINT8] * precise)
     only_these_run(optimized)
-    if precise or cpu.has_vnni():  # without either, products saturate: see below
+    if precise or cpu.has_vnni():  # else products saturate: tests/test_cpu_without_vnni.py
         found = dict(zip(OUTPUTS, model.run(None, inputs()), strict=True))
         assert apart(found, expected(weights, **inputs())) <= 1e-3
-
-
-# Runs without torch, since the emulator is slow.
-PROGRAM = """
-import sys
-import numpy as np
-import onnxruntime as ort
-folder, precise = sys.argv[1:]
-options = ort.SessionOptions()
-options.intra_op_num_threads = 1
-options.add_session_config_entry("session.disable_quant_qdq", "1")
-options.add_session_config_entry("session.x64quantprecision", precise)
-options.optimized_model_filepath = folder + "/optimized.onnx"
-model = ort.InferenceSession(folder + "/chain.onnx", options)
-names = [o.name for o in model.get_outputs()]
-feeds = dict(np.load(folder + "/inputs.npz"))
-np.savez(folder + "/found.npz", **dict(zip(names, model.run(None, feeds))))
-"""
-EMULATOR = shutil.which("qemu-x86_64") or shutil.which("qemu-x86_64-static")
-
-
-@pytest.mark.skipif(EMULATOR is None, reason="needs qemu-user (apt install qemu-user)")
-def test_a_processor_without_vnni_gets_the_right_numbers(tmp_path: Path) -> None:
-    """Haswell: AVX2, whose u8·s8 product saturates in 16 bits unless weights are made u8."""
-    weights = constants(np.random.default_rng(5), True)
-    (tmp_path / "chain.onnx").write_bytes(chain(weights))
-    np.savez(tmp_path / "inputs.npz", **inputs())
-    wanted = expected(weights, **inputs())
-    errors = {}
-    for precise in ("0", "1"):
-        command = [EMULATOR, "-cpu", "Haswell", sys.executable, "-c", PROGRAM, str(tmp_path)]
-        done = subprocess.run([*map(str, command), precise], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        errors[precise] = apart(dict(np.load(tmp_path / "found.npz")), wanted)
-    assert errors["1"] <= 1e-3
-    assert errors["0"] > 1, "saturation does not show: this test proves nothing"
-    only_integer_products(onnx.load(tmp_path / "optimized.onnx"), TensorProto.UINT8)
 
 
 def only_integer_products(optimized: onnx.ModelProto, *weights: int) -> None:
