@@ -32,23 +32,24 @@ from tests.on_device import ON_GPU
 LAYER = DeltaLayer()
 
 
-def close(found: Tensor, expected: Tensor) -> None:
-    # how products are summed differs from one CPU to another, and up to 2.2e-5 was seen
-    tolerance = 4e-5 * float(expected.abs().max())
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+def close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
+    most = float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * most)
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
     assert same(found, expected)
 
 
-def check(layer: DeltaLayer, tokens: dict[str, Tensor], batch: int = 1) -> None:
+def check(
+    layer: DeltaLayer, tokens: dict[str, Tensor], batch: int = 1, tolerance: float = 2e-5
+) -> None:
     """Compare outputs and the final state of a prompt with the reference's."""
     state = layer.start(batch)
     out = launch(Run(layer, state, tokens, store=2, source=1, regime=MANY))
     y, last = layer.reference(tokens, state)
-    close(out.y, y)
-    close(out.state[0], last)
+    close(out.y, y, tolerance)
+    close(out.state[0], last, tolerance)
     assert same(out.state[1], state)
     assert all(untouched(log) for log in out.logs.values())
 
@@ -88,15 +89,17 @@ def test_plans_of_earlier_versions_go_token_by_token() -> None:
     close(out.state[0], last)
 
 
-@pytest.mark.parametrize("most", [1.0, 2.0])
-def test_equal_keys_lose_no_digits(most: float) -> None:
+# numpy's products, which the interpreter uses, are summed otherwise without AVX-512: β = 2, which
+# doubles what it corrects, then differs by 2.2e-5
+@pytest.mark.parametrize(("most", "tolerance"), [(1.0, 2e-5), (2.0, 4e-5)])
+def test_equal_keys_lose_no_digits(most: float, tolerance: float) -> None:
     """Every token corrects all before it: powers of such a triangle reach 10⁸ in 32 rows."""
     layer = DeltaLayer(p=18, n=20, beta_max=most)
     tokens = layer.tokens(2 * CHUNK, 1)
     tokens["B"] = tokens["B"][:1].expand_as(tokens["B"]).contiguous()
     tokens["dt"][..., : layer.heads] = -20.0  # hardly any decay
     tokens["dt"][..., layer.heads :] = 20.0  # β is its maximum
-    check(layer, tokens)
+    check(layer, tokens, tolerance=tolerance)
 
 
 def test_decay_of_any_strength_is_safe() -> None:

@@ -100,7 +100,7 @@ class GgufFile(WeightFile):
         _, size = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(place.kind)]
         try:
             self._dequantize(np.zeros((1, size), np.uint8), place.kind)
-        except NotImplementedError:  # the package does not support the type
+        except NotImplementedError:  # how gguf says that it has no reader of this type
             return False
         return True
 
