@@ -10,10 +10,10 @@ constraints.txt.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,18 +21,23 @@ import triton.language as tl
 from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
-from triton.runtime.interpreter import GridExecutor, TensorHandle
+from triton.runtime.errors import InterpreterError
+from triton.runtime.interpreter import TensorHandle
+
+from tests import quick_operations
 
 # object, name, original value, replacement
 _CHANGES: list[tuple[Any, str, Any, Any]] = []
+# what a launch has patched in `triton.language`
+_PATCHED: list[Any] = []
 
 
 def install() -> None:
     """Use the faster interpreter in this process from now on."""
     if not _CHANGES:
         changes = [
-            *_patched_once(), *_calls_direct(), *_types_kept(), *_operands_kept(),
-            *_checks_in_numpy(),
+            *_patched_once(), *_calls_direct(), *_types_kept(), *_checks_in_numpy(),
+            (tl, "sum", quick_operations.summed(tl.sum)),
         ]  # fmt: skip
         _CHANGES.extend((place, name, getattr(place, name), new) for place, name, new in changes)
     for place, name, _, new in _CHANGES:
@@ -42,6 +47,8 @@ def install() -> None:
 @contextmanager
 def as_it_comes() -> Iterator[None]:
     """Use Triton's own interpreter inside the context."""
+    while _PATCHED:
+        _PATCHED.pop().restore()
     for place, name, old, _ in _CHANGES:
         setattr(place, name, old)
     try:
@@ -51,41 +58,25 @@ def as_it_comes() -> Iterator[None]:
 
 
 def _patched_once() -> list[tuple[Any, str, Any]]:
-    """Patch `triton.language` once per launch, and list its members once per process."""
-    patch, run = interpreter._patch_lang, GridExecutor.__call__
-    members: dict[Any, list[str]] = {}
-    languages: dict[Any, tuple[Any, ...]] = {}
-    patched: set[tuple[Any, ...]] = set()
-
-    def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
-        if package not in members:
-            found = inspect.getmembers(package, core.is_builtin)
-            members[package] = [name for name, _ in found]
-        for name in members[package]:
-            member = getattr(package, name)
-            if core.is_builtin(member):
-                interpreter._patch_attr(package, name, member, builder, scope)
+    """Patch `triton.language` at the first launch, and leave it so for the next ones."""
+    patch = interpreter._patch_lang
+    everything = SimpleNamespace(__globals__={"tl": tl, "core": core})
 
     def patch_lang(function: Any) -> Any:
-        if function not in languages:
-            seen = [v for v in function.__globals__.values() if inspect.ismodule(v)]
-            languages[function] = tuple(v for v in seen if v in (tl, core))
-        if languages[function] in patched:
-            return interpreter._LangPatchScope()
-        patched.add(languages[function])
-        return patch(function)
+        if not _PATCHED:
+            _PATCHED.append(patch(everything))
+        return interpreter._LangPatchScope()
 
-    def launch(self: Any, *arguments: Any, **named: Any) -> None:
-        patched.clear()
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        function = self.rewritten_fn.get(self.fn) or self.rewrite()
         try:
-            run(self, *arguments, **named)
-        finally:
-            patched.clear()
+            return function(*arguments, **named)
+        except Exception as problem:
+            raise InterpreterError(repr(problem)) from problem
 
     return [
-        (interpreter, "_patch_builtin", patch_builtin),
         (interpreter, "_patch_lang", patch_lang),
-        (GridExecutor, "__call__", launch),
+        (interpreter.InterpretedFunction, "__call__", call),
     ]
 
 
@@ -93,6 +84,7 @@ def _calls_direct() -> list[tuple[Any, str, Any]]:
     """Call members of `triton.language` without the guards for use outside kernels."""
     guard, unwrap, tensor = core.add.__code__, core._unwrap_if_constexpr, core.tensor
     semantic = interpreter.interpreter_semantic
+    quick = {(place, name): make for place, name, make in quick_operations.operations()}
 
     def patch_attr(place: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         inner = member.__wrapped__ if getattr(member, "__code__", None) is guard else member
@@ -100,7 +92,8 @@ def _calls_direct() -> list[tuple[Any, str, Any]]:
         def called(*arguments: Any, _semantic: Any = None, **named: Any) -> Any:
             return inner(*arguments, **named, _semantic=semantic)
 
-        scope.set_attr(place, name, called)
+        make = quick.get((place, name))
+        scope.set_attr(place, name, make(called) if make else called)
 
     def unwrapped(value: Any) -> Any:
         return value if type(value) is tensor else unwrap(value)
@@ -157,31 +150,6 @@ def _types_kept() -> list[tuple[Any, str, Any]]:
         (interpreter, "_get_np_dtype", np_dtype),
         (TritonSemantic, "broadcast_impl_value", broadcast_values),
     ]
-
-
-def _operands_kept() -> list[tuple[Any, str, Any]]:
-    """Skip checks for two tensors of one type, and create the tensor of a number operand once."""
-    check = TritonSemantic.binary_op_type_checking_impl
-    alike = {"fp32", "fp64", "int1", "int8", "uint8", "int16", "int32", "uint32", "int64"}
-    numbers: dict[tuple[Any, ...], Any] = {}
-
-    def operands(self: Any, lhs: Any, rhs: Any, *how: bool, **named: bool) -> tuple[Any, Any]:
-        if named or not isinstance(lhs, core.tensor) or lhs.dtype.name not in alike:
-            return check(self, lhs, rhs, *how, **named)
-        if isinstance(rhs, core.tensor):
-            same = lhs.shape is rhs.shape and lhs.dtype.name == rhs.dtype.name
-            return (lhs, rhs) if same else check(self, lhs, rhs, *how)
-        # 0.0 and -0.0 are equal, and so are 1 and True; shapes stay alive, so their ids stay valid
-        key = (type(rhs), repr(rhs), lhs.dtype.name, id(lhs.shape), *how)
-        if key in numbers:
-            return lhs, numbers[key]
-        left, right = check(self, lhs, rhs, *how)
-        if left is lhs:
-            right.handle.data.flags.writeable = False
-            numbers[key] = right
-        return left, right
-
-    return [(TritonSemantic, "binary_op_type_checking_impl", operands)]
 
 
 def _checks_in_numpy() -> list[tuple[Any, str, Any]]:

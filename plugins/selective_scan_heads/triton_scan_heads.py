@@ -70,19 +70,20 @@ def replayed(
 ):  # fmt: skip
     """Return h after the tokens in `replay`; if STORE is 1, store h after ADVANCE of them.
 
-    Rows are read one token ahead and slots two ahead; otherwise each token would wait twice.
+    Rows are read one token ahead and slots two ahead; otherwise each token would wait twice. At the
+    end the last slot is read again: another program may write to any slot that is not pending.
     """
     pending = tl.load(run + PENDING)
     advance = tl.where(tl.load(run + STORE) == 1, tl.load(run + ADVANCE), 0)
     some = tl.minimum(pending, 1)
     row = tl.load(replay, mask=pending > 0, other=0) * batch + sequence
     ahead = read_row(logs[0], logs[1], logs[2], row, at, ends, some, STRIDES)
-    slot = tl.load(replay + 1, mask=pending > 1, other=0)
+    slot = tl.load(replay + tl.minimum(1, pending - 1), mask=pending > 0, other=0)
     for j in range(pending):
         token = ahead
         row = slot * batch + sequence
         ahead = read_row(logs[0], logs[1], logs[2], row, at, ends, 1, STRIDES)
-        slot = tl.load(replay + j + 2, mask=j + 2 < pending, other=0)
+        slot = tl.load(replay + tl.minimum(j + 2, pending - 1))
         h, _ = advanced(h, token, factors, layer, LIMITS)
         h = kept(h, state_factor, kind)
         if j + 1 == advance:

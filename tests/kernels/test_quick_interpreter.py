@@ -45,6 +45,64 @@ def test_integers_that_overflow(
             grow[(1,)](x, y, times, by, 64)
 
 
+@triton.jit
+def everything(x, i, n, out, whole, BY: tl.constexpr, N: tl.constexpr):
+    """Do all that tests/quick_operations.py replaces: out and whole [12, N, 2·N], x [N, 2·N]."""
+    rows, columns = tl.arange(0, N), tl.arange(0, 2 * N)
+    at = rows[:, None] * (2 * N) + columns[None, :]
+    inside = (rows[:, None] < n) & (columns[None, :] >= 1)
+    some = tl.load(x + columns, mask=columns < n, other=0)
+    a, b = tl.load(x + at, mask=inside, other=0), some[None, :]
+    every = N * 2 * N
+    tl.store(out + at, a + b, mask=inside)
+    tl.store(out + every + at, a - BY)
+    tl.store(out + 2 * every + at, BY - a)
+    tl.store(out + 3 * every + at, a * b * 0.5)
+    tl.store(out + 4 * every + at, a / (b + 3) + 2.5 / (b + 3))
+    tl.store(out + 5 * every + at, tl.where(a < b, a, b) + tl.where(inside, a, 0.0))
+    tl.store(out + 6 * every + at, tl.where((a <= 0) | (b > 1), 1.0, tl.exp(a)))
+    tl.store(out + 7 * every + at, tl.maximum(a, b) + tl.minimum(0.25, a) + tl.exp2(b))
+    tl.store(out + 8 * every + at, (tl.sum(a, 1)[:, None] + b) * tl.sum(tl.sum(a, 0), 0))
+    tl.store(
+        out + 9 * every + at, a.to(tl.float16).to(tl.float32) + (a * 7).to(tl.int8).to(tl.float32)
+    )
+    tl.store(out + 10 * every + at, (a == b).to(tl.float32) + (a != a).to(tl.float32))
+    j = tl.load(i + at)
+    k = tl.load(i + rows)[:, None]
+    wide = j.to(tl.int64) * k
+    tl.store(whole + at, j + k, mask=j >= 0)
+    tl.store(whole + every + at, (j - k) * 3)
+    tl.store(whole + 2 * every + at, j // 7 + j // k)
+    tl.store(whole + 3 * every + at, j % 7 + j % k)
+    tl.store(whole + 4 * every + at, tl.minimum(j, 3) + tl.maximum(n, k))
+    tl.store(whole + 5 * every + at, (j & 5) | k)
+    tl.store(whole + 6 * every + at, (wide + 1).to(tl.int32))
+    tl.store(whole + 7 * every + at, tl.sum(j, 0)[None, :] + (j > k).to(tl.int32))
+    tl.store(whole + 8 * every + at, tl.load(i + tl.minimum(n, 2) + rows)[:, None] + n)
+    tl.store(whole + 9 * every, tl.load(i + n))
+
+
+def test_every_operation_has_the_bits_of_tritons() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(8, 16, generator=generator)
+    x[2, 3], x[5, 1] = torch.nan, torch.inf
+    i = torch.randint(-9, 9, (8, 16), dtype=torch.int32, generator=generator)
+    i[i == 0] = 1
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        out, whole = torch.zeros(12, 8, 16), torch.zeros(12, 8, 16, dtype=torch.int32)
+        with np.errstate(all="ignore"):
+            everything[(1,)](x, i, 5, out, whole, 0.75, 8)
+        return out, whole
+
+    with as_it_comes():
+        expected = run()
+    for found, other in zip(run(), expected, strict=True):
+        assert found.numpy().tobytes() == other.numpy().tobytes()
+    assert (expected[0] != 0).any(-1).any(-1).sum() == 11
+    assert (expected[1] != 0).any(-1).any(-1).sum() == 10
+
+
 @pytest.mark.parametrize(("name", "quant"), [("all", "w8a8"), ("mamba2 groups", "fp16")])
 def test_a_model_has_the_same_bits(name: str, quant: str) -> None:
     made = engines(name, quant)
@@ -59,6 +117,6 @@ def test_a_model_has_the_same_bits(name: str, quant: str) -> None:
 def _run(made: Engines) -> dict[str, np.ndarray]:
     """Return the logits of a tree and the state after it."""
     state = made.cuda.new_state(window=3, capacity=16)
-    logits = made.cuda.run(tokens(3, seed=1), state, parents=[-1, 0, 0], rows="all").copy()
-    state.select(2)
+    logits = made.cuda.run(tokens(2, seed=1), state, parents=[-1, -1], rows="all").copy()
+    state.select(1)
     return {"logits": logits, **state.arrays()}
