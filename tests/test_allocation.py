@@ -74,7 +74,7 @@ import numpy as np
 from edge.config import ModelConfig
 from edge.runtime.ort import OrtEngine
 
-folder, runs, count, warm = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), 1500
+folder, runs, count, warm = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), 600
 config = ModelConfig.model_validate_json((folder / "config.json").read_text())
 dtypes = json.loads((folder / "state_dtypes.json").read_text())
 engine = OrtEngine(folder / "graphs/ort.onnx", config, threads=2, state_dtypes=dtypes)

@@ -44,7 +44,7 @@ def tokens(number):
 
 tokens(10)
 print("WARM", file=sys.stderr, flush=True)
-tokens(400)
+tokens(100)
 print("DONE", file=sys.stderr, flush=True)
 """
 

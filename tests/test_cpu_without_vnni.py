@@ -1,4 +1,4 @@
-"""int8 products on an emulated CPU that adds them in 16 bits, compared with this one.
+"""int8 products on a CPU that adds in 16 bits, compared with this one; if it is none, emulated.
 
 Without VNNI (Intel before 2019, AMD before Zen 4) the u8·s8 instruction saturates at 32767, which
 two products of 255 · 127 exceed. The runtime then has ONNX Runtime use a slower, exact one.
@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edge import cpu
 from edge.config import Mamba1Config, ModelConfig
 from edge.export.graph import BuiltGraph, build_graph
 from edge.export.quantize.plan import INT8_ROWS, Product, Rounding, Storage
@@ -136,12 +137,15 @@ def run(models: Path, out: Path, *emulated: str) -> Found:
 
 @pytest.fixture(scope="module")
 def here(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    emulator()
+    if cpu.has_vnni():
+        emulator()
     return run(models, tmp_path_factory.mktemp("here") / "logits.npz")
 
 
 @pytest.fixture(scope="module")
-def there(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def there(models: Path, here: Found, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    if not cpu.has_vnni():
+        return here
     folder = tmp_path_factory.mktemp("there")
     # the emulator shows its programs the host's /proc/cpuinfo, unless there is another
     (folder / "proc").mkdir()
