@@ -41,6 +41,8 @@ _ENDS: dict[EndType, Storage] = {"int8": INT8_ROWS, "fp16": F16}
 # p by model size, the best in Quamba's Table 5 (LAMBADA); larger models use _LARGE_PERCENTILE.
 _PERCENTILES = ((370e6, 99.999), (1.4e9, 99.99))
 _LARGE_PERCENTILE = 99.9
+# kinds of layer whose plan has a scan
+_SCANS = ("mamba1", "mamba2")
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,13 @@ def _refuse_ineffective(
         faults.add("percentile", message, "leave --percentile out, or choose w8a8")
     if choices.ssm_state is not None and not any(layer.recurrent for layer in config.layers):
         faults.add("ssm_state", "the model has no Mamba layer", "leave --ssm-state out")
+    elif choices.ssm_state not in (None, "fp32"):
+        # the plan finds every hindrance, but only after the calibration, which takes minutes
+        for kind in sorted(tables.keys() & set(_SCANS)):
+            if not any(isinstance(how, Activation) for how in tables[kind].values()):
+                message = f"recipe {name} leaves the scans of {kind} layers floating, and "
+                message += f"they cannot keep a state in {choices.ssm_state}"
+                faults.add("ssm_state", message, "--ssm-state fp32, or a recipe such as w8a8")
     if choices.kv_cache is not None and not config.has_attention:
         faults.add("kv_cache", "the model has no attention", "leave --kv-cache out")
 
