@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import subprocess
+import sysconfig
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -293,32 +294,46 @@ def test_the_example_of_choices(installed: Path) -> None:
     assert failed.returncode == 125 and b"texts.0: is empty" in failed.stderr
 
 
+PROPERTIES = {
+    "go": {"enum": ["left", "right", "léger"]},
+    "why": {"type": "string", "maxLength": 12},
+    "metres": {"type": "integer", "minimum": 0, "maximum": 99},
+}
+GO: dict[str, Any] = {
+    "type": "object", "properties": PROPERTIES, "required": list(PROPERTIES),
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def llguidance_flags() -> list[str]:
+    """Return what links llguidance's C library: a checkout's, or the one in its Python package."""
+    if not (checkout := os.environ.get("EDGE_LLGUIDANCE")):
+        pytest.skip("set EDGE_LLGUIDANCE to a checkout of llguidance, for its header")
+    package = pytest.importorskip("llguidance")
+    static = Path(checkout) / "target/release/libllguidance.a"
+    if static.exists():
+        return [f"-I{checkout}/parser", str(static), "-lpthread", "-ldl", "-lm"]
+    shared, libraries = Path(package.__file__).parent, sysconfig.get_config_var("LIBDIR")
+    python = f"-lpython{sysconfig.get_config_var('LDVERSION')}"
+    return [
+        f"-I{checkout}/parser", str(shared / "_lib.abi3.so"), f"-L{libraries}", python,
+        f"-Wl,-rpath,{libraries}",
+    ]  # fmt: skip
+
+
 @compiled
 @pytest.mark.parametrize("name", ["demo", "demo-draft", "demo-bytes"])
 def test_the_example_of_json(name: str, installed: Path) -> None:
     """llguidance's C library gives the answers that its Python package gives."""
-    if not (checkout := os.environ.get("EDGE_LLGUIDANCE")):
-        pytest.skip("set EDGE_LLGUIDANCE to a checkout: cargo build --release -p llguidance there")
-    pytest.importorskip("llguidance")
-    libraries = [f"-I{checkout}/parser", f"{checkout}/target/release/libllguidance.a"]
-    program = built(
-        ROOT / "docs/examples/c/json.c", installed, *libraries, "-lpthread", "-ldl", "-lm"
-    )
-    properties = {
-        "go": {"enum": ["left", "right", "léger"]},
-        "why": {"type": "string", "maxLength": 12},
-        "metres": {"type": "integer", "minimum": 0, "maximum": 99},
-    }
-    schema: dict[str, Any] = {"type": "object", "properties": properties}
-    schema |= {"required": list(properties), "additionalProperties": False}
+    program = built(ROOT / "docs/examples/c/json.c", installed, *llguidance_flags())
     text = "<|user|>Go left for two metres.<|end|><|assistant|>"
-    given = json.dumps(schema | {"x-guidance": LAYOUT})
+    given = json.dumps(GO | {"x-guidance": LAYOUT})
     session = python(name).session()
     ids = session.model.tokenizer.encode(text, special=True)
-    expected = session.generate(ids, json_schema=schema, temperature=0, max_tokens=256).finish()
+    expected = session.generate(ids, json_schema=GO, temperature=0, max_tokens=256).finish()
     said = subprocess.run([program, folder(name), text, given], capture_output=True, text=True)
     assert (said.stdout, said.returncode) == (expected.text + "\n", 0), said.stderr
-    assert set(json.loads(said.stdout)) == set(properties)
+    assert set(json.loads(said.stdout)) == set(GO["required"])
     wrong = subprocess.run([program, folder(name), text, "{"], capture_output=True, text=True)
     assert wrong.returncode == 2 and wrong.stderr.startswith("schema: ")
 
@@ -347,6 +362,35 @@ def test_the_core_of_the_ros_node(installed: Path, choices: tuple[str, ...]) -> 
         session.chat(question, temperature=0, max_tokens=256, **given).finish().text + "\n"
         for question in questions
     )
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("option", "form"), [("--json-schema", GO), ("--regex", "(go|turn) [a-z]+[.]")]
+)
+def test_the_core_of_the_ros_node_keeps_to_forms(option: str, form: Any, installed: Path) -> None:
+    """With llguidance it answers as Python does; without, it says what is missing."""
+    source, given = ROOT / "docs/examples/c/robot_speech.cpp", [option, form]
+    if isinstance(form, dict):
+        given = [option, json.dumps(form)]
+    words = [folder("demo-draft"), "60", "0", *given]
+    without = subprocess.run(
+        [built(source, installed), *map(str, words)], input="Hi\n", capture_output=True, text=True
+    )
+    assert without.returncode == 1 and "build with -DROBOT_FORMS" in without.stderr
+    program = built(source, installed, "-DROBOT_FORMS", *llguidance_flags())
+    questions = ["Which way?", "And now?"]
+    said = ran(program, *words, input="\n".join(questions) + "\n")
+    session = python("demo-draft").session()
+    how: dict[str, Any] = {option[2:].replace("-", "_"): form}
+    assert said == "".join(
+        session.chat(question, temperature=0, max_tokens=256, **how).finish().text + "\n"
+        for question in questions
+    )
+    wrong = subprocess.run(
+        [program, *map(str, words[:3]), option, "{("], input="Hi\n", capture_output=True, text=True
+    )
+    assert wrong.returncode == 1 and wrong.stderr.startswith(option[2:].replace("-", "_") + ": ")
 
 
 @compiled

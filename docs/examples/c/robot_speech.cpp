@@ -2,8 +2,10 @@
 //
 //   printf 'Hello\nWhat can you do?\n' | robot_speech BUNDLE [SECONDS [TEMPERATURE [CHOICE...]]]
 //
-// With choices, each answer is one of them. For models whose chat template is not that of the
-// demonstrations, put --template OPENING BEGIN END CLOSING first: see `Template`.
+// With choices, each answer is one of them. --json-schema SCHEMA or --regex REGEX in their place says
+// what an answer looks like, if this is compiled with llguidance: see forms.h. For models whose chat
+// template is not that of the demonstrations, put --template OPENING BEGIN END CLOSING first: see
+// `Template`.
 //
 // g++ -std=c++17 robot_speech.cpp $(pkg-config --cflags --libs edge) -pthread -o robot_speech
 #include "robot_speech.h"
@@ -27,7 +29,10 @@ int main(int count, char** words) try {
   question.sampling = speech.sampling();
   if (count > 2) question.deadline_s = std::atof(words[2]);
   if (count > 3) question.sampling.temperature = std::atof(words[3]);
-  for (int i = 4; i < count; i++) question.choices.push_back(words[i]);
+  std::string kind = count == 6 ? words[4] : "";
+  if (kind == "--json-schema") question.json_schema = words[5];
+  else if (kind == "--regex") question.regex = words[5];
+  else for (int i = 4; i < count; i++) question.choices.push_back(words[i]);
   while (std::getline(std::cin, question.text)) {
     speech.ask(
         question, [](const std::string& piece) { std::cout << piece << std::flush; },

@@ -1,8 +1,14 @@
 // Generates answers in a thread of its own, for a program whose loop never waits. Needs no ROS:
 // robot_speech.cpp runs it in a terminal, ros2/node.cpp in a node.
+//
+// With -DROBOT_FORMS, answers also keep to a JSON schema or a regex, by llguidance: see forms.h.
 #pragma once
 
 #include <edge.h>
+
+#ifdef ROBOT_FORMS
+#include "forms.h"
+#endif
 
 #include <condition_variable>
 #include <functional>
@@ -34,7 +40,9 @@ struct Question {
   int64_t max_tokens = 256;
   double deadline_s = 0;  // 0: none
   std::vector<std::string> stop;     // texts that end the answer
-  std::vector<std::string> choices;  // the answer is one of these; empty: any answer
+  // The answer's form, one at most: one of these texts, JSON of a schema, text that matches.
+  std::vector<std::string> choices;
+  std::string json_schema, regex;
 };
 
 struct Answer {
@@ -134,7 +142,6 @@ class Speech {
   template <class T, void (*End)(T*)>
   using Owned = std::unique_ptr<T, Ends<T, End>>;
   using Decoder = Owned<edge_decoder, edge_decoder_free>;
-  using Choices = Owned<edge_choices, edge_choices_free>;
   using Ids = std::vector<int32_t>;
 
   struct Request {
@@ -161,6 +168,69 @@ class Speech {
       return stopped;
     }
   };
+
+  // What an answer keeps to. Throws std::runtime_error.
+  struct Form {
+    virtual ~Form() = default;
+    virtual void begin(edge_constraint& constraint) = 0;  // before every answer
+  };
+  struct Choices : Form {
+    Choices(const edge_bundle* bundle, const std::vector<std::string>& texts) {
+      std::vector<const char*> every = pointers(texts);
+      edge_error error;
+      edge_choices* made = nullptr;
+      check(edge_choices_new(bundle, every.data(), every.size(), &made, &error), error);
+      choices.reset(made);
+    }
+    void begin(edge_constraint& constraint) override {
+      edge_error error;
+      check(edge_choices_begin(choices.get(), &constraint, &error), error);
+    }
+    Owned<edge_choices, edge_choices_free> choices;
+  };
+#ifdef ROBOT_FORMS
+  struct Matched : Form {
+    Matched(const LlgTokenizer* tokenizer, const char* kind, const std::string& source) {
+      char problem[1024];
+      matcher.reset(forms_matcher(tokenizer, kind, source.c_str(), problem, sizeof problem));
+      if (!matcher) throw std::runtime_error(std::string(kind) + ": " + problem);
+    }
+    void begin(edge_constraint& constraint) override {
+      if (llg_matcher_reset(matcher.get())) throw std::runtime_error("llguidance cannot begin again");
+      constraint.allow = forms_allow, constraint.accept = forms_accept;
+      constraint.user = matcher.get();
+    }
+    Owned<LlgMatcher, llg_free_matcher> matcher;
+  };
+  // Rules white space out, as in Python: where it may stand, a small model may write nothing else.
+  static std::string compact(const std::string& schema) {
+    size_t at = schema.find('{');
+    bool object = at != std::string::npos && schema.find_first_not_of(" \t\r\n") == at;
+    if (!object || schema.find("\"x-guidance\"") != std::string::npos) return schema;
+    size_t next = schema.find_first_not_of(" \t\r\n", at + 1);
+    bool empty = next != std::string::npos && schema[next] == '}';
+    std::string layout =
+        R"("x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "})";
+    return schema.substr(0, at + 1) + layout + (empty ? "" : ",") + schema.substr(at + 1);
+  }
+#endif
+
+  std::unique_ptr<Form> form_of(const Question& question) {
+    bool schema = !question.json_schema.empty(), regex = !question.regex.empty();
+    if (!question.choices.empty() + schema + regex > 1)
+      throw std::runtime_error("choices, json_schema and regex exclude each other: give one");
+    if (!question.choices.empty()) return std::make_unique<Choices>(bundle_.get(), question.choices);
+    if (!schema && !regex) return nullptr;
+#ifdef ROBOT_FORMS
+    char problem[1024];
+    if (!tokenizer_) tokenizer_.reset(forms_tokenizer(bundle_.get(), problem, sizeof problem));
+    if (!tokenizer_) throw std::runtime_error(std::string("tokenizer: ") + problem);
+    return std::make_unique<Matched>(tokenizer_.get(), schema ? "json_schema" : "regex",
+                                     schema ? compact(question.json_schema) : question.regex);
+#else
+    throw std::runtime_error("json_schema and regex need llguidance: build with -DROBOT_FORMS");
+#endif
+  }
 
   static void check(edge_status status, const edge_error& error) {
     if (!status) return;
@@ -226,22 +296,17 @@ class Speech {
   Answer answer(const Request& request) {
     const Question& question = request.question;
     edge_error error;
-    std::vector<const char*> stop = pointers(question.stop), texts = pointers(question.choices);
+    std::vector<const char*> stop = pointers(question.stop);
     edge_decoder_options of_decoder = EDGE_DECODER_OPTIONS;
     of_decoder.stop = stop.data(), of_decoder.stop_count = stop.size();
     of_decoder.continued = !question.chat;
     edge_decoder* decoder = nullptr;
     check(edge_decoder_new(bundle_.get(), &of_decoder, &decoder, &error), error);
     Decoder owned(decoder);
-    edge_constraint form = EDGE_CONSTRAINT;
-    Choices choices;
+    edge_constraint constraint = EDGE_CONSTRAINT;
+    std::unique_ptr<Form> form = form_of(question);
     edge_generation how = EDGE_GENERATION;
-    if (!texts.empty()) {
-      edge_choices* made = nullptr;
-      check(edge_choices_new(bundle_.get(), texts.data(), texts.size(), &made, &error), error);
-      choices.reset(made);
-      how.constraint = &form;
-    }
+    if (form) how.constraint = &constraint;
     Listener listener{decoder, request.heard, {}};
     how.sampling = &question.sampling;
     how.max_tokens = question.max_tokens;
@@ -253,7 +318,7 @@ class Speech {
     Answer out;
     if (!question.keep) check(edge_session_clear(session_.get(), &error), error);
     auto run = [&] {
-      if (choices) check(edge_choices_begin(choices.get(), &form, &error), error);
+      if (form) form->begin(constraint);
       Ids ids = prompt(question);
       out.reused_tokens = edge_session_position(session_.get());
       return edge_generate(session_.get(), ids.data(), ids.size(), &how, &result, &error);
@@ -302,6 +367,9 @@ class Speech {
   Template chat_;
   edge_info info_ = EDGE_INFO;
   Owned<edge_bundle, edge_bundle_close> bundle_;
+#ifdef ROBOT_FORMS
+  Owned<LlgTokenizer, llg_free_tokenizer> tokenizer_;  // made for the first form
+#endif
   Owned<edge_session, edge_session_free> session_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -6,8 +6,9 @@
 //             ~/save, ~/load  edge_chat_msgs/StateFile
 //   topic     /diagnostics  diagnostic_msgs/DiagnosticArray
 //
-// Not in it: json_schema and regex, drafting, GPUs. `bundle` is a folder, and the chat template's
-// text is in parameters. The model has a thread of its own; callbacks never wait for a token.
+// Not in it: drafting, GPUs, and, unless it is built with llguidance (CMakeLists.txt), json_schema and
+// regex. `bundle` is a folder, and the chat template's text is in parameters. The model has a thread of
+// its own; callbacks never wait for a token.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -213,12 +214,11 @@ class ChatNode : public rclcpp_lifecycle::LifecycleNode {
     const Generate::Goal& asked = *goal->get_goal();
     robot::Answer refused;
     refused.error = refusal();  // another goal was accepted at the same moment
-    if (!asked.json_schema.empty() || !asked.regex.empty())
-      refused.error = "json_schema and regex need the node in Python; choices work here";
     if (!refused.error.empty()) return end(goal, refused);
     robot::Question question = question_;
     question.text = asked.prompt, question.chat = asked.chat, question.keep = asked.keep;
     question.stop = asked.stop, question.choices = asked.choices;
+    question.json_schema = asked.json_schema, question.regex = asked.regex;
     if (asked.max_tokens > 0) question.max_tokens = asked.max_tokens;
     if (asked.temperature >= 0) question.sampling.temperature = asked.temperature;
     if (asked.seed >= 0) question.sampling.has_seed = 1, question.sampling.seed = uint64_t(asked.seed);

@@ -175,10 +175,10 @@ def test_an_answer_of_a_form(caller: Caller) -> None:
     go = {"properties": {"go": {"enum": directions}}, "required": ["go"]}
     schema = {"type": "object", **go, "additionalProperties": False}
     answer = done(caller.send({**HELLO, "json_schema": json.dumps(schema)}).get_result_async())
-    if caller.language == "python":
+    if caller.language == "python" or not answer.result.error:
         assert json.loads(answer.result.text)["go"] in directions
-    else:
-        assert answer.status == GoalStatus.STATUS_ABORTED and "Python" in answer.result.error
+    else:  # built without llguidance
+        assert answer.status == GoalStatus.STATUS_ABORTED and "llguidance" in answer.result.error
 
 
 def test_a_conversation_goes_on_and_stops_at_a_text(caller: Caller) -> None:
