@@ -50,10 +50,9 @@ def network(name: str) -> Network:
 def calibrated(name: str) -> Calibration:
     """Return everything that any recipe needs of the model `name` of tests/test_graph_models.py."""
     net = network(name)
-    choices = Choices()
+    seen = [mixture(net.config, recipe).observations() for recipe in names()]
     if name in WITH_STATES:
-        choices = Choices(ssm_state="int8")
-    seen = [mixture(net.config, recipe, choices).observations() for recipe in names()]
+        seen.append(mixture(net.config, "w8a8", Choices(ssm_state="int8")).observations())
     values = {value for each in seen for value in each.values}
     rotated = {value for each in seen for value in each.rotated}
     tokens = np.random.default_rng(0).integers(0, V, (2, 48))

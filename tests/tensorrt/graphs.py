@@ -15,8 +15,8 @@ from edge.config import ModelConfig
 from edge.export.quantize.plan import StateType
 from edge.launch import LaunchPlan, Size
 from edge.ops import DEVICE_DOMAIN
-from edge.plugins.lowering.plan import lower
-from edge.plugins.tensorrt.graph import device_graph
+from edge.plugins.lowering import plan as lowering
+from edge.plugins.tensorrt.graph import graph_of
 from edge.plugins.tensorrt.launches import (
     DTYPES,
     MAGIC,
@@ -61,12 +61,13 @@ def _made(name: str, quant: str, state: StateType | None) -> Made:
     _, plan = plan_of(name, quant, **({} if state is None else {"ssm_state": state}))
     found = built(name, plan, folder)
     model = found.graph.read_bytes()
+    lowered = lowering.walked(model, folder)
     return Made(
         folder,
         network(name).config,
         found.graph,
-        lower(model, folder),
-        device_graph(model, folder),
+        lowering.plan_of(lowered),
+        graph_of(ModelProto.FromString(model), lowered),
         found.state_dtypes,
     )
 
