@@ -26,9 +26,8 @@ from edge.errors import BundleError, EdgeError, ExportError
 from edge.export import kernels as exporting
 from edge.export.exporter import export_checkpoint
 from edge.export.retarget import add_targets
-from edge.launch import LaunchPlan
 from edge.plugins.compiler import pool
-from edge.plugins.lowering.plan import LoweringError, lower
+from edge.plugins.lowering.plan import Lowered, LoweringError, lower
 from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.model import EMBEDDED, resolve
 from tests import transformers_checkpoints
@@ -48,11 +47,7 @@ def quick(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a plan of two small kernels in place of the model's own, compiled once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
-    def stand_in(model: bytes, folder: Path) -> LaunchPlan:
-        assert (folder / "weights.bin").stat().st_size > 1000 and len(model) > 1000
-        return plan_of(HYBRID.vocab_size)
-
-    monkeypatch.setattr(exporting, "lower", stand_in)
+    monkeypatch.setattr(exporting, "plan_of", lambda lowered: plan_of(HYBRID.vocab_size))
 
 
 @pytest.fixture
@@ -144,7 +139,7 @@ def test_targets_are_added_to_those_there(
             ),
         }
     )
-    monkeypatch.setattr(exporting, "lower", lambda model, folder: shorter)
+    monkeypatch.setattr(exporting, "plan_of", lambda lowered: shorter)
     add_targets(tmp_path / "three", tmp_path / "four")
     listed = {e.path for e in manifest_of(tmp_path / "four").files if "kernels" in e.path}
     assert listed == {
@@ -194,10 +189,10 @@ def test_what_fails_leaves_nothing(
 def test_a_graph_without_kernels(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stand_in(model: bytes, folder: Path) -> LaunchPlan:
+    def stand_in(model: bytes, folder: Path) -> Lowered:
         raise LoweringError("no kernel runs Strange", field="layers.0.strange")
 
-    monkeypatch.setattr(exporting, "lower", stand_in)
+    monkeypatch.setattr(exporting, "walked", stand_in)
     summary = add_targets(bundle, tmp_path / "out")
     assert summary.unplanned == "layers.0.strange: no kernel runs Strange"
     assert manifest_of(tmp_path / "out").graphs == manifest_of(bundle).graphs
@@ -213,13 +208,13 @@ def test_a_plan_without_a_graph_of_plugins(
 ) -> None:
     """The export's note when a device op takes less than its kernel does."""
 
-    def refuse(model: bytes, folder: Path) -> ModelProto:
+    def refuse(model: ModelProto, lowered: Lowered) -> ModelProto:
         raise LoweringError("reads some columns of 'wide' as x", field="layers.0.norm")
 
     out = tmp_path / "out"
     add_targets(bundle, out)
     assert (out / DEVICE_GRAPH_FILE).is_file()
-    monkeypatch.setattr(exporting, "device_graph", refuse)
+    monkeypatch.setattr(exporting, "graph_of", refuse)
     assert run(monkeypatch, "export", out, "-o", out, "--target", "cpu") == 0
     said = capsys.readouterr().out
     assert "tensorrt    no graph: layers.0.norm: reads some columns of 'wide' as x" in said
@@ -230,7 +225,7 @@ def test_a_plan_without_a_graph_of_plugins(
 def test_a_checkpoint_is_exported_with_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "lower", lambda model, folder: plan_of(512))
+    monkeypatch.setattr(exporting, "plan_of", lambda lowered: plan_of(512))
     source = transformers_checkpoints.save_mamba2(tmp_path / "checkpoint")
     with monkeypatch.context() as patch:
         without_triton(patch)
