@@ -1,9 +1,9 @@
-"""Triton's interpreter at a fifth of its time, by caching what it recomputes for every operation.
+"""Triton's interpreter at a tenth of its time, by caching what it recomputes for every operation.
 
 The original lists the members of `triton.language` at each call of a function, creates the same few
-types, shapes and constants for each value, determines a common type for each pair of operands, and
-checks for integer overflow with six operations of its own without reporting the result. Here all of
-that is done once, or in numpy, and an overflow is an error.
+types and shapes for each value, determines a common type for each pair of operands, and checks for
+integer overflow with six operations of its own without reporting the result. Here all of that is
+done once, or in numpy (tests/quick_operations.py), and an overflow is an error.
 `tests/kernels/test_quick_interpreter.py` compares it with the original. Written for the Triton of
 constraints.txt.
 """
