@@ -282,7 +282,7 @@ def test_a_state_that_the_recipe_cannot_keep_is_a_mistake_in_usage(tmp_path: Pat
     asked = ["export", "demo-fp16", "-o", str(tmp_path / "out"), "--quant", "w8"]
     said = CliRunner().invoke(app, [*asked, "--ssm-state", "int8"]).exception
     assert isinstance(said, InputError) and said.field == "--ssm-state"
-    assert "the scans of mamba2 layers floating, and they cannot keep a state in int8" in str(said)
+    assert "layers.0 cannot keep its state in int8" in str(said)
     assert exits.exit_code_of(lambda: _raise(said)) == 2 and not list(tmp_path.iterdir())
 
 

@@ -284,7 +284,7 @@ def test_recipes_mix_by_kind_of_layer() -> None:
     ("w8a8", {"percentile": 0.0}, "is not a percentile"),
     ("fp16", {"head": "int8"}, "no int8 activations"),
     ("w8a8", {"head": "int8", "embedding": "fp16"}, "is tied to the embedding"),
-    ("w8", {"ssm_state": "int8"}, "recipe w8 leaves the scans of mamba1 layers floating"),
+    ("w8", {"ssm_state": "int8"}, "in int8: its recipe leaves the scan floating"),
     ("w8a8-hadamard", {"ssm_state": "fp16"}, "rotates values of the scan"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(quant: str, choices: dict[str, Any], message: str) -> None:

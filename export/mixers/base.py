@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -16,7 +16,7 @@ from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import LayerPlanner, Matrix
-from edge.export.quantize.plan import LayerPlan
+from edge.export.quantize.plan import LayerPlan, Table
 from edge.export.training_ops import causal_conv1d_training
 from edge.mixers.base import MixerConfig
 from edge.plugins.causal_conv1d.reference import causal_conv1d
@@ -90,6 +90,12 @@ class MixerExport(ABC, Generic[C]):
         if name == "conv1d.weight":
             return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
         return None
+
+    def hindrance(self, table: Table, matrices: Mapping[str, Matrix]) -> str:
+        """Return why a layer cannot run on int8 ops throughout, and so not round its ssm_state, if
+        a recipe's `table` rounds it; "" if it can.
+        """
+        return ""
 
     def plan(self, planner: LayerPlanner) -> LayerPlan:
         """Return how the layer is rounded. Raises ExportError when it cannot follow the recipe."""

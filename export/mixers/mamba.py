@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edge.errors import ExportError
 from edge.export.mixers.base import Array, MixerExport, Stored
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph, joined
 from edge.export.nodes.products import ProductInput, scale_of
 from edge.export.quantize import plan as plans
-from edge.export.quantize.layer_plan import LayerPlanner, activation, storage
+from edge.export.quantize.layer_plan import LayerPlanner, Matrix, activation, storage
 from edge.export.quantize.observers import scale_of as scale_for
-from edge.export.quantize.plan import LayerPlan, Rounding, ScanPlan, Static
+from edge.export.quantize.plan import LayerPlan, Rounding, ScanPlan, Static, Table
 from edge.export.quantize.weights import I8, dequantize_int8, quantize_int8
 from edge.launch import DType
 from edge.mixers.base import MixerConfig
@@ -49,7 +48,13 @@ def initial_dt_bias(size: int) -> Tensor:
 
 
 class MambaExport(MixerExport[M]):
-    """A selective SSM behind a convolution."""
+    """A selective SSM behind a convolution.
+
+    Attributes:
+        listed: names by which a recipe's table lists the values of `sites`.
+    """
+
+    listed: ClassVar[tuple[str, ...]]
 
     @property
     @abstractmethod
@@ -65,7 +70,23 @@ class MambaExport(MixerExport[M]):
     def sites(self, planner: LayerPlanner) -> Sites:
         """Return how conv_in, z, x, dt, B and C are rounded; None where the recipe does not say."""
 
-    def hindrance(self) -> str:
+    def hindrance(self, table: Table, matrices: Mapping[str, Matrix]) -> str:
+        rounded = [activation(table, name) for name in self.listed]
+        if None in rounded or not all(storage(table, n, plans.F32).int8 for n in _CONSTANTS):
+            return "its recipe leaves the scan floating"
+        if not all(isinstance(how, Static) and not how.rotate for how in rounded):
+            return "its recipe rotates values of the scan, or finds their scales at run time"
+        if hindrance := self.form_hindrance():
+            return hindrance
+        for name, matrix in matrices.items():
+            how = activation(table, matrix.reads)
+            static = isinstance(how, Static) and how.outliers is None
+            stored = storage(table, name, plans.F32)
+            if name != "out_proj" and not (static and (stored.int8 or stored.bits == 4)):
+                return f"{name} is not an integer product with a calibrated scale"
+        return ""
+
+    def form_hindrance(self) -> str:
         """Return why a layer of this form cannot run on int8 ops, or "" if it can."""
         return "its projections have biases" if self.config.proj_bias else ""
 
@@ -77,35 +98,11 @@ class MambaExport(MixerExport[M]):
         all_sites = self.sites(planner)
         sites = {name: site for name, site in all_sites.items() if site is not None}
         constants = frozenset(n for n in _CONSTANTS if storage(planner.table, n, plans.F32).int8)
-        hindrance = self._hindrance(planner, sites, constants)
-        if planner.state != "fp32" and hindrance:
-            raise ExportError(
-                f"{planner.prefix} cannot keep its state in {planner.state}: {hindrance}",
-                field="ssm_state",
-                remedy="--ssm-state fp32, or another recipe for this kind of layer (--layers)",
-            )
         if not sites and not constants:
             return None
         scale = _state_scale(planner) if planner.state == "int8" else None
-        return ScanPlan(not hindrance, sites, constants, planner.state, scale)
-
-    def _hindrance(
-        self, planner: LayerPlanner, sites: dict[str, Rounding], constants: frozenset[str]
-    ) -> str:
-        """Return why the layer cannot run on int8 ops throughout, or "" if it can."""
-        if len(sites) < 6 or len(constants) < len(_CONSTANTS):
-            return "its recipe leaves the scan floating"
-        if not all(site.plain for site in sites.values()):
-            return "its recipe rotates values of the scan, or finds their scales at run time"
-        if hindrance := self.hindrance():
-            return hindrance
-        for name, matrix in planner.matrices.items():
-            how = activation(planner.table, matrix.reads)
-            static = isinstance(how, Static) and how.outliers is None
-            stored = storage(planner.table, name, plans.F32)
-            if name != "out_proj" and not (static and (stored.int8 or stored.bits == 4)):
-                return f"{name} is not an integer product with a calibrated scale"
-        return ""
+        fused = not self.hindrance(planner.table, planner.matrices)
+        return ScanPlan(fused, sites, constants, planner.state, scale)
 
     # -- graph ------------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ class Mamba1(nn.Module):
 
 class Mamba1Export(MambaExport[Mamba1Config]):
     state_axes: ClassVar[tuple[int, ...]] = (-2,)
+    listed: ClassVar[tuple[str, ...]] = ("xz", "conv", "dbc", "dt")
 
     @property
     def conv_parts(self) -> tuple[int, ...]:

@@ -80,6 +80,7 @@ class Mamba2Export(MambaExport[Mamba2Config]):
     """Mamba-2's export: x, B and C are convolved together, and the gate is part of the norm."""
 
     state_axes: ClassVar[tuple[int, ...]] = (-3, -1)
+    listed: ClassVar[tuple[str, ...]] = ("xBC", "z", "x", "dt", "B", "C")
 
     @property
     def conv_parts(self) -> tuple[int, ...]:
@@ -107,11 +108,11 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         """Return whether its scan replays logged tokens: only if ssm_state is not rounded."""
         return not is_fused(plan) or (plan.scan is not None and plan.scan.state == "fp32")
 
-    def hindrance(self) -> str:
+    def form_hindrance(self) -> str:
         mlp_reason = (
             "part of it is an MLP (d_ssm is less than d_inner)" if self.config.d_mlp else ""
         )
-        return super().hindrance() or mlp_reason
+        return super().form_hindrance() or mlp_reason
 
     def sites(self, planner: LayerPlanner) -> Sites:
         c = self.config

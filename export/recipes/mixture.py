@@ -41,8 +41,6 @@ _ENDS: dict[EndType, Storage] = {"int8": INT8_ROWS, "fp16": F16}
 # p by model size, the best in Quamba's Table 5 (LAMBADA); larger models use _LARGE_PERCENTILE.
 _PERCENTILES = ((370e6, 99.999), (1.4e9, 99.99))
 _LARGE_PERCENTILE = 99.9
-# kinds of layer whose plan has a scan
-_SCANS = ("mamba1", "mamba2")
 
 
 @dataclass(frozen=True)
@@ -175,6 +173,8 @@ def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> M
         tables = _with_groups(tables, faults)
     ends = _choose_ends(config, base, choices, faults)
     _refuse_ineffective(config, full_name, tables, choices, faults)
+    if choices.ssm_state not in (None, "fp32"):
+        _refuse_states(config, tables, choices.ssm_state, faults)
     faults.refuse(ExportError)
     return Mixture(
         config,
@@ -186,6 +186,21 @@ def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> M
         choices.ssm_state or "fp32",
         choices.kv_cache or base.kv_cache,
     )
+
+
+def _refuse_states(
+    config: ModelConfig, tables: Mapping[str, Table], state: StateType | None, faults: Faults
+) -> None:
+    """Add a fault for each reason why layers cannot keep their states in a type."""
+    reasons: dict[str, str] = {}
+    for index, layer in enumerate(config.layers):
+        mixer = mixer_of(layer)
+        reason = mixer.hindrance(tables[layer.kind], mixer.matrices(config.d_model))
+        if reason:
+            reasons.setdefault(reason, f"layers.{index} cannot keep its state in {state}: {reason}")
+    for message in reasons.values():
+        remedy = "--ssm-state fp32, or another recipe for this kind of layer (--layers)"
+        faults.add("ssm_state", message, remedy)
 
 
 def _choose_ends(config: ModelConfig, base: Recipe, choices: Choices, faults: Faults) -> Table:
@@ -228,13 +243,6 @@ def _refuse_ineffective(
         faults.add("percentile", message, "leave --percentile out, or choose w8a8")
     if choices.ssm_state is not None and not any(layer.recurrent for layer in config.layers):
         faults.add("ssm_state", "the model has no Mamba layer", "leave --ssm-state out")
-    elif choices.ssm_state not in (None, "fp32"):
-        # the plan finds every hindrance, but only after the calibration, which takes minutes
-        for kind in sorted(tables.keys() & set(_SCANS)):
-            if not any(isinstance(how, Activation) for how in tables[kind].values()):
-                message = f"recipe {name} leaves the scans of {kind} layers floating, and "
-                message += f"they cannot keep a state in {choices.ssm_state}"
-                faults.add("ssm_state", message, "--ssm-state fp32, or a recipe such as w8a8")
     if choices.kv_cache is not None and not config.has_attention:
         faults.add("kv_cache", "the model has no attention", "leave --kv-cache out")
 
