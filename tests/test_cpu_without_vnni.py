@@ -174,6 +174,8 @@ def test_sums_that_saturate_16_bits_are_right(
 @pytest.mark.parametrize("name", ["int8", "w8", "w4"])
 def test_models_give_what_they_give_here(name: str, here: Found, there: Found) -> None:
     """By prefill, a short run and steps. One activation may round the other way."""
+    if there is here:
+        pytest.skip("this CPU has no VNNI: there is nothing to compare")
     assert apart(there[name], here[name]) <= (0.02 if name == "int8" else 1e-5)
     assert np.array_equal(there[name].argmax(-1), here[name].argmax(-1))
 

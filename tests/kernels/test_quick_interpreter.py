@@ -56,7 +56,7 @@ def everything(x, i, n, out, whole, BY: tl.constexpr, N: tl.constexpr):
     every = N * 2 * N
     tl.store(out + at, a + b, mask=inside)
     tl.store(out + every + at, a - BY)
-    tl.store(out + 2 * every + at, BY - a)
+    tl.store(out + 2 * every + at, (BY - a) * (2 + b))
     tl.store(out + 3 * every + at, a * b * 0.5)
     tl.store(out + 4 * every + at, a / (b + 3) + 2.5 / (b + 3))
     tl.store(out + 5 * every + at, tl.where(a < b, a, b) + tl.where(inside, a, 0.0))

@@ -5,7 +5,8 @@
  *
  *   -I$LLG/parser $LLG/target/release/libllguidance.a -lpthread -ldl -lm
  *
- * The file _lib.abi3.so of its Python package has the same functions, and needs -lpython3.
+ * Without Rust: the file _lib.abi3.so of its Python package has the same functions, and needs a shared
+ * libpython. Link with -I$LLG/parser PATH/_lib.abi3.so $(python3-config --embed --ldflags)
  */
 #ifndef FORMS_H
 #define FORMS_H
