@@ -24,13 +24,14 @@ Operation = Callable[..., Any]
 # types whose operations are those of numpy, and which of them a number of Python keeps as they are
 FLOATS, INTEGERS = frozenset({"fp32", "fp64"}), frozenset({"int32", "int64"})
 NUMBERS, BITS = FLOATS | INTEGERS, INTEGERS | {"int1", "int8", "uint8"}
+# operations in which integers may overflow
+EXACT = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 # conversions that are numpy's
 _PLAIN = {
     *itertools.permutations(("fp32", "int8", "uint8", "int32"), 2),
     *(("int1", b) for b in ("fp32", "int8", "int32")), ("int32", "int64"), ("int64", "int32"),
     ("fp16", "fp32"), ("fp32", "fp16"), ("fp32", "fp64"), ("fp64", "fp32"),
 }  # fmt: skip
-_EXACTLY = {np.add: "add", np.subtract: "sub", np.multiply: "mul"}
 
 # attributes of a tensor by the name of its type and its shape
 _KEPT: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -49,8 +50,7 @@ def operations() -> list[tuple[Any, str, Callable[[Operation], Operation]]]:
         (tl, "store", _store), (tl, "where", _where), (tl, "exp", _unary(np.exp)),
         (tl, "exp2", _unary(np.exp2)), (tl, "arange", _arange),
     ]  # fmt: skip
-    arithmetic = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
-    for name, function in arithmetic.items():
+    for name, function in EXACT.items():
         found.append((tensor, f"__{name}__", _binary(function, NUMBERS)))
         found.append((tensor, f"__r{name}__", _binary(function, NUMBERS, swapped=True)))
     found.append((tensor, "__truediv__", _binary(np.divide, FLOATS)))
@@ -86,12 +86,18 @@ def summed(own: Any) -> Operation:
     return called
 
 
+def _handle(data: Any, kind: Any) -> TensorHandle:
+    """Return a handle, without the checks of its type."""
+    made = TensorHandle.__new__(TensorHandle)
+    made.data, made.dtype, made.attr = data, kind, {}
+    return made
+
+
 def _made(data: Any, kind: Any, block: bool, held: Any = None) -> Any:
     """Return a tensor of scalars of type `kind`; `held`: the type in its handle, if another."""
     shape = data.shape if block else ()
     kept = _KEPT.get((kind.name, shape))
-    handle = TensorHandle.__new__(TensorHandle)
-    handle.data, handle.dtype, handle.attr = data, held or kind, {}
+    handle = _handle(data, held or kind)
     if kept is None:
         sample = tensor(handle, core.block_type(kind, list(shape)) if block else kind)
         kept = {key: value for key, value in vars(sample).items() if key != "handle"}
@@ -163,14 +169,14 @@ def _binary(
     function: Any, kinds: frozenset[str], *, swapped: bool = False, truth: bool = False
 ) -> Callable[[Operation], Operation]:
     """Return what makes an operation of two operands; `swapped`: the number stands on the left."""
-    checked = _EXACTLY.get(function)
+    checked = function in EXACT.values()
 
     def made(own: Operation) -> Operation:
         def called(self: Any, other: Any, _semantic: Any = None) -> Any:
             kind, data = self.dtype, self.handle.data
             block = _is_block(self)
             if kind.name not in kinds:
-                moved = _moved(self, other) if checked == "add" and not swapped else None
+                moved = _moved(self, other) if function is np.add and not swapped else None
                 return own(self, other) if moved is None else moved
             right = _beside(kind.name, other)
             if right is None:
@@ -178,7 +184,7 @@ def _binary(
             block = block or (type(other) is tensor and _is_block(other))
             left, right = (right, data) if swapped else (data, right)
             if checked and kind.name == "int32":
-                found = _exact(function, left, right, checked)
+                found = exact(function, left, right)
             else:
                 found = function(left, right)
             return _made(found, tl.int1, block, kind) if truth else _made(found, kind, block)
@@ -188,11 +194,13 @@ def _binary(
     return made
 
 
-def _exact(function: Any, left: Any, right: Any, name: str) -> Any:
-    """Return 32-bit integers, and raise an error if they overflow."""
-    exact = function(left, right, dtype=np.int64)
-    found = exact.astype(np.int32)
-    assert (found == exact).all(), f"overflow in {name} of int32"
+def exact(function: Any, left: Any, right: Any) -> Any:
+    """Return a sum, a difference or a product of integers below 64 bits. Raises AssertionError if
+    it overflows.
+    """
+    wide = function(left, right, dtype=np.int64)
+    found = wide.astype(left.dtype)
+    assert (found == wide).all(), f"overflow in {function.__name__} of {left.dtype}"
     return found
 
 
@@ -304,12 +312,6 @@ def _placed(value: Any, shape: tuple[int, ...]) -> Any:
         return np.broadcast_to(data, shape)
     except ValueError:
         return None
-
-
-def _handle(data: Any, kind: Any) -> TensorHandle:
-    made = TensorHandle.__new__(TensorHandle)
-    made.data, made.dtype, made.attr = data, kind, {}
-    return made
 
 
 def _masked(pointer: Any, mask: Any) -> Any:
