@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from onnx import ModelProto
-
 from edge.bundle import BundleWriter
 from edge.bundle.kernels import DEVICE_GRAPH, DEVICE_GRAPH_FILE, PLAN, PLAN_FILE, index_file
 from edge.export.calibration.prepare import Progress
 from edge.launch import LaunchPlan
 from edge.plugins.compiler.aot import compile_variants, triton_version
 from edge.plugins.lowering.plan import LoweringError, plan_of, walked
-from edge.plugins.tensorrt.graph import graph_of
+from edge.plugins.tensorrt.graph import device_graph
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def add_plan(writer: BundleWriter, graph: str, architectures: Sequence[int]) -> 
     writer.path(PLAN_FILE).write_bytes(plan.to_json())
     graphs = {PLAN: PLAN_FILE}
     try:
-        tensorrt_graph = graph_of(ModelProto.FromString(model), lowered)
+        tensorrt_graph = device_graph(model, lowered)
     except LoweringError as problem:
         return Added(plan, graphs, unbuildable=str(problem))
     writer.path(DEVICE_GRAPH_FILE).write_bytes(tensorrt_graph.SerializeToString(deterministic=True))

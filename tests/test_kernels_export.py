@@ -27,7 +27,8 @@ from edge.export import kernels as exporting
 from edge.export.exporter import export_checkpoint
 from edge.export.retarget import add_targets
 from edge.plugins.compiler import pool
-from edge.plugins.lowering.plan import Lowered, LoweringError, lower
+from edge.plugins.lowering.plan import Lowered, LoweringError, walked
+from edge.plugins.lowering.plan import plan_of as whole_plan
 from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.model import EMBEDDED, resolve
 from tests import transformers_checkpoints
@@ -208,13 +209,13 @@ def test_a_plan_without_a_graph_of_plugins(
 ) -> None:
     """The export's note when a device op takes less than its kernel does."""
 
-    def refuse(model: ModelProto, lowered: Lowered) -> ModelProto:
+    def refuse(model: bytes, lowered: Lowered) -> ModelProto:
         raise LoweringError("reads some columns of 'wide' as x", field="layers.0.norm")
 
     out = tmp_path / "out"
     add_targets(bundle, out)
     assert (out / DEVICE_GRAPH_FILE).is_file()
-    monkeypatch.setattr(exporting, "graph_of", refuse)
+    monkeypatch.setattr(exporting, "device_graph", refuse)
     assert run(monkeypatch, "export", out, "-o", out, "--target", "cpu") == 0
     said = capsys.readouterr().out
     assert "tensorrt    no graph: layers.0.norm: reads some columns of 'wide' as x" in said
@@ -310,11 +311,12 @@ def test_a_demonstration_has_the_graphs_that_this_version_makes(name: str) -> No
         model = bundle.read(bundle.manifest.graphs["ort"])
         again = f"edge export apps/bundles/{name} -o apps/bundles/{name} --target cpu"
         found = bundle.read(PLAN_FILE)
-        made = lower(model, bundle.path).to_json()
+        lowered = walked(model, bundle.path)
+        made = whole_plan(lowered).to_json()
         assert found == made, f"lowerings have changed; make the plan again: {again}"
         assert len(found) < 200_000
         open_plan(bundle)
         found = bundle.read(DEVICE_GRAPH_FILE)
-        made = device_graph(model, bundle.path).SerializeToString(deterministic=True)
+        made = device_graph(model, lowered).SerializeToString(deterministic=True)
         assert found == made, f"device ops have changed; make the graph again: {again}"
         assert len(found) < 100_000

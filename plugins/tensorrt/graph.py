@@ -18,7 +18,6 @@ Inputs and outputs are the memory of the CUDA engine, named as in the plan:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from edge.launch import DType
 from edge.ops import DEVICE_DOMAIN, DEVICE_VERSION
 from edge.plugins.device.library import device_functions
 from edge.plugins.device.statements import DEVICE_OPS
-from edge.plugins.lowering.plan import LOGITS, PICKED, Lowered, walked
+from edge.plugins.lowering.plan import LOGITS, PICKED, Lowered
 from edge.plugins.onnx import model_of
 from edge.plugins.tensorrt import OUT
 from edge.plugins.tensorrt.nodes import DeviceNode, StandardNode, device_nodes
@@ -53,20 +52,15 @@ _TYPES: Mapping[DType, int] = {
 }
 
 
-def device_graph(model: bytes | ModelProto, folder: str | Path) -> ModelProto:
-    """Make the device graph of `model`, whose weights.bin is in `folder` and serves both graphs.
+def device_graph(model: bytes | ModelProto, lowered: Lowered) -> ModelProto:
+    """Make the device graph of `model` from the walks over it; its weights.bin serves both graphs.
 
     The same graph gives the same bytes, serialized deterministically.
 
-    Raises LoweringError when no kernel can run some node.
+    Raises LoweringError when a plugin cannot take a value as its kernel does.
     """
     proto = ModelProto.FromString(model) if isinstance(model, bytes) else model
-    return graph_of(proto, walked(proto, folder))
-
-
-def graph_of(model: ModelProto, lowered: Lowered) -> ModelProto:
-    """Make the device graph of a lowered model."""
-    return _Graph(model, lowered).model()
+    return _Graph(proto, lowered).model()
 
 
 def inlined(model: ModelProto) -> ModelProto:

@@ -8,7 +8,7 @@ import functools
 from pathlib import Path
 
 from edge.config import ModelConfig
-from edge.plugins.lowering.plan import lower
+from edge.plugins.lowering.plan import lower, walked
 from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.cuda.device import Exclusive
 from edge.runtime.cuda.engine import CudaEngine
@@ -45,7 +45,7 @@ class Trio:
         self.cuda: CudaEngine = made.cuda
         self.graph = graph = made.folder / "graphs" / "tensorrt.onnx"
         source = (made.folder / "graphs" / "ort.onnx").read_bytes()
-        graph.write_bytes(device_graph(source, made.folder).SerializeToString())
+        graph.write_bytes(device_graph(source, walked(source, made.folder)).SerializeToString())
         self.tensorrt = tensorrt_engine(made.cuda, graph, "rtx")
         self.plugins = tensorrt_engine(made.cuda, graph, "tensorrt")
         self.rounded = any(w.dtype in ("i8", "f16") for w in made.cuda.plan.weights.values())

@@ -16,7 +16,7 @@ from edge.export.quantize.plan import StateType
 from edge.launch import LaunchPlan, Size
 from edge.ops import DEVICE_DOMAIN
 from edge.plugins.lowering import plan as lowering
-from edge.plugins.tensorrt.graph import graph_of
+from edge.plugins.tensorrt.graph import device_graph
 from edge.plugins.tensorrt.launches import (
     DTYPES,
     MAGIC,
@@ -67,7 +67,7 @@ def _made(name: str, quant: str, state: StateType | None) -> Made:
         network(name).config,
         found.graph,
         lowering.plan_of(lowered),
-        graph_of(ModelProto.FromString(model), lowered),
+        device_graph(model, lowered),
         found.state_dtypes,
     )
 

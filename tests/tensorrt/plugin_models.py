@@ -12,7 +12,7 @@ from unittest.mock import patch
 from edge.config import Mamba2Config, MlpConfig
 from edge.export.graph import BuiltGraph
 from edge.launch import LaunchPlan
-from edge.plugins.lowering.plan import lower
+from edge.plugins.lowering import plan as lowering
 from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.cuda.device import Exclusive
 from edge.runtime.cuda.engine import CudaEngine
@@ -82,10 +82,11 @@ def source(name: str, quant: str, state: str | None) -> Source:
         _, mixed = quantized_models.plan_of(name, quant, **choices)
         built = quantized_models.built(name, mixed, folder)
     data = built.graph.read_bytes()
-    plan = lower(data, folder)
+    lowered = lowering.walked(data, folder)
+    plan = lowering.plan_of(lowered)
     library = with_kernels(plan.variants)
     return Source(
-        built, folder, plan, DeviceGraph(device_graph(data, folder), folder, library, LARGEST)
+        built, folder, plan, DeviceGraph(device_graph(data, lowered), folder, library, LARGEST)
     )
 
 

@@ -16,7 +16,7 @@ from edge.launch import Launch, LaunchPlan, Pointer, Program
 from edge.plugins.device.statements import DEVICE_OPS, in_place, viewable
 from edge.plugins.lowering.lowerings import LOWER
 from edge.plugins.lowering.plan import LoweringError, walked
-from edge.plugins.tensorrt.graph import device_graph, graph_of, inlined
+from edge.plugins.tensorrt.graph import device_graph, inlined
 from edge.plugins.tensorrt.launches import Call, NodeLaunches, Place
 from tests.lowered_models import CASES
 from tests.tensorrt.graphs import Case, Made, attributes, launches, made
@@ -194,7 +194,8 @@ def test_every_reader_finds_valid_onnx(case: Case) -> None:
 @pytest.mark.parametrize("case", SOME[:2], ids=str)
 def test_the_same_graph_gives_the_same_bytes(case: Case) -> None:
     found = made(*case)
-    again = device_graph(onnx.load(found.graph, load_external_data=False), found.folder)
+    model = onnx.load(found.graph, load_external_data=False)
+    again = device_graph(model, walked(model, found.folder))
     first = found.device.SerializeToString(deterministic=True)
     assert again.SerializeToString(deterministic=True) == first
 
@@ -243,7 +244,7 @@ def test_columns_of_a_value_are_sliced_for_nodes_of_onnx() -> None:
     z = gated.input[1]
     gated.input[1] = "doubled"
     model.graph.node.insert(at, helper.make_node("Add", [z, z], ["doubled"], name="twice"))
-    device = device_graph(model, found.folder)
+    device = device_graph(model, walked(model, found.folder))
     added = next(n for n in device.graph.node if n.op_type == "Add")
     cut = next(n for n in device.graph.node if n.op_type == "Slice")
     assert list(added.input) == [cut.output[0]] * 2 and cut.input[0] == "layers.0.zxbcdt"
@@ -258,7 +259,7 @@ def test_an_op_without_a_kernel_is_named() -> None:
     model = onnx.load(found.graph, load_external_data=False)
     without = {op: lower for op, lower in LOWER.items() if op != "SelectiveScan"}
     with pytest.raises(LoweringError, match="no kernel runs SelectiveScan") as refused:
-        graph_of(model, walked(model, found.folder, ops=without))
+        walked(model, found.folder, ops=without)
     assert refused.value.field == "layers.0.scan.SelectiveScan"
 
 
@@ -274,5 +275,5 @@ def test_columns_that_an_op_does_not_take_are_refused() -> None:
     split = helper.make_node("Split", [x, "halves"], ["first", "second"], name="split", axis=-1)
     model.graph.node.insert(at, split)
     with pytest.raises(LoweringError, match="reads some columns of 'embedded' as x") as refused:
-        device_graph(model, found.folder)
+        device_graph(model, walked(model, found.folder))
     assert refused.value.field == norm.name
