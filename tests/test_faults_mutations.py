@@ -34,7 +34,7 @@ from tests.session_models import bundle, model
 # groups that different processes take
 GROUPS = 2
 TIMES = int(os.environ.get("EDGE_MUTATIONS", "1"))
-COUNTS = {"manifest": 15_000, "plan": 40_000, "state": 8_000, "json": 35_000, "wire": 35_000}
+COUNTS = {"manifest": 25_000, "plan": 75_000, "state": 12_500, "json": 68_750, "wire": 68_750}
 Parse = Callable[[bytes, int], None]
 
 

@@ -25,7 +25,7 @@ from edge.runtime.session import Session
 from tests.faulty_calls import in_child
 from tests.session_models import states
 
-TOKENS = int(os.environ.get("EDGE_SOAK_TOKENS", "20000"))
+TOKENS = int(os.environ.get("EDGE_SOAK_TOKENS", "30000"))
 LONGEST = 3000  # tokens of a conversation; its transcript is kept, 8 to 36 bytes a token
 GROWTH = 3 << 19  # bindings are cached for each position of the ring in use, at most 256
 WORDS = ["hello", "robot", "please", "count", "to", "seven", "and", "tell", "me", "why", "🤖", "é"]

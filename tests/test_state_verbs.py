@@ -249,4 +249,4 @@ def test_verbs_in_any_order(kind: str) -> None:
     Machine.kind = kind
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(Machine, settings=settings(max_examples=12, stateful_step_count=30))
+    run_state_machine_as_test(Machine, settings=settings(max_examples=20, stateful_step_count=30))
