@@ -20,7 +20,8 @@ int main(int count, char** words) try {
     count -= 5, words += 5;
   }
   if (count < 2)
-    return std::cerr << "usage: robot_speech BUNDLE [SECONDS [TEMPERATURE [CHOICE...]]]\n", 2;
+    return std::cerr << "usage: robot_speech BUNDLE [SECONDS [TEMPERATURE "
+                        "[CHOICE... | --json-schema SCHEMA | --regex REGEX]]]\n", 2;
   std::mutex mutex;
   std::condition_variable changed;
   std::optional<robot::Answer> ended;
