@@ -139,7 +139,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
 LAYERNORM = {"mamba1", "all", "parallel"}
 UNTIED = {"mamba2", "attention"}
 # of tests/tensorrt/plugin_models.py
-CAPPED = {"capped"}
+CAPPED, LISTED = {"capped"}, {"listed"}
 
 
 def network(name: str, d_model: int = 64, seed: int = 0) -> Network:
@@ -153,6 +153,7 @@ def network(name: str, d_model: int = 64, seed: int = 0) -> Network:
         norm=NormConfig(kind="layernorm" if name in LAYERNORM else "rmsnorm"),
         tie_embeddings=name not in UNTIED,
         logits_softcap=1.5 if name in CAPPED else None,
+        head_ids=tuple(range(0, V, 3)) if name in LISTED else None,
     )
     net = Network(config).eval()
     with torch.no_grad():

@@ -32,11 +32,12 @@ LARGEST = {
     "T": CHUNK, "B": BATCH, "L": CHUNK, "C": CAPACITY, "S": log_slots(WINDOW),
     "P": log_slots(WINDOW), "A": 16,
 }  # fmt: skip
-# besides those of tests/test_graph_models.py: a gate of int8 values without a norm, and capped
-# logits
+# besides those of tests/test_graph_models.py: a gate of int8 values without a norm, capped logits,
+# and logits of a third of the ids
 OWN = {
     "plain gate": (Mamba2Config(d_inner=64, d_ssm=64, d_state=8, head_dim=16, gated_norm=False),),
     "capped": (MlpConfig(d_intermediate=40),),
+    "listed": (MlpConfig(d_intermediate=40),),
 }
 _ROOT = tempfile.TemporaryDirectory(prefix="edge-plugin-models-")
 

@@ -53,6 +53,7 @@ SOURCES: tuple[tuple[str, str, str | None], ...] = (
     ("all", "w8a8-llm-int8", None),
     ("mamba1 odd", "w8a8", None),
     ("capped", "fp32", None),
+    ("listed", "fp32", None),
 )
 # in no graph that the exporter makes: in every recipe the scan computes dt itself
 _OWN_DT = {f"SelectiveScan{kind}Int8_{bits}" for kind in ("", "Groups") for bits in (8, 16, 32)}
