@@ -12,8 +12,8 @@ import triton.language as tl
 
 from edge.plugins.experts.triton_route import span
 from edge.plugins.kernels.common import round8
+from edge.plugins.kernels.direct import halves_of, halves_of_nibbles
 from edge.plugins.linear.triton_linear import dot_float, to_half
-from edge.plugins.linear.triton_linear_bits import centred
 from edge.plugins.linear.triton_linear_int8 import dot_int8
 
 
@@ -161,7 +161,7 @@ def bits(
     at = tl.program_id(0).to(tl.int64) * N + n
     packed += at[None, :] * (K * BITS // 8) + j[:, None]
     scales += at * (K // SHARED)
-    ZERO: tl.constexpr = (8 if BITS == 4 else 128) if minimums is None else 0
+    BASE: tl.constexpr = 1024.0 + ((8 if BITS == 4 else 128) if minimums is None else 0)
     if minimums is not None:
         minimums += at * (K // SHARED)
     columns = (n < N)[None, :] & (j < BYTES)[:, None]
@@ -181,11 +181,12 @@ def bits(
             if BITS == 4:
                 even = grid(tl.load(of_x + 2 * j[None, :], mask=rows, other=0.0), step, WHOLE)
                 odd = grid(tl.load(of_x + 2 * j[None, :] + 1, mask=rows, other=0.0), step, WHOLE)
-                sums = dot_float(even, centred(w & 15, ZERO), zeros)
-                sums = dot_float(odd, centred(w >> 4, ZERO), sums)
+                low, high = halves_of_nibbles(w)
+                sums = dot_float(even, low - BASE, zeros)
+                sums = dot_float(odd, high - BASE, sums)
             else:
                 all_x = grid(tl.load(of_x + j[None, :], mask=rows, other=0.0), step, WHOLE)
-                sums = dot_float(all_x, centred(w, ZERO), zeros)
+                sums = dot_float(all_x, halves_of(w) - BASE, zeros)
             total += sums * unit[None, :]
             if minimums is not None:
                 least = tl.load(minimums + block, mask=n < N, other=0.0).to(tl.float32)

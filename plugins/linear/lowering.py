@@ -189,8 +189,8 @@ lower_linear_int8_quantize = lower_linear_int8_rows = lower_linear_int8
 
 # An fp32 tile of this width and 64 rows is 16 KB; shared memory holds three of them, and weights.
 _MAX_PIECE = 64
-# columns per step of one row's product
-_STEP = 512
+# fewer outputs than this are too few programs of 8 or 16
+_FEW_OUTPUTS = 1024
 
 
 def _blocks_tile(
@@ -202,9 +202,8 @@ def _blocks_tile(
     `wide` the outputs of a tile of many.
 
     At most 16 rows: as in `int8_tile`, but a product can sum only one block exactly, so a step is
-    several blocks. Unpacking the nibbles takes some 200 instructions per KB of weights, or 50
-    cycles of an SM's issue slots; one KB arrives at an Orin's SM every 80 cycles, at an H200's
-    every 49.
+    several blocks. Unpacking is most of the work, so six programs or more should share an SM: two
+    steps of four blocks in flight take 12 to 24 KB of shared memory.
 
     More rows: the fp32 sums and the block's sums take 32 registers a thread each for 64 x 64.
     Splitting x into even and odd columns is work for every program, so tiles of 4-bit weights are
@@ -213,46 +212,72 @@ def _blocks_tile(
     k = max(least, next_power_of_2(shared))
     if at.regime.many:
         return Tile(64, wide, k, 4, 3), {"STAGES": 3}
-    tile = Tile(16, 32, k, 2, 4) if outputs >= 8192 else Tile(16, 16, k, 1, 4)
+    tile = Tile(16, 32, k, 2, 3) if outputs >= 8192 else Tile(16, 16, k, 1, 3)
     blocks = columns // shared
-    limit = max(1, min(8, step // k))
+    limit = max(1, min(4, step // k))
     unroll = max(count for count in range(1, limit + 1) if blocks % count == 0)
     return tile, {"UNROLL": unroll, "STAGES": tile.stages}
+
+
+def _alone(at: Lowering, node: Node, warps: Warps, *, unit: int = 2) -> dict[str, int]:
+    """Return the constants for threads that multiply alone: see `rows_by_blocks`."""
+    shared = node.attributes["block_size"]
+    nbytes = shared * node.attributes.get("bits", 4) // 8
+    word = next(size for size in (4, 2, 1) if nbytes % size == 0)
+    words = nbytes // word
+    if word < 4 or words % unit:
+        unit = 1
+    units = next_power_of_2(words // unit)
+    return {
+        "WORD": word,
+        "WORDS": units * unit,
+        "UNIT": unit,
+        "BLOCKS": max(1, 32 * warps // units),
+        "ALIGNED": at.view(node.inputs["x"]).aligned,
+    }
 
 
 def _one_row(
     at: Lowering, node: Node, kernel: str, names: tuple[str, ...], constants: Mapping[str, int]
 ) -> None:
-    """Launch the product of a step of one sequence: see `row_by_blocks`.
+    """Launch the product of a step of one sequence.
 
-    A step of 512 columns and 16 outputs is 4 KB of 4-bit codes for two warps, and 2 KB of x, which
-    comes from L2 for every program. Half as many outputs took 1.1 to 1.9 times as long on an H200,
-    and on eight of its multiprocessors. int8 x is small, and 8 outputs of one warp need no barrier.
-    Few outputs need more programs.
+    A thread reads 8 bytes of codes of each of 8 outputs, and the columns of x for all of them: on
+    an H200 the fastest, or within 5 % of it, of those tried, with all its multiprocessors and with
+    eight. Few outputs need more programs, and fewer steps, because each waits for memory.
     """
     outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
-    nbytes = shared * node.attributes.get("bits", 4) // 8
-    word = next(size for size in (4, 2, 1) if nbytes % size == 0)
+    warps: Warps = 1 if outputs >= 8192 else 2
+    tile = {"BLOCK_N": 8, **_alone(at, node, warps)}
+    if outputs < _FEW_OUTPUTS:
+        warps = 4
+        tile = {"BLOCK_N": 2, **_alone(at, node, warps, unit=1)}
     x = at.view(node.inputs["x"])
-    warps: Warps = 1 if x.dtype == "i8" or outputs < 1024 else 2
-    block_n = 4 if outputs < 1024 else 8 * warps
     y = at.new(node.outputs["y"], "i8" if "y_scale" in node.inputs else "f32", x.rows, outputs)
     pointers = {**at.given(node, *names), "y": at.pointer(y), "M": at.size(x.rows)}
-    tile = {
-        "WORD": word,
-        "WORDS": next_power_of_2(nbytes // word),
-        "BLOCKS": max(1, _STEP // next_power_of_2(shared)),
-        "BLOCK_N": block_n,
-        "STAGES": 3,
-    }
     at.launch(
         f"{kernel}.one",
         {**pointers, **at.given(node, *_trailing_inputs(node))},
         {"N": outputs, "K": columns, "X_STRIDE": x.stride, **constants, "SHARED": shared, **tile},
-        (ONE, Size(times=cdiv(outputs, block_n))),
+        (ONE, Size(times=cdiv(outputs, tile["BLOCK_N"]))),
         warps=warps,
-        stages=3,
+        stages=1,
     )
+
+
+def _few_alone(at: Lowering, node: Node, tile: Tile, bits: int) -> tuple[Tile, dict[str, int]]:
+    """Return the tile of `few` and its constants for rows whose threads multiply alone.
+
+    That took less time than tensor cores for up to 4 rows of 4-bit weights and 2 of 8 bits on an
+    H200, as for `_one_row`. With few outputs there would be too few programs of 16 outputs. The
+    16 columns of 4 rows in fp32 and their sums fill the registers of two warps too far.
+    """
+    if node.attributes["N"] < _FEW_OUTPUTS:
+        tile = Tile(tile.m, 2, tile.k, 4, tile.stages)
+        return tile, {"ALONE": tile.m, **_alone(at, node, tile.warps, unit=1)}
+    floats = at.view(node.inputs["x"]).dtype == "f32"
+    unit = 1 if floats and bits == 4 and tile.warps == 2 else 2
+    return tile, {"ALONE": 4 if bits == 4 else 2, **_alone(at, node, tile.warps, unit=unit)}
 
 
 def _paired(x: View) -> bool:
@@ -272,6 +297,9 @@ def lower_linear_int4(at: Lowering, node: Node) -> None:
         _one_row(at, node, "linear_int4", names, scaled)
         return
     tile, steps = _blocks_tile(at, outputs, columns, shared, least=64, step=512, wide=128)
+    if not tile.many:
+        tile, alone = _few_alone(at, node, tile, 4)
+        steps |= alone
     constants = {
         **scaled,
         "SHARED": shared,
@@ -300,7 +328,10 @@ def lower_linear_bits(at: Lowering, node: Node) -> None:
     least = 16 * 8 // bits
     wide = 128 if bits == 4 else 64
     tile, steps = _blocks_tile(at, outputs, columns, shared, least=least, step=256, wide=wide)
-    if tile.many:
+    if not tile.many:
+        tile, alone = _few_alone(at, node, tile, bits)
+        steps |= alone
+    else:
         piece = shared
         while piece > _MAX_PIECE and piece % 4 == 0:
             piece //= 2

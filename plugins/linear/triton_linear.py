@@ -14,13 +14,19 @@ import triton
 import triton.language as tl
 
 from edge.plugins.kernels.common import tensor_cores
+from edge.plugins.kernels.direct import compiled, rounded_half
 
 
 @triton.jit
 def to_half(x):
     """Round x from f32 to f16, clipped to ±65504."""
-    low = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
-    return tl.minimum(low, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+    if compiled() and tensor_cores():
+        half = rounded_half(x)
+    else:
+        low = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
+        high = tl.minimum(low, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+        half = high.to(tl.float16)
+    return half
 
 
 @triton.jit

@@ -14,33 +14,32 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from edge.plugins.linear.triton_blocks import row_by_blocks
+from edge.plugins.kernels.direct import halves_of, halves_of_nibbles, scaled_halves
+from edge.plugins.linear.triton_blocks import rows_by_blocks
 from edge.plugins.linear.triton_linear import dot_float, to_half
 
 
 @triton.jit
-def centred(code, zero: tl.constexpr):
-    """Return u8 codes minus their zero point as f16: a code becomes the low bits of 1024 + code."""
-    return (code.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - (1024.0 + zero)
-
-
-@triton.jit
-def weights_of(codes, unit, least):
-    """Return code · unit + least, or (code - 8) · unit if least is None, rounded to f16.
+def weights_of(packed, unit, least):
+    """Return low and high codes · unit + least, or (code - 8) · unit if least is None, as f16.
 
     As with fp16 weights, values below 6·10⁻⁵ lose digits.
     """
-    values = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)  # 2²³ + code
+    low, high = halves_of_nibbles(packed)
     if least is None:
-        weight = (values - 8388616.0) * unit
+        low = ((low.to(tl.float32) - 1032.0) * unit.to(tl.float32)).to(tl.float16)
+        high = ((high.to(tl.float32) - 1032.0) * unit.to(tl.float32)).to(tl.float16)
+    elif unit.dtype == tl.float16:
+        low, high = scaled_halves(low, unit, least), scaled_halves(high, unit, least)
     else:
-        weight = tl.fma(values - 8388608.0, unit, least)
-    return weight.to(tl.float16)
+        low = tl.fma(low.to(tl.float32) - 1024.0, unit, least).to(tl.float16)
+        high = tl.fma(high.to(tl.float32) - 1024.0, unit, least).to(tl.float16)
+    return low, high
 
 
 @triton.jit
-def both_half(x, j, mask, PAIRED: tl.constexpr):
-    """Load columns 2j and 2j+1 of f32 rows as f16; as pairs if rows are aligned to 8 bytes."""
+def both_floats(x, j, mask, PAIRED: tl.constexpr):
+    """Load columns 2j and 2j+1 of f32 rows; as pairs if rows are aligned to 8 bytes."""
     if PAIRED:
         pair = tl.load(x.to(tl.pointer_type(tl.int64), bitcast=True) + j, mask=mask, other=0)
         even = pair.to(tl.int32).to(tl.float32, bitcast=True)
@@ -48,7 +47,7 @@ def both_half(x, j, mask, PAIRED: tl.constexpr):
     else:
         even = tl.load(x + 2 * j, mask=mask, other=0.0)
         odd = tl.load(x + 2 * j + 1, mask=mask, other=0.0)
-    return to_half(even), to_half(odd)
+    return even, odd
 
 
 @triton.jit
@@ -63,18 +62,22 @@ def one(
     X_STRIDE: tl.constexpr,
     BITS: tl.constexpr,
     SHARED: tl.constexpr,
-    WORD: tl.constexpr,  # these four: see `row_by_blocks`
+    WORD: tl.constexpr,  # these: see `rows_by_blocks`
     WORDS: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr = 1,  # of earlier plans, as are the defaults of the next two
+    UNIT: tl.constexpr = 1,
+    ALIGNED: tl.constexpr = False,
     minimums=None,
 ):
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = row_by_blocks(
-        x, packed, scales, minimums, n, N, K, BITS, SHARED, WORD, WORDS, BLOCKS, BLOCK_N, STAGES
-    )
-    tl.store(y + n, total, mask=n < N)
+    first, m = tl.program_id(1).to(tl.int64) * BLOCK_N, tl.arange(0, 1)
+    total = rows_by_blocks(
+        x, packed, scales, minimums, first, m, N, K, 0, BITS, SHARED, WORD, WORDS, UNIT, BLOCKS,
+        BLOCK_N, ALIGNED,
+    )  # fmt: skip
+    n = first + tl.arange(0, BLOCK_N)
+    tl.store(y + n[None, :], total, mask=(n < N)[None, :])
 
 
 @triton.jit
@@ -95,7 +98,84 @@ def few(
     BLOCK_K: tl.constexpr,  # columns of a block, rounded up to a power of 2
     UNROLL: tl.constexpr,  # blocks per step, divides K/SHARED
     STAGES: tl.constexpr,  # set on the loop so that scales are prefetched too
+    ALONE: tl.constexpr = 0,  # up to so many rows, threads multiply alone; 0 in earlier plans
+    WORD: tl.constexpr = 0,  # these five: see `rows_by_blocks`
+    WORDS: tl.constexpr = 0,
+    UNIT: tl.constexpr = 0,
+    BLOCKS: tl.constexpr = 0,
+    ALIGNED: tl.constexpr = False,
     minimums=None,  # like scales: the value of code 0; None: the middle code is 0
+):
+    for size in tl.static_range(2, ROWS + 1, 2):
+        if ((size == 2 or size == 4) and size <= ALONE) or size == 8 or size == 16:
+            less = 8 if size > 8 else min(ALONE, size // 4 * 2)
+            if (less < M) & (size >= M):
+                if size <= ALONE:
+                    few_alone(
+                        x, packed, scales, y, M, size, N, K, X_STRIDE, BITS, SHARED, WORD, WORDS,
+                        UNIT, BLOCKS, BLOCK_N, ALIGNED, minimums,
+                    )  # fmt: skip
+                else:
+                    few_rows(
+                        x, packed, scales, y, M, size, N, K, X_STRIDE, BITS, SHARED, PAIRED,
+                        BLOCK_N, BLOCK_K, UNROLL, STAGES, minimums,
+                    )  # fmt: skip
+
+
+@triton.jit
+def few_alone(
+    x,
+    packed,
+    scales,
+    y,
+    M,
+    ROWS: tl.constexpr,  # at least M
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    BITS: tl.constexpr,
+    SHARED: tl.constexpr,
+    WORD: tl.constexpr,
+    WORDS: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    minimums,
+):
+    """Multiply in fp32 without tensor cores, some outputs at a time: a thread has 32 sums."""
+    SOME: tl.constexpr = min(BLOCK_N, 32 // ROWS)
+    m = tl.arange(0, ROWS)
+    block = tl.program_id(1).to(tl.int64) * BLOCK_N
+    for start in tl.range(0, tl.minimum(BLOCK_N, N - block).to(tl.int32), SOME):
+        first = block + start
+        n = first + tl.arange(0, SOME)
+        total = rows_by_blocks(
+            x, packed, scales, minimums, first, tl.minimum(m, M - 1), N, K, X_STRIDE, BITS, SHARED,
+            WORD, WORDS, UNIT, BLOCKS, SOME, ALIGNED,
+        )  # fmt: skip
+        tl.store(y + m[:, None] * N + n[None, :], total, (m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def few_rows(
+    x,
+    packed,
+    scales,
+    y,
+    M,
+    ROWS: tl.constexpr,  # at least M
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    BITS: tl.constexpr,
+    SHARED: tl.constexpr,
+    PAIRED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    UNROLL: tl.constexpr,
+    STAGES: tl.constexpr,
+    minimums,
 ):
     m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -116,19 +196,21 @@ def few(
         for block in tl.static_range(UNROLL):
             first = (start + block) * BYTES
             w = tl.load(packed + first, mask=columns, other=0)
-            unit = tl.load(scales + start + block, mask=n < N, other=0.0)
+            unit = tl.load(scales + start + block, mask=n < N, other=0.0).to(tl.float32)
             if BITS == 4:
-                even, odd = both_half(x, first + j[:, None], rows, PAIRED)
-                sums = dot_float(centred(w & 15, ZERO), even, zeros)
-                sums = dot_float(centred(w >> 4, ZERO), odd, sums)
+                even, odd = both_floats(x, first + j[:, None], rows, PAIRED)
+                low, high = halves_of_nibbles(w)
+                sums = dot_float(low - (1024.0 + ZERO), to_half(even), zeros)
+                sums = dot_float(high - (1024.0 + ZERO), to_half(odd), sums)
             else:
-                of_x = tl.load(x + first + j[:, None], mask=rows, other=0.0)
-                sums = dot_float(centred(w, ZERO), to_half(of_x), zeros)
-            total += sums * unit[:, None]
+                all_x = to_half(tl.load(x + first + j[:, None], mask=rows, other=0.0))
+                sums = dot_float(halves_of(w) - (1024.0 + ZERO), all_x, zeros)
+            total = scaled_sum(sums, unit, total)
             if minimums is not None:
-                least = tl.load(minimums + start + block, mask=n < N, other=0.0)
-                of_x = tl.sum(even.to(tl.float32) + odd.to(tl.float32), axis=0)
-                total += least.to(tl.float32)[:, None] * of_x[None, :]
+                least = tl.load(minimums + start + block, mask=n < N, other=0.0).to(tl.float32)
+                of_x = tl.sum(even + odd, axis=0)
+                of_x = tl.broadcast_to(of_x[None, :], sums.shape)
+                total = scaled_sum(of_x, least, total)
     out = tl.trans(total)
     tl.store(y + m[:, None] * N + n[None, :], out, mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -177,20 +259,29 @@ def many(
         rows = (m < M)[:, None, None] & some[None, :, :]
         codes = tl.load(packed + start * BYTES, (n < N)[:, None, None] & some[None, :, :], 0)
         group = ((start + piece) // (SHARED // PIECE))[None, :]
-        unit = tl.load(scales + group, inside, 0.0).to(tl.float32)
+        unit = tl.load(scales + group, inside, 0.0)
         if BITS == 4:
-            least = None
+            unit, least = tl.broadcast_to(unit[:, :, None], codes.shape), None
             if minimums is not None:
-                least = tl.load(minimums + group, inside, 0.0).to(tl.float32)[:, :, None]
-            even, odd = both_half(x, start * BYTES + at[None, :, :], rows, PAIRED)
-            total = product(even, weights_of(codes & 15, unit[:, :, None], least), total)
-            total = product(odd, weights_of(codes >> 4, unit[:, :, None], least), total)
+                least = tl.load(minimums + group, inside, 0.0)
+                least = tl.broadcast_to(least[:, :, None], codes.shape)
+            even, odd = both_floats(x, start * BYTES + at[None, :, :], rows, PAIRED)
+            low, high = weights_of(codes, unit, least)
+            total = product(to_half(odd), high, product(to_half(even), low, total))
         else:
             of_x = to_half(tl.load(x + start * BYTES + at[None, :, :], rows, 0.0))
-            sums = product(of_x, centred(codes, 128), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
-            total += sums * tl.reshape(unit, (BLOCK_N,))[None, :]
+            zeros = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            sums = product(of_x, halves_of(codes) - 1152.0, zeros)
+            unit = tl.reshape(unit, (1, BLOCK_N)).to(tl.float32)
+            total = tl.fma(sums, tl.broadcast_to(unit, sums.shape), total)
     place = m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(y + place, total, mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def scaled_sum(sums, unit, total):
+    """Return total + sums · unit, for sums [BLOCK_N, ROWS] and unit [BLOCK_N]."""
+    return tl.fma(sums, tl.broadcast_to(unit[:, None], sums.shape), total)
 
 
 @triton.jit

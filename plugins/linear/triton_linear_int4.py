@@ -14,7 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from edge.plugins.linear.triton_blocks import row_by_blocks
+from edge.plugins.kernels.direct import bytes_of_nibbles
+from edge.plugins.linear.triton_blocks import rows_by_blocks
 from edge.plugins.linear.triton_linear_int8 import dot_int8, scaled
 
 
@@ -30,19 +31,8 @@ def both_int8(x, j, mask, PAIRED: tl.constexpr):
 
 
 @triton.jit
-def nibbles(packed):
-    """Return the centred codes of the low and high nibbles, times 16, i8.
-
-    n ^ 8 is n - 8 in 4-bit two's complement; in the high bits of a byte it keeps its sign.
-    """
-    signed = packed ^ 0x88
-    low = (signed << 4).to(tl.int8, bitcast=True)
-    return low, (signed & 0xF0).to(tl.int8, bitcast=True)
-
-
-@triton.jit
 def middle(least, unit):
-    """Return the value of the middle code, which `nibbles` maps to 0, given the minimum."""
+    """Return the value of the middle code, which `bytes_of_nibbles` maps to 0."""
     return tl.fma(unit, 8.0, least)
 
 
@@ -60,19 +50,22 @@ def one(
     X_STRIDE: tl.constexpr,
     Y_SCALE_STEP: tl.constexpr,
     SHARED: tl.constexpr,
-    WORD: tl.constexpr,  # these four: see `row_by_blocks`
+    WORD: tl.constexpr,  # these: see `rows_by_blocks`
     WORDS: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr = 1,  # of earlier plans, as are the defaults of the next two
+    UNIT: tl.constexpr = 1,
+    ALIGNED: tl.constexpr = False,
     minimums=None,
 ):
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = row_by_blocks(
-        x, packed, scales, minimums, n, N, K, 4, SHARED, WORD, WORDS, BLOCKS, BLOCK_N, STAGES
-    )
-    m = tl.arange(0, 1)
-    out = scaled(total[None, :], m, n, x_scale, None, y_scale, 1, N, 0, 0, Y_SCALE_STEP)
+    first, m = tl.program_id(1).to(tl.int64) * BLOCK_N, tl.arange(0, 1)
+    n = first + tl.arange(0, BLOCK_N)
+    total = rows_by_blocks(
+        x, packed, scales, minimums, first, m, N, K, 0, 4, SHARED, WORD, WORDS, UNIT, BLOCKS,
+        BLOCK_N, ALIGNED,
+    )  # fmt: skip
+    out = scaled(total, m, n, x_scale, None, y_scale, 1, N, 0, 0, Y_SCALE_STEP)
     tl.store(y + n[None, :], out, mask=(n < N)[None, :])
 
 
@@ -96,7 +89,89 @@ def few(
     BLOCK_K: tl.constexpr,  # columns of a block, rounded up to a power of 2
     UNROLL: tl.constexpr,  # blocks per step, divides K/SHARED
     STAGES: tl.constexpr,  # set on the loop so that scales are prefetched too
+    ALONE: tl.constexpr = 0,  # up to so many rows, threads multiply alone; 0 in earlier plans
+    WORD: tl.constexpr = 0,  # these five: see `rows_by_blocks`
+    WORDS: tl.constexpr = 0,
+    UNIT: tl.constexpr = 0,
+    BLOCKS: tl.constexpr = 0,
+    ALIGNED: tl.constexpr = False,
     minimums=None,  # like scales: the value of code 0; None: the middle code is 0
+):
+    for size in tl.static_range(2, ROWS + 1, 2):
+        if ((size == 2 or size == 4) and size <= ALONE) or size == 8 or size == 16:
+            less = 8 if size > 8 else min(ALONE, size // 4 * 2)
+            if (less < M) & (size >= M):
+                if size <= ALONE:
+                    few_alone(
+                        x, x_scale, packed, scales, y_scale, y, M, size, N, K, X_STRIDE,
+                        Y_SCALE_STEP, SHARED, WORD, WORDS, UNIT, BLOCKS, BLOCK_N, ALIGNED, minimums,
+                    )  # fmt: skip
+                else:
+                    few_rows(
+                        x, x_scale, packed, scales, y_scale, y, M, size, N, K, X_STRIDE,
+                        Y_SCALE_STEP, SHARED, PAIRED, BLOCK_N, BLOCK_K, UNROLL, STAGES, minimums,
+                    )  # fmt: skip
+
+
+@triton.jit
+def few_alone(
+    x,
+    x_scale,
+    packed,
+    scales,
+    y_scale,
+    y,
+    M,
+    ROWS: tl.constexpr,  # at least M
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    Y_SCALE_STEP: tl.constexpr,
+    SHARED: tl.constexpr,
+    WORD: tl.constexpr,
+    WORDS: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    minimums,
+):
+    """Multiply without tensor cores, some outputs at a time: a thread has 32 sums."""
+    SOME: tl.constexpr = min(BLOCK_N, 32 // ROWS)
+    m = tl.arange(0, ROWS)
+    block = tl.program_id(1).to(tl.int64) * BLOCK_N
+    for start in tl.range(0, tl.minimum(BLOCK_N, N - block).to(tl.int32), SOME):
+        first = block + start
+        n = first + tl.arange(0, SOME)
+        total = rows_by_blocks(
+            x, packed, scales, minimums, first, tl.minimum(m, M - 1), N, K, X_STRIDE, 4, SHARED,
+            WORD, WORDS, UNIT, BLOCKS, SOME, ALIGNED,
+        )  # fmt: skip
+        out = scaled(total, m, n, x_scale, None, y_scale, M, N, 0, 0, Y_SCALE_STEP)
+        tl.store(y + m[:, None] * N + n[None, :], out, (m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def few_rows(
+    x,
+    x_scale,
+    packed,
+    scales,
+    y_scale,
+    y,
+    M,
+    ROWS: tl.constexpr,  # at least M
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    Y_SCALE_STEP: tl.constexpr,
+    SHARED: tl.constexpr,
+    PAIRED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    UNROLL: tl.constexpr,
+    STAGES: tl.constexpr,
+    minimums,
 ):
     m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -111,19 +186,22 @@ def few(
     rows = (m < M)[None, :] & (j < HALF)[:, None]
     columns = (n < N)[:, None] & (j < HALF)[None, :]
     total = tl.zeros([BLOCK_N, ROWS], tl.float32)
+    zeros = tl.zeros([BLOCK_N, ROWS], tl.int32)
+    ones = tl.full([BLOCK_N, BLOCK_K // 2], 1, tl.int8)
     for start in tl.range(0, BLOCKS, UNROLL, num_stages=STAGES):
         for block in tl.static_range(UNROLL):
             b = start + block
-            low, high = nibbles(tl.load(packed + b * HALF, mask=columns, other=0))
+            low, high = bytes_of_nibbles(tl.load(packed + b * HALF, mask=columns, other=0))
             even, odd = both_int8(x, b * HALF + j[:, None], rows, PAIRED)
             unit = tl.load(scales + b, mask=n < N, other=0.0).to(tl.float32)
-            sums = dot_int8(low, even, tl.zeros([BLOCK_N, ROWS], tl.int32))
-            sums = dot_int8(high, odd, sums) >> 4
-            total += sums.to(tl.float32) * unit[:, None]
+            sums = dot_int8(high, odd, dot_int8(low, even, zeros)).to(tl.float32)
+            total = tl.fma(sums, tl.broadcast_to(unit[:, None], sums.shape), total)
             if minimums is not None:
                 least = tl.load(minimums + b, mask=n < N, other=0.0).to(tl.float32)
-                of_x = tl.sum(even.to(tl.int32) + odd.to(tl.int32), axis=0).to(tl.float32)
-                total += middle(least, unit)[:, None] * of_x[None, :]
+                of_x = dot_int8(ones, odd, dot_int8(ones, even, zeros)).to(tl.float32)
+                least = tl.broadcast_to(middle(least, unit)[:, None], of_x.shape)
+                total = tl.fma(of_x, least * 16.0, total)
+    total *= 0.0625
     out = scaled(tl.trans(total), m, n, x_scale, None, y_scale, M, N, 0, 0, Y_SCALE_STEP)
     tl.store(y + m[:, None] * N + n[None, :], out, mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -163,17 +241,19 @@ def many(
     rows = (m < M)[:, None] & (j < HALF)[None, :]
     columns = (n < N)[None, :] & (j < HALF)[:, None]
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    zeros = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
     for b in tl.range(0, BLOCKS, num_stages=STAGES):
-        low, high = nibbles(tl.load(packed + b * HALF, mask=columns, other=0))
+        low, high = bytes_of_nibbles(tl.load(packed + b * HALF, mask=columns, other=0))
         even, odd = both_int8(x, b * HALF + j[None, :], rows, PAIRED)
         unit = tl.load(scales + b, mask=n < N, other=0.0).to(tl.float32)
-        sums = dot_int8(even, low, tl.zeros([BLOCK_M, BLOCK_N], tl.int32))
-        sums = dot_int8(odd, high, sums) >> 4
-        total += sums.to(tl.float32) * unit[None, :]
+        sums = dot_int8(odd, high, dot_int8(even, low, zeros)).to(tl.float32)
+        total = tl.fma(sums, tl.broadcast_to(unit[None, :], sums.shape), total)
         if minimums is not None:
             least = tl.load(minimums + b, mask=n < N, other=0.0).to(tl.float32)
             of_x = tl.sum(even.to(tl.int32) + odd.to(tl.int32), axis=1).to(tl.float32)
-            total += middle(least, unit)[None, :] * of_x[:, None]
+            least = tl.broadcast_to((middle(least, unit) * 16.0)[None, :], total.shape)
+            total = tl.fma(tl.broadcast_to(of_x[:, None], total.shape), least, total)
+    total *= 0.0625
     out = scaled(total, m, n, x_scale, None, y_scale, M, N, 0, 0, Y_SCALE_STEP)
     place = m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(y + place, out, mask=(m < M)[:, None] & (n < N)[None, :])
