@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from edge.launch import Size
 from edge.plugins.linear.reference import dequantize_bits, dequantize_minimum
-from edge.plugins.lowering.context import Regime
+from edge.plugins.lowering.context import Regime, cdiv
 from edge.plugins.lowering.lowerings import LOWER
 from edge.plugins.quantize.reference import fake_quantize_rows
 from tests import on_device
@@ -129,6 +130,42 @@ def multiply(
     first = max(1.0, float(x[0].abs().max()) / 100)
     torch.testing.assert_close(bench.read("y")[:1], expected[:1], rtol=near, atol=first * near)
     torch.testing.assert_close(bench.read("y")[1:], expected[1:], rtol=near, atol=near)
+
+
+# constants that the plan of 2026-11-26 had for these kernels, instead of today's
+EARLIER = {
+    "one": {"WORD": 4, "WORDS": 4, "BLOCKS": 16, "BLOCK_N": 16, "STAGES": 3},
+    "few": {"BLOCK_N": 16, "BLOCK_K": 32, "UNROLL": 5, "STAGES": 4},
+}
+OWN = {"ALONE", "WORD", "WORDS", "UNIT", "BLOCKS", "ALIGNED"}
+
+
+@pytest.mark.parametrize(("regime", "steps"), [(ONE, 1), (CHAIN, 3), (CHAIN, 11)])
+def test_plans_of_earlier_versions_have_the_same_products(regime: Regime, steps: int) -> None:
+    make = torch.Generator().manual_seed(steps)
+    x = torch.randn(steps, 160, generator=make)
+    packed = torch.randint(256, (70, 5, 16), generator=make, dtype=torch.uint8)
+    scales = torch.randn(70, 5, generator=make) * 0.01
+    bench = Workbench(regime, T=steps, B=1, L=0)
+    bench.value("x", x)
+    bench.constant("packed", packed)
+    bench.constant("scales", scales)
+    sizes = {"K": 160, "N": 70, "bits": 4, "block_size": 32}
+    bench.lower(LOWER, "LinearBits", ("x", "packed", "scales"), ("y",), **sizes)
+    ((key, (number, variant)),) = bench.tables.variants.items()
+    kind = variant.kernel.rpartition(".")[2]
+    kept = {name: value for name, value in variant.constants.items() if name not in OWN}
+    earlier = variant.model_copy(update={"constants": kept | EARLIER[kind], "warps": 1})
+    bench.tables.variants[key] = number, earlier
+    ((place, (number, launch)),) = bench.tables.launches.items()
+    grid = (Size(), Size(times=cdiv(70, 16)), Size())
+    bench.tables.launches[place] = number, launch.model_copy(update={"grid": grid})
+    bench.run()
+    taken = x if kind == "one" else x.half().float()
+    if on_device.native():
+        taken = fake_quantize_rows(x.unflatten(1, (-1, 32))).flatten(1)
+    expected = F.linear(taken, dequantize_bits(packed, scales, 4))
+    torch.testing.assert_close(bench.read("y"), expected, rtol=1e-4, atol=1e-4)
 
 
 def by_threads(bench: Workbench, rows: int) -> bool:
