@@ -38,7 +38,7 @@ struct Scan : Kernel {
     if (B_groups < 1 || C_groups < 1 || C_groups % B_groups || E % C_groups)
       refuse("B_GROUPS must divide C_GROUPS, and C_GROUPS must divide E");
   }
-  static constexpr int64_t LIMIT = 256, AHEAD = 8;
+  static constexpr int64_t LIMIT = 256;
   static constexpr int64_t LARGE = 1 << 14;  // elements of a state whose stores bypass the caches
 
   // The run of one state: its course, and its rows of dt, B and C.
@@ -49,7 +49,8 @@ struct Scan : Kernel {
     const float *B, *C, *replayed_B;  // as floats
   };
   static constexpr int64_t MOST = 16;  // states per joint run
-  static constexpr int STRIP = 8;      // blocks of W channels that go through the tokens together
+  // blocks of W channels that go through the tokens together, while the next ones are prefetched
+  static constexpr int STRIP = 128 / W, AHEAD = STRIP * W;
 
   int interleavable(Interleaved* out) const override {
     if (!dt_weight || (dt_weight_scale && !int8_interleaves(rank))) return 0;
@@ -220,7 +221,7 @@ struct Scan : Kernel {
       with_type(s.A.type, [&](auto* t) {
         const auto* A = s.A.in<std::remove_pointer_t<decltype(t)>>(a) + e;
         for (int64_t n = 0; n < s.N; n++) {
-          __builtin_prefetch(A + n * s.E + AHEAD * W, 0, 2);
+          __builtin_prefetch(A + n * s.E + AHEAD, 0, 2);
           vf of_n = load_some(A + n * s.E, some);
           rates[n] = (scaled ? -expv(of_n * A_unit) : of_n) * 1.4426950408889634f;
         }
@@ -272,14 +273,43 @@ struct Scan : Kernel {
    private:
     static vf step_size(const Channels& c, vf dt) { return softplus(dt * c.dt_unit + c.offset); }
 
-    // Holds h of block i between tokens.
+    // h of one block, held between tokens.
+    struct Held {
+      vf* h;
+      EDGE_INLINE vf get(int64_t n) const { return h[n]; }
+      EDGE_INLINE void put(int64_t n, vf of_n) const { h[n] = of_n; }
+    };
+    // h of one block for a single token: read from the source slot, written to the target slot.
+    // WHOLE: it has W channels, and stores bypass the caches; to ask so for every n would take as
+    // many instructions as the arithmetic.
+    template <bool WHOLE> struct Moved {
+      const float* source;
+      float* target;
+      int64_t apart;
+      int some;
+      bool past;
+      EDGE_INLINE vf get(int64_t n) const {
+        const float* from = source + n * apart;
+        __builtin_prefetch(from + AHEAD, 0, 2);
+        return WHOLE ? load(from) : load_some(from, some);
+      }
+      EDGE_INLINE void put(int64_t n, vf of_n) const {
+        float* to = target + n * apart;
+        if (WHOLE || (past && some == W)) return store_past(to, of_n);
+        store_some(to, of_n, some);
+      }
+    };
+
+    // All blocks' h. `of` calls f with those of SIDE blocks from i on.
     struct Kept {
       vf* h;
       int64_t N;
-      EDGE_INLINE vf get(int i, int64_t n) const { return h[i * N + n]; }
-      EDGE_INLINE void put(int i, int64_t n, vf of_n) const { h[i * N + n] = of_n; }
+      template <int SIDE, class F> EDGE_INLINE void of(int i, F f) const {
+        Held some[SIDE];
+        for (int j = 0; j < SIDE; j++) some[j].h = h + (i + j) * N;
+        f(some);
+      }
     };
-    // For a single token: reads h from the source slot and writes it to the target slot.
     struct Through {
       const Strip& strip;
       const float* source;
@@ -291,35 +321,51 @@ struct Scan : Kernel {
       float* of_slot(int64_t slot) const {
         return strip.s.state.template in<float>(strip.a) + slot * strip.state_size;
       }
-      EDGE_INLINE int64_t at(int i, int64_t n) const {
-        const Channels& c = strip.of[i];
-        return (c.sequence * strip.N + n) * strip.s.E + c.e;
+      template <int SIDE, class F> EDGE_INLINE void of(int i, F f) const {
+        if (past && strip.of[i].some == W)
+          f(moved<SIDE, true>(i).each);
+        else
+          f(moved<SIDE, false>(i).each);
       }
-      EDGE_INLINE vf get(int i, int64_t n) const {
-        const float* from = source + at(i, n);
-        __builtin_prefetch(from + AHEAD * W, 0, 2);
-        return load_some(from, strip.of[i].some);
-      }
-      EDGE_INLINE void put(int i, int64_t n, vf of_n) const {
-        float* to = target + at(i, n);
-        if (past && strip.of[i].some == W) return store_past(to, of_n);
-        store_some(to, of_n, strip.of[i].some);
+
+     private:
+      template <int SIDE, bool WHOLE> struct Some { Moved<WHOLE> each[SIDE]; };
+      template <int SIDE, bool WHOLE> EDGE_INLINE Some<SIDE, WHOLE> moved(int i) const {
+        Some<SIDE, WHOLE> some;
+        for (int j = 0; j < SIDE; j++) {
+          const Channels& c = strip.of[i + j];
+          int64_t at = (c.sequence * strip.N) * strip.s.E + c.e;
+          some.each[j] = {source + at, target + at, strip.s.E, c.some, past};
+        }
+        return some;
       }
     };
 
-    // Advances h of block i by one token, without rounding it. Returns C·h if READ, otherwise 0.
-    template <bool READ = false, class H>
-    EDGE_INLINE vf update(H h, int i, vf x, vf delta, const float* B,
-                          const float* C = nullptr) const {
-      const Channels& c = of[i];
-      vf fed = delta * (x * c.x_unit), out{};
+    // Advances h of SIDE blocks by one token, without rounding it, and adds C·h to `out` if READ.
+    template <bool READ, int SIDE, class H>
+    EDGE_INLINE void update(const Channels* c, const H* h, const vf* x, const vf* delta,
+                            const float* B, const float* C, vf* out) const {
+      vf fed[SIDE];
+      for (int j = 0; j < SIDE; j++) fed[j] = delta[j] * (x[j] * c[j].x_unit);
 #pragma GCC unroll 16
-      for (int64_t n = 0; n < (COUNT ? COUNT : N); n++) {
-        vf now = exp2v(delta * c.rate[n]) * h.get(i, n) + fed * B[n];
-        h.put(i, n, now);
-        if (READ) out += now * C[n];
-      }
-      return out;
+      for (int64_t n = 0; n < (COUNT ? COUNT : N); n++)
+        for (int j = 0; j < SIDE; j++) {
+          vf now = exp2v(delta[j] * c[j].rate[n]) * h[j].get(n) + fed[j] * B[n];
+          h[j].put(n, now);
+          if (READ) out[j] += now * C[n];
+        }
+    }
+
+    // Blocks of a cache line. Stores that bypass the caches must fill it before they begin another,
+    // or it is written in parts: then two blocks go side by side.
+    static constexpr int LINE = sizeof(vf) < 64 ? int(64 / sizeof(vf)) : 1;
+    bool fills_line(int i) const {
+      if (i + LINE > count || of[i].e % (LINE * W)) return false;
+      for (int j = 0; j < LINE; j++)
+        if (of[i + j].some != W || of[i + j].sequence != of[i].sequence ||
+            of[i + j].first_C != of[i].first_C || of[i + j].first_B != of[i].first_B)
+          return false;
+      return true;
     }
     void round(vf* h) const {
       if (kind == Type::f32) return;
@@ -342,21 +388,36 @@ struct Scan : Kernel {
     void load_all(vf* h) const {
       each_state(h, course.source, [&](vf& of_n, const auto* from, int some) {
         of_n = load_some(from, some);
-        __builtin_prefetch(from + AHEAD * W, 0, 2);
+        __builtin_prefetch(from + AHEAD, 0, 2);
       });
       // 2·N streams are more than the hardware prefetches
       if (course.store && !past())
         each_state(h, course.target, [&](vf&, const auto* to, int) {
-          __builtin_prefetch(to + AHEAD * W, 1, 2);
+          __builtin_prefetch(to + AHEAD, 1, 2);
         });
     }
     void store_all(vf* h) const {
+      if (past()) return store_past_all(h);
       each_state(h, course.target, [&](const vf& of_n, auto* to, int some) {
         constexpr bool bytes = std::is_same_v<decltype(to), int8_t*>;
-        if constexpr (std::is_same_v<decltype(to), float*>)
-          if (past() && some == W) return store_past(to, of_n);
         store_some(to, bytes ? round_even(of_n) : of_n, some);
       });
+    }
+    void store_past_all(const vf* h) const {
+      float* target = s.state.in<float>(a) + course.target * state_size;
+      for (int i = 0; i < count;) {
+        int side = fills_line(i) ? LINE : 1;
+        float* to = target + of[i].sequence * N * s.E + of[i].e;
+        for (int64_t n = 0; n < N; n++)
+          for (int j = 0; j < side; j++) {
+            vf of_n = h[(i + j) * N + n];
+            if (of[i].some == W)
+              store_past(to + n * s.E + j * W, of_n);
+            else
+              store_some(to + n * s.E, of_n, of[i].some);
+          }
+        i += side;
+      }
     }
 
     // Advances h by a token without output.
@@ -365,7 +426,9 @@ struct Scan : Kernel {
         const Channels& c = of[i];
         int64_t row = at * course.batch + c.sequence;
         const float* from = B + (of_B * course.batch + c.sequence) * s.B_groups * N + c.first_B;
-        update(Kept{h, N}, i, x.at(row, c.e, c.some), step_size(c, dt.at(row, c.e, c.some)), from);
+        vf of_x = x.at(row, c.e, c.some), delta = step_size(c, dt.at(row, c.e, c.some));
+        Held held{h + i * N};
+        update<false, 1>(&c, &held, &of_x, &delta, from, nullptr, nullptr);
       }
       round(h);
     }
@@ -386,13 +449,30 @@ struct Scan : Kernel {
         delta[i] = step_size(c, dt);
         gate[i] = silu(zs.at(row, c.e, c.some) * c.z_unit);
       }
-      for (int i = 0; i < count; i++) {
-        const Channels& c = of[i];
-        int64_t row = t * course.batch + c.sequence;
-        vf y = update<true>(h, i, x[i], delta[i], part.B + row * s.B_groups * N + c.first_B,
-                            part.C + row * s.C_groups * N + c.first_C);
-        store_some(s.y.in<float>(a) + row * s.E + c.e, (y + x[i] * c.skip) * gate[i], c.some);
-      }
+      for (int i = 0; i < count;)
+        if (LINE > 1 && fills_line(i)) {
+          outputs<LINE>(h, t, i, x, delta, gate);
+          i += LINE;
+        } else {
+          outputs<1>(h, t, i++, x, delta, gate);
+        }
+    }
+
+    // Advances SIDE blocks from i on by token t, and writes their output.
+    template <int SIDE, class H>
+    EDGE_INLINE void outputs(H h, int64_t t, int i, const vf* x, const vf* delta,
+                             const vf* gate) const {
+      const Channels* c = of + i;
+      int64_t row = t * course.batch + c->sequence;
+      const float *B = part.B + row * s.B_groups * N + c->first_B,
+                  *C = part.C + row * s.C_groups * N + c->first_C;
+      vf y[SIDE]{};
+      h.template of<SIDE>(i, [&](const auto* some) {
+        update<true, SIDE>(c, some, x + i, delta + i, B, C, y);
+      });
+      for (int j = 0; j < SIDE; j++)
+        store_some(s.y.in<float>(a) + row * s.E + c[j].e, (y[j] + x[i + j] * c[j].skip) * gate[i + j],
+                   c[j].some);
     }
 
     // Runs each token of a tree along its own path from `start`.
