@@ -156,6 +156,9 @@ inline void words_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8_
   }
 }
 
+#endif
+
+#if !EDGE_WIDENS
 // The same for few rows and interleaved weights; K is a multiple of 4.
 inline void groups_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8_t* weight, int64_t N,
                         int64_t K, const int32_t* bias, int64_t first, int64_t last, Sink f) {
@@ -178,7 +181,7 @@ inline void groups_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8
 }
 #endif
 // Whether int8 weights with rows of K columns are worth interleaving.
-inline bool int8_interleaves(int64_t K) { return TURNS && K % 4 == 0; }
+inline bool int8_interleaves(int64_t K) { return BESIDE && !WIDENS && K % 4 == 0; }
 
 // Smallest piece of work, in weight rows.
 inline int64_t columns_a_piece(int64_t bytes_a_row, int64_t M) {
@@ -195,12 +198,14 @@ inline void multiply_int8(const int8_t* x, int64_t x_stride, int64_t rows, const
   if (AddBytes::here && rows > FEW && K % 4 == 0)
     return panels_int8(x, x_stride, rows, weight, N, K, bias, pool, interleaved, f);
 #endif
-#if EDGE_ISA_AVX512
+#if !EDGE_WIDENS
   if (interleaved)
     return pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(K, rows) / W),
                      [&](int64_t first, int64_t last) {
       groups_int8(x, x_stride, rows, weight, N, K, bias, first, last, f);
     });
+#endif
+#if EDGE_ISA_AVX512
   if (rows > 2 && rows <= FEW && K % 16 == 0)
     return pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(K, rows) / W),
                      [&](int64_t first, int64_t last) {
