@@ -97,6 +97,7 @@ def few(
     ALIGNED: tl.constexpr = False,
     minimums=None,  # like scales: the value of code 0; None: the middle code is 0
 ):
+    # the least size that holds M; a range of constants, of which 2, 4, 8 and 16 are sizes
     for size in tl.static_range(2, ROWS + 1, 2):
         if ((size == 2 or size == 4) and size <= ALONE) or size == 8 or size == 16:
             less = 8 if size > 8 else min(ALONE, size // 4 * 2)
