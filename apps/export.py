@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge.apps import exporter, options, progress
-from edge.apps.programs import grouped
+from edge.apps.programs import grouped, typed
 from edge.apps.terminal import say
 from edge.apps.units import kernel_line, megabytes, tensorrt_line
 from edge.bundle.kernels import DEVICE_GRAPH_FILE, sizes
@@ -190,7 +190,7 @@ def describe(summary: ExportSummary) -> str:
         f"  accuracy    {summary.accuracy}",
         f"  kernels     {kernel_line(sizes(manifest), summary.unplanned)}",
         f"  tensorrt    {tensorrt_line(graph.size if graph else None, summary.unbuildable)}",
-        f"try it: edge-chat {summary.path}",
+        f"try it: {typed('edge-chat')} {summary.path}",
         summary.verdict,
     ]
     return "\n".join(lines)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
@@ -15,6 +19,16 @@ from typer.models import CommandFunctionType
 from edge.errors import Faults, InputError
 
 HELP = {"help_option_names": ["-h", "--help"]}
+
+
+def typed(program: str) -> str:
+    """Return what to type for a program of this package: its name if the shell finds it, or the
+    path to it, as `.venv/bin/edge`.
+    """
+    path = Path(sys.executable).parent / program
+    if shutil.which(program) or not path.exists():
+        return program
+    return min(str(path), os.path.relpath(path), key=len)
 
 
 class GroupedHelp(typer.core.TyperCommand):

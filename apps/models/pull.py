@@ -19,6 +19,7 @@ import typer
 from edge.apps import exporter, options, progress
 from edge.apps.models import delta, hub, index
 from edge.apps.models.download import check_room, locked
+from edge.apps.programs import typed
 from edge.apps.terminal import say
 from edge.apps.units import megabytes
 from edge.bundle import BundleWriter, Manifest, open_bundle, store
@@ -95,7 +96,8 @@ def pull(
         say(json.dumps(facts | manifest.provenance.model_dump(exclude_none=True), indent=1))
         return
     size = megabytes(manifest.nbytes)
-    say(f"{made.name}: {manifest.quantization.recipe}, {size}\ntry it: edge run {made.name}")
+    say(f"{made.name}: {manifest.quantization.recipe}, {size}")
+    say(f"try it: {typed('edge')} run {made.name}")
 
 
 def _check_unused(given: Mapping[str, str | None]) -> None:
