@@ -14,6 +14,77 @@ import triton
 import triton.language as tl
 
 from edge.plugins.kernels.direct import and_or, bytes_of, dot4, read, read_words
+from edge.plugins.linear.triton_linear_int8 import scaled
+
+
+@triton.jit
+def few_alone(
+    x,  # f32 or i8 [M, K], row stride X_STRIDE
+    x_scale,  # f32 [1]; None: x is f32
+    packed,
+    scales,
+    minimums,
+    y_scale,  # None: y is f32
+    y,  # i8 or f32 [M, N]
+    M,
+    ROWS: tl.constexpr,  # at least M
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    Y_SCALE_STEP: tl.constexpr,
+    BITS: tl.constexpr,
+    SHARED: tl.constexpr,
+    WORD: tl.constexpr,
+    WORDS: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Store the program's BLOCK_N outputs, some at a time: a thread has 32 sums."""
+    SOME: tl.constexpr = min(BLOCK_N, 32 // ROWS)
+    block = tl.program_id(1).to(tl.int64) * BLOCK_N
+    for start in tl.range(0, tl.minimum(BLOCK_N, N - block).to(tl.int32), SOME):
+        store_alone(
+            x, x_scale, packed, scales, minimums, y_scale, y, block + start, M, ROWS, N, K,
+            X_STRIDE, Y_SCALE_STEP, BITS, SHARED, WORD, WORDS, UNIT, BLOCKS, SOME, ALIGNED,
+        )  # fmt: skip
+
+
+@triton.jit
+def store_alone(
+    x,
+    x_scale,
+    packed,
+    scales,
+    minimums,
+    y_scale,
+    y,
+    first,  # of the outputs, i64
+    M,
+    ROWS: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    Y_SCALE_STEP: tl.constexpr,
+    BITS: tl.constexpr,
+    SHARED: tl.constexpr,
+    WORD: tl.constexpr,
+    WORDS: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Store BLOCK_N outputs of all rows; see `few_alone`."""
+    m, n = tl.arange(0, ROWS), first + tl.arange(0, BLOCK_N)
+    out = rows_by_blocks(
+        x, packed, scales, minimums, first, tl.minimum(m, M - 1), N, K, X_STRIDE, BITS, SHARED,
+        WORD, WORDS, UNIT, BLOCKS, BLOCK_N, ALIGNED,
+    )  # fmt: skip
+    if x_scale is not None:
+        out = scaled(out, m, n, x_scale, None, y_scale, M, N, 0, 0, Y_SCALE_STEP)
+    tl.store(y + m[:, None] * N + n[None, :], out, (m < M)[:, None] & (n < N)[None, :])
 
 
 @triton.jit
@@ -42,7 +113,7 @@ def rows_by_blocks(
     CODES: tl.constexpr = WORD * 8 // BITS
     HELD: tl.constexpr = SHARED // (CODES * UNIT)  # units of a block
     UNITS: tl.constexpr = WORDS // UNIT
-    WIDE: tl.constexpr = ALIGNED and SHARED % (CODES * UNIT) == 0 and WORD == 4
+    WIDE: tl.constexpr = ALIGNED and WORD == 4
 
     block, unit = tl.arange(0, BLOCKS), tl.arange(0, UNITS)
     # for one base and constant distances, a load of each output needs no arithmetic

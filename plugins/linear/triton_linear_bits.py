@@ -1,11 +1,11 @@
 """fp32 rows times weights of 8 or 4 bits in blocks of columns that share a scale.
 
-`one` row is multiplied in fp32. `few` and `many` rows are rounded to fp16, as with fp16 weights,
-and multiplied on tensor cores. Codes are exact in fp16, and a block is summed in fp32 before it is
-scaled. Only `many` for 4 bits scales the weights first and rounds them to fp16, because for 32
-columns scaling the sums costs more than the product. Low and high nibbles are multiplied by the
-even and odd columns of x, as in `linear_int4`; `few` and `many` divide the work as in
-`linear_int8`.
+`one` row, and up to ALONE of `few` rows, are multiplied in fp32 as in `triton_blocks`. More rows
+are rounded to fp16, as with fp16 weights, and multiplied on tensor cores. Codes are exact in fp16,
+and a block is summed in fp32 before it is scaled. Only `many` for 4 bits scales the weights first
+and rounds them to fp16, because for 32 columns scaling the sums costs more than the product. Low
+and high nibbles are multiplied by the even and odd columns of x, as in `linear_int4`; tensor cores
+divide the work as in `linear_int8`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from edge.plugins.kernels.direct import halves_of, halves_of_nibbles, scaled_halves
-from edge.plugins.linear.triton_blocks import rows_by_blocks
+from edge.plugins.linear.triton_blocks import few_alone, store_alone
 from edge.plugins.linear.triton_linear import dot_float, to_half
 
 
@@ -71,13 +71,11 @@ def one(
     ALIGNED: tl.constexpr = False,
     minimums=None,
 ):
-    first, m = tl.program_id(1).to(tl.int64) * BLOCK_N, tl.arange(0, 1)
-    total = rows_by_blocks(
-        x, packed, scales, minimums, first, m, N, K, 0, BITS, SHARED, WORD, WORDS, UNIT, BLOCKS,
-        BLOCK_N, ALIGNED,
+    first = tl.program_id(1).to(tl.int64) * BLOCK_N
+    store_alone(
+        x, None, packed, scales, minimums, None, y, first, 1, 1, N, K, 0,
+        0, BITS, SHARED, WORD, WORDS, UNIT, BLOCKS, BLOCK_N, ALIGNED,
     )  # fmt: skip
-    n = first + tl.arange(0, BLOCK_N)
-    tl.store(y + n[None, :], total, mask=(n < N)[None, :])
 
 
 @triton.jit
@@ -113,49 +111,14 @@ def few(
             if (less < M) & (size >= M):
                 if size <= ALONE:
                     few_alone(
-                        x, packed, scales, y, M, size, N, K, X_STRIDE, BITS, SHARED, WORD, WORDS,
-                        UNIT, BLOCKS, BLOCK_N, ALIGNED, minimums,
+                        x, None, packed, scales, minimums, None, y, M, size, N, K,
+                        X_STRIDE, 0, BITS, SHARED, WORD, WORDS, UNIT, BLOCKS, BLOCK_N, ALIGNED,
                     )  # fmt: skip
                 else:
                     few_rows(
                         x, packed, scales, y, M, size, N, K, X_STRIDE, BITS, SHARED, PAIRED,
                         BLOCK_N, BLOCK_K, UNROLL, STAGES, minimums,
                     )  # fmt: skip
-
-
-@triton.jit
-def few_alone(
-    x,
-    packed,
-    scales,
-    y,
-    M,
-    ROWS: tl.constexpr,  # at least M
-    N: tl.constexpr,
-    K: tl.constexpr,
-    X_STRIDE: tl.constexpr,
-    BITS: tl.constexpr,
-    SHARED: tl.constexpr,
-    WORD: tl.constexpr,
-    WORDS: tl.constexpr,
-    UNIT: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    minimums,
-):
-    """Multiply in fp32 without tensor cores, some outputs at a time: a thread has 32 sums."""
-    SOME: tl.constexpr = min(BLOCK_N, 32 // ROWS)
-    m = tl.arange(0, ROWS)
-    block = tl.program_id(1).to(tl.int64) * BLOCK_N
-    for start in tl.range(0, tl.minimum(BLOCK_N, N - block).to(tl.int32), SOME):
-        first = block + start
-        n = first + tl.arange(0, SOME)
-        total = rows_by_blocks(
-            x, packed, scales, minimums, first, tl.minimum(m, M - 1), N, K, X_STRIDE, BITS, SHARED,
-            WORD, WORDS, UNIT, BLOCKS, SOME, ALIGNED,
-        )  # fmt: skip
-        tl.store(y + m[:, None] * N + n[None, :], total, (m < M)[:, None] & (n < N)[None, :])
 
 
 @triton.jit

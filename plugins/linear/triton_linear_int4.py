@@ -1,11 +1,12 @@
 """int8 rows times 4-bit weights in blocks of columns.
 
-`few` and `many` multiply on tensor cores, and a block's sum is exact. `one` row is multiplied as in
-`triton_blocks`: a word's sum is exact, and the scaled words are added in fp32.
+`one` row, and up to ALONE of `few` rows, are multiplied as in `triton_blocks`: the sum of what a
+thread reads at once is exact, and these are scaled and added in fp32. More rows are multiplied on
+tensor cores, and a block's sum is exact.
 
 A byte holds an even column (low nibble) and the odd one after it. Instead of interleaving the
-nibbles, x is split into its even and odd columns: two products, one of each. `few` and `many`
-divide the work as in `linear_int8`.
+nibbles, x is split into its even and odd columns: two products, one of each. Tensor cores divide
+the work as in `linear_int8`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 
 from edge.plugins.kernels.direct import bytes_of_nibbles
-from edge.plugins.linear.triton_blocks import rows_by_blocks
+from edge.plugins.linear.triton_blocks import few_alone, store_alone
 from edge.plugins.linear.triton_linear_int8 import dot_int8, scaled
 
 
@@ -59,14 +60,11 @@ def one(
     ALIGNED: tl.constexpr = False,
     minimums=None,
 ):
-    first, m = tl.program_id(1).to(tl.int64) * BLOCK_N, tl.arange(0, 1)
-    n = first + tl.arange(0, BLOCK_N)
-    total = rows_by_blocks(
-        x, packed, scales, minimums, first, m, N, K, 0, 4, SHARED, WORD, WORDS, UNIT, BLOCKS,
-        BLOCK_N, ALIGNED,
+    first = tl.program_id(1).to(tl.int64) * BLOCK_N
+    store_alone(
+        x, x_scale, packed, scales, minimums, y_scale, y, first, 1, 1, N, K, 0,
+        Y_SCALE_STEP, 4, SHARED, WORD, WORDS, UNIT, BLOCKS, BLOCK_N, ALIGNED,
     )  # fmt: skip
-    out = scaled(total, m, n, x_scale, None, y_scale, 1, N, 0, 0, Y_SCALE_STEP)
-    tl.store(y + n[None, :], out, mask=(n < N)[None, :])
 
 
 @triton.jit
@@ -104,52 +102,15 @@ def few(
             if (less < M) & (size >= M):
                 if size <= ALONE:
                     few_alone(
-                        x, x_scale, packed, scales, y_scale, y, M, size, N, K, X_STRIDE,
-                        Y_SCALE_STEP, SHARED, WORD, WORDS, UNIT, BLOCKS, BLOCK_N, ALIGNED, minimums,
+                        x, x_scale, packed, scales, minimums, y_scale, y, M, size, N, K,
+                        X_STRIDE, Y_SCALE_STEP, 4, SHARED, WORD, WORDS, UNIT, BLOCKS, BLOCK_N,
+                        ALIGNED,
                     )  # fmt: skip
                 else:
                     few_rows(
                         x, x_scale, packed, scales, y_scale, y, M, size, N, K, X_STRIDE,
                         Y_SCALE_STEP, SHARED, PAIRED, BLOCK_N, BLOCK_K, UNROLL, STAGES, minimums,
                     )  # fmt: skip
-
-
-@triton.jit
-def few_alone(
-    x,
-    x_scale,
-    packed,
-    scales,
-    y_scale,
-    y,
-    M,
-    ROWS: tl.constexpr,  # at least M
-    N: tl.constexpr,
-    K: tl.constexpr,
-    X_STRIDE: tl.constexpr,
-    Y_SCALE_STEP: tl.constexpr,
-    SHARED: tl.constexpr,
-    WORD: tl.constexpr,
-    WORDS: tl.constexpr,
-    UNIT: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    minimums,
-):
-    """Multiply without tensor cores, some outputs at a time: a thread has 32 sums."""
-    SOME: tl.constexpr = min(BLOCK_N, 32 // ROWS)
-    m = tl.arange(0, ROWS)
-    block = tl.program_id(1).to(tl.int64) * BLOCK_N
-    for start in tl.range(0, tl.minimum(BLOCK_N, N - block).to(tl.int32), SOME):
-        first = block + start
-        n = first + tl.arange(0, SOME)
-        total = rows_by_blocks(
-            x, packed, scales, minimums, first, tl.minimum(m, M - 1), N, K, X_STRIDE, 4, SHARED,
-            WORD, WORDS, UNIT, BLOCKS, SOME, ALIGNED,
-        )  # fmt: skip
-        out = scaled(total, m, n, x_scale, None, y_scale, M, N, 0, 0, Y_SCALE_STEP)
-        tl.store(y + m[:, None] * N + n[None, :], out, (m < M)[:, None] & (n < N)[None, :])
 
 
 @triton.jit

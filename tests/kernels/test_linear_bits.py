@@ -51,7 +51,8 @@ def test_products_are_the_references(
 ) -> None:
     make = torch.Generator().manual_seed(columns + outputs)
     x = torch.randn(steps * batch, columns, generator=make)
-    x[0, 2] = 1e6
+    if len(x) > 1:
+        x[0, 2] = 1e6  # beyond fp16; the tolerance of this row hides other mistakes
     shape = (outputs, columns // block, block * bits // 8)
     packed = torch.randint(256, shape, generator=make, dtype=torch.uint8)
     scales = torch.randn(shape[:2], generator=make) * 0.01
