@@ -217,6 +217,14 @@ def test_other_widths(kind: str, e: int, n: int) -> None:
     check(feeds, run)
 
 
+# 1040 and 1056 channels are whole cache lines, 1048 half ones, 1044 neither
+@pytest.mark.parametrize("e", [1040, 1044, 1048, 1056])
+@pytest.mark.parametrize(("pending", "new", "batch"), [(0, 1, 1), (0, 1, 3), (1, 2, 1)])
+def test_large_states_pass_the_caches(e: int, pending: int, new: int, batch: int) -> None:
+    feeds = feeds_of("fp32", pending + new, batch, e=e)
+    check(feeds, Run(range(pending), range(pending, pending + new), store=LAST))
+
+
 @kinds
 @pytest.mark.parametrize(
     ("e", "n", "groups", "new"), [(96, 16, (2, 6), 4), (75, 5, (1, 3), 18), (80, 16, (2, 2), 1)]
