@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import shutil
-import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ def typed(program: str) -> str:
     """Return what to type for a program of this package: its name if the shell finds it, or the
     path to it, as `.venv/bin/edge`.
     """
-    path = Path(sys.executable).parent / program
+    path = Path(sysconfig.get_path("scripts"), program)
     if shutil.which(program) or not path.exists():
         return program
     return min(str(path), os.path.relpath(path), key=len)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ def test_a_program_that_the_shell_does_not_find_has_its_path(
 ) -> None:
     folder = tmp_path / "venv" / "bin"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(folder))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert typed("edge") == "edge"  # not there either
