@@ -35,10 +35,16 @@ template <int M> inline void tile_int8(const int8_t* x, int64_t x_stride, const 
   for (int n = 0; n < NR; n++) {
     vi of_row[M] = {};
     int64_t k = 0;
-    for (; k + BYTES <= K; k += BYTES) {
+    auto add = [&] {
       Packed of_w = load_weight(w[n] + k);
       for (int m = 0; m < M; m++) of_row[m] = dot(of_row[m], of_w, load_row(x + m * x_stride + k));
+      k += BYTES;
+    };
+    while (k + CACHE_LINE <= K) {
+      __builtin_prefetch(w[n] + k + AHEAD, 0, 2);
+      for (int i = 0; i < CACHE_LINE / BYTES; i++) add();
     }
+    while (k + BYTES <= K) add();
     if (k < K) {
       Packed of_w = load_weight_rest(w[n] + k, K - k);
       for (int m = 0; m < M; m++)
@@ -159,9 +165,17 @@ inline void words_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8_
 #endif
 
 #if !EDGE_WIDENS
+// Few rows as `groups_int8` takes them: see `put_beside`.
+inline const int8_t* beside_rows(const int8_t* x, int64_t x_stride, int64_t M, int64_t K, Pool& pool) {
+  if (M == 1) return x;
+  int32_t* out = pool.scratch<int32_t>(1, M * K / 4);
+  for (int64_t m = 0; m < M; m++)
+    put_beside(reinterpret_cast<const int32_t*>(x + m * x_stride), K / 4, M, m, out);
+  return reinterpret_cast<const int8_t*>(out);
+}
 // The same for few rows and interleaved weights; K is a multiple of 4.
-inline void groups_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8_t* weight, int64_t N,
-                        int64_t K, const int32_t* bias, int64_t first, int64_t last, Sink f) {
+inline void groups_int8(const int8_t* x, int64_t M, const int8_t* weight, int64_t N, int64_t K,
+                        const int32_t* bias, int64_t first, int64_t last, Sink f) {
   AddBytes add;
   for (int64_t n = first * W; n < std::min(last * W, N); n += W) {
     int count = (int)std::min<int64_t>(W, N - n);
@@ -170,10 +184,9 @@ inline void groups_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8
       constexpr int R = decltype(tile)::rows;
       vi sums[R];
       for (int r = 0; r < R; r++) sums[r] = vi{} - (BIASED ? bias[m + r] : 0);
-      add_group<R, (R > 4)>(group, K / 4, count, x + m * x_stride, x_stride, sums,
-                   [&](vi w, const int8_t* from, int64_t stride, vi* acc) {
+      add_group<R, 8>(group, K / 4, count, x + m * K, sums, [&](vi w, const int8_t* from, vi* acc) {
         w ^= FLIP_SIGNED;
-        for (int r = 0; r < R; r++) acc[r] = add(acc[r], w, add.spread(from + r * stride));
+        for (int r = 0; r < R; r++) acc[r] = add(acc[r], w, add.spread(from + 4 * r));
       });
       for (int r = 0; r < R; r++) f(m + r, n, __builtin_convertvector(sums[r], vf), count);
     });
@@ -199,11 +212,13 @@ inline void multiply_int8(const int8_t* x, int64_t x_stride, int64_t rows, const
     return panels_int8(x, x_stride, rows, weight, N, K, bias, pool, interleaved, f);
 #endif
 #if !EDGE_WIDENS
-  if (interleaved)
+  if (interleaved) {
+    const int8_t* tiles = beside_rows(x, x_stride, rows, K, pool);
     return pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(K, rows) / W),
                      [&](int64_t first, int64_t last) {
-      groups_int8(x, x_stride, rows, weight, N, K, bias, first, last, f);
+      groups_int8(tiles, rows, weight, N, K, bias, first, last, f);
     });
+  }
 #endif
 #if EDGE_ISA_AVX512
   if (rows > 2 && rows <= FEW && K % 16 == 0)

@@ -81,7 +81,8 @@ struct Blocked {
     return of_block % W == 0 ? W : W % of_block == 0 ? of_block : 0;
   }
 
-  // Rows of x as int8, and their scales for blocks of a panel or for lanes: see `lanes`.
+  // Rows of x as int8, and their scales for blocks of a panel or for lanes: see `lanes`. For few
+  // rows and interleaved weights, all of them as `put_beside` puts them.
   struct Prepared {
     int8_t* q;       // [rows, K], padded by a vector
     float* worth;    // [rows, blocks], or [rows, groups, W]
@@ -90,35 +91,45 @@ struct Blocked {
   };
   template <class Round>
   Prepared prepare(int64_t rows, bool interleaved, Pool& pool, Round round) const {
-    bool panels = turned(rows, interleaved);
+    bool panels = turned(rows, interleaved), beside = panels && interleaved && rows <= FEW;
     int64_t each = panels ? blocks_a_row() : groups * W;
     Prepared out{pool.scratch<int8_t>(2, rows * K + BYTES), pool.scratch<float>(1, rows * each),
                  pool.scratch<int32_t>(0, rows * each),
                  minimum ? pool.scratch<float>(3, rows * padded()) : nullptr};
     pool.each(rows, items_a_piece(8 * K), [&](int64_t first, int64_t last) {
-      int64_t of_blocks = blocks_a_row() * int64_t(sizeof(float));
-      char* room = static_cast<char*>(thread_bytes(1, K + 2 * of_blocks + 64));
+      int64_t of_blocks = padded() * int64_t(sizeof(float)), aligned = (K + 3) / 4 * 4;
+      char* room = static_cast<char*>(thread_bytes(1, 2 * aligned + 3 * of_blocks + 64));
       float* worth = reinterpret_cast<float*>(room);
       int32_t* start = reinterpret_cast<int32_t*>(room + of_blocks);
-      int8_t* q = reinterpret_cast<int8_t*>(room + 2 * of_blocks);
+      float* sums = reinterpret_cast<float*>(room + 2 * of_blocks);
+      int8_t* whole = reinterpret_cast<int8_t*>(room + 3 * of_blocks);
+      int8_t* split = whole + aligned;
       for (int64_t m = first; m < last; m++) {
-        int8_t* whole = bits == 8 ? out.q + m * K : q;
         round(m, whole, worth);
         for (int64_t b = 0; b < blocks_a_row(); b++) {
           int32_t total = 0;
           for (int64_t k = 0; k < shared; k++) total += whole[b * shared + k];
           start[b] = -zero() * total;
-          if (minimum) out.sums[m * padded() + b] = worth[b] * float(total);
+          sums[b] = worth[b] * float(total);
         }
-        if (minimum)
-          for (int64_t b = blocks_a_row(); b < padded(); b++) out.sums[m * padded() + b] = 0.f;
-        if (bits == 4) apart(whole, K, rows > FEW && panels ? shared : K, out.q + m * K);
-        if (panels) {
-          std::memcpy(out.worth + m * each, worth, size_t(of_blocks));
-          std::memcpy(out.start + m * each, start, size_t(of_blocks));
-        } else {
+        for (int64_t b = blocks_a_row(); b < padded(); b++) sums[b] = 0.f;
+        if (bits == 4) apart(whole, K, rows > FEW && panels ? shared : K, split);
+        const int8_t* q = bits == 4 ? split : whole;
+        auto put = [&](auto* row, int64_t count, auto* to) {
+          if (beside) return put_beside(row, count, rows, m, to);
+          std::memcpy(to + m * count, row, size_t(count) * sizeof *row);
+        };
+        if (beside)
+          put(reinterpret_cast<const int32_t*>(q), K / 4, reinterpret_cast<int32_t*>(out.q));
+        else
+          std::memcpy(out.q + m * K, q, size_t(K));
+        if (minimum) put(sums, padded(), out.sums);
+        if (!panels) {
           lanes(worth, start, out.worth + m * each, out.start + m * each);
+          continue;
         }
+        put(worth, each, out.worth);
+        put(start, each, out.start);
       }
     });
     return out;
@@ -543,25 +554,27 @@ struct Blocked {
         few_rows(rows, [&](auto tile, int64_t m) {
           constexpr int R = decltype(tile)::rows;
           const T* q = rows_of_x + m * K;
-          vf acc[R] = {}, minimums[R] = {};
+          const float* worths = x.worth + m * of_row;
+          const int32_t* starts = x.start + m * of_row;
+          vf acc[R] = {};
           for (int64_t b = 0; b < of_row; b++) {
             vi total[R];
-            for (int r = 0; r < R; r++)
-              total[r] = MINIMUM ? vi{} : vi{} + x.start[(m + r) * of_row + b];
+            for (int r = 0; r < R; r++) total[r] = MINIMUM ? vi{} : vi{} + starts[b * R + r];
             auto add_words = [&](int64_t word, int64_t some,
                                  vi* sums) __attribute__((always_inline)) {
               const char* words = group + (b * of_block + word) * count * 4;
-              add_group<R, (R > 4 || BITS == 4)>(words, some, count, q + b * block + 4 * word, K, sums,
-                           [&](vi w, const T* from, int64_t stride, vi* to) {
+              add_group<R, BITS>(words, some, count, q + (b * block + 4 * word) * R, sums,
+                                 [&](vi w, const T* from, vi* to) {
                 if (BITS == 8) {
                   w ^= FLIP_UNSIGNED;
-                  for (int r = 0; r < R; r++) to[r] = add(to[r], w, add.spread(from + r * stride));
+                  for (int r = 0; r < R; r++) to[r] = add(to[r], w, add.spread(from + 4 * r));
                   return;
                 }
                 vi low = w & 0x0f0f0f0f, high = w >> 4 & 0x0f0f0f0f;
+                const T* others = from + half * R;
                 for (int r = 0; r < R; r++) {
-                  to[r] = add(to[r], low, add.spread(from + r * stride));
-                  to[r] = add(to[r], high, add.spread(from + r * stride + half));
+                  to[r] = add(to[r], low, add.spread(from + 4 * r));
+                  to[r] = add(to[r], high, add.spread(others + 4 * r));
                 }
               });
             };
@@ -576,13 +589,18 @@ struct Blocked {
             }
             vf worth = beside(unit.scales, b, count);
             for (int r = 0; r < R; r++)
-              acc[r] += __builtin_convertvector(total[r], vf) *
-                        (worth * x.worth[(m + r) * of_row + b]);
-            if (!MINIMUM) continue;
-            vf least = beside(unit.minimums, b, count);
-            for (int r = 0; r < R; r++) minimums[r] += least * x.sums[(m + r) * padded() + b];
+              acc[r] += __builtin_convertvector(total[r], vf) * (worth * worths[b * R + r]);
           }
-          for (int r = 0; r < R; r++) f(m + r, n, MINIMUM ? acc[r] + minimums[r] : acc[r], count);
+          if (MINIMUM) {  // a loop of its own: sums of both would not stay in registers
+            const float* sums = x.sums + m * padded();
+            vf minimums[R] = {};
+            for (int64_t b = 0; b < of_row; b++) {
+              vf least = beside(unit.minimums, b, count);
+              for (int r = 0; r < R; r++) minimums[r] += least * sums[b * R + r];
+            }
+            for (int r = 0; r < R; r++) acc[r] += minimums[r];
+          }
+          for (int r = 0; r < R; r++) f(m + r, n, acc[r], count);
         });
       }
     });

@@ -71,15 +71,25 @@ inline void times_panel(const float* x, int64_t x_stride, int64_t M, const int32
 template <int R, int G, class T>
 EDGE_INLINE void add_floats(const T* groups, int64_t K, int count, const float* x, int64_t stride,
                             vf (*sums)[R]) {
+  constexpr int64_t OF_LINE = std::max<int64_t>(1, CACHE_LINE / int64_t(W * sizeof(T)));
+  constexpr int64_t FURTHER = AHEAD / int64_t(G * W * sizeof(T));
   vf acc[G][R] = {};
   AddFloats add;
   auto all = [&](auto word) {
-    for (int64_t k = 0; k < K; k++)
+    auto add_word = [&](int64_t k) {
       for (int g = 0; g < G; g++) {
         vf lanes = word(groups + g * K * W, k);
         for (int r = 0; r < R; r++)
           acc[g][r] = add(acc[g][r], lanes, add.spread(x + r * stride + k));
       }
+    };
+    int64_t k = 0;
+    while (k + OF_LINE <= K) {
+      int64_t next = k + FURTHER < K ? k + FURTHER : k + FURTHER + (G - 1) * K;  // of the next groups
+      for (int g = 0; g < G; g++) __builtin_prefetch(groups + (g * K + next) * W, 0, 2);
+      for (int i = 0; i < OF_LINE; i++) add_word(k++);
+    }
+    while (k < K) add_word(k++);
   };
   if (count == W)
     all([&](const T* group, int64_t k) { return load(group + k * W); });

@@ -252,9 +252,11 @@ template <class F> inline void each_half(int64_t n, int64_t end, F f) {
     if (int64_t at = n + half * W; at < end) f(half, at, (int)std::min<int64_t>(W, end - at));
 }
 
+constexpr int64_t CACHE_LINE = 64;
+
 // Prefetches into L2: L1 tracks half as many outstanding lines.
 inline void fetch(const void* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i, 0, 2);
+  for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char*)from + i, 0, 2);
 }
 
 constexpr int64_t AHEAD = 24 << 10;
@@ -312,33 +314,46 @@ template <int COUNT> EDGE_INLINE vi dot_words(vi sum, const vi* w, const int8_t*
 }
 #endif
 
-// Calls f(RowCount<R>(), m) for few rows, R at a time. A group of weights stays in L1.
+// Most rows of a tile of few rows. A group of weights stays in L1 between tiles.
+constexpr int FEW_AT_ONCE = REGISTERS / 4;
+
+// Calls f(RowCount<R>(), m) for few rows, R at a time.
 template <class F> inline void few_rows(int64_t rows, F f) {
-  constexpr int MOST = REGISTERS / 4;
   int64_t m = 0;
-  for (; m + MOST <= rows; m += MOST) f(RowCount<MOST>(), m);
-  if (MOST > 4 && rows - m >= 4) f(RowCount<4>(), m), m += 4;
+  for (; m + FEW_AT_ONCE <= rows; m += FEW_AT_ONCE) f(RowCount<FEW_AT_ONCE>(), m);
+  if (FEW_AT_ONCE > 4 && rows - m >= 4) f(RowCount<4>(), m), m += 4;
   if (rows - m >= 2) f(RowCount<2>(), m), m += 2;
   if (rows > m) f(RowCount<1>(), m);
 }
+// Copies `count` values of row m as `few_rows` takes them: a tile of R rows is [count, R], at the
+// place of its first row, so that one address serves them all.
+template <class T> inline void put_beside(const T* row, int64_t count, int64_t rows, int64_t m, T* out) {
+  int64_t first = m / FEW_AT_ONCE * FEW_AT_ONCE, of_tile = FEW_AT_ONCE;
+  while (first + of_tile > rows) {
+    of_tile /= 2;
+    if (m >= first + of_tile && first + of_tile <= rows) first += of_tile;
+  }
+  T* to = out + first * count + (m - first);
+  for (int64_t i = 0; i < count; i++) to[i * of_tile] = row[i];
+}
 
-// sums[r] += Σ of the products of `words` words of a group and row r. take(words, x, stride, sums)
-// unpacks words and adds their products. FETCH prefetches, which slows down up to 4 rows of 8 bits:
-// they compute little.
-template <int R, bool FETCH, class T, class Take>
-EDGE_INLINE void add_group(const char* group, int64_t words, int count, const T* x, int64_t stride,
-                           vi* sums, Take take) {
-  constexpr int CHAINS = R < 4 && !WIDENS ? 4 / R : 1;  // several, to hide the latency of additions
+// sums[r] += Σ of the products of `words` words of a group and row r of a tile. take(words, x, sums)
+// unpacks words and adds their products.
+template <int R, int BITS, class T, class Take>
+EDGE_INLINE void add_group(const char* group, int64_t words, int count, const T* x, vi* sums,
+                           Take take) {
+  // Several sums of a row hide the latency of additions. Those of nibbles hide it by their blocks.
+  constexpr int CHAINS = WIDENS ? 1 : R < 4 ? 4 / R : R == 4 && BITS == 8 ? 2 : 1;
   vi acc[CHAINS][R] = {};
   for (int r = 0; r < R; r++) acc[0][r] = sums[r];
   auto all = [&](auto load) {
     int64_t k = 0;
     for (; k + CHAINS <= words; k += CHAINS)
       for (int c = 0; c < CHAINS; c++) {
-        if (FETCH) __builtin_prefetch(group + (k + c) * int64_t(sizeof(vi)) + AHEAD, 0, 2);
-        take(load(k + c), x + 4 * (k + c), stride, acc[c]);
+        __builtin_prefetch(group + (k + c) * int64_t(sizeof(vi)) + AHEAD, 0, 2);
+        take(load(k + c), x + 4 * R * (k + c), acc[c]);
       }
-    for (; k < words; k++) take(load(k), x + 4 * k, stride, acc[0]);
+    for (; k < words; k++) take(load(k), x + 4 * R * k, acc[0]);
   };
   if (count == W)
     all([&](int64_t k) { return load_as<vi>(group + k * int64_t(sizeof(vi))); });
