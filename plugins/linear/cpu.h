@@ -28,8 +28,31 @@ class Sink {
 
 // -- int8 -------------------------------------------------------------------------------------------
 
+#if EDGE_WIDENS
+// Rows of x as they are multiplied, each padded by zeros to whole vectors. Widened once, not for
+// every weight row.
+typedef int16_t OfRow;
+inline const int16_t* rows_to_multiply(const int8_t* x, int64_t& x_stride, int64_t rows, int64_t K,
+                                       Pool& pool) {
+  const int64_t stride = (K + BYTES - 1) / BYTES * BYTES;
+  int16_t* out = pool.scratch<int16_t>(5, rows * stride);
+  pool.each(rows, items_a_piece(K), [&](int64_t first, int64_t last) {
+    for (int64_t m = first; m < last; m++) {
+      for (int64_t k = 0; k < K; k++) out[m * stride + k] = x[m * x_stride + k];
+      for (int64_t k = K; k < stride; k++) out[m * stride + k] = 0;
+    }
+  });
+  x_stride = stride;
+  return out;
+}
+inline Packed load_row_rest(const int16_t* p, int64_t) { return load_row(p); }
+#else
+typedef int8_t OfRow;
+inline const int8_t* rows_to_multiply(const int8_t* x, int64_t&, int64_t, int64_t, Pool&) { return x; }
+#endif
+
 // sums[m][n] for M rows of x and NR weight rows: exact, plus the bias if BIASED.
-template <int M> inline void tile_int8(const int8_t* x, int64_t x_stride, const int8_t* const* w,
+template <int M> inline void tile_int8(const OfRow* x, int64_t x_stride, const int8_t* const* w,
                                        int64_t K, int32_t (*sums)[NR]) {
   vi acc[M][NR];
   for (int n = 0; n < NR; n++) {
@@ -73,7 +96,7 @@ inline void biases(const int8_t* x, int64_t x_stride, int64_t rows, int64_t K, P
 // strips of columns, [M, STRIP], so that f takes a vector of columns at a time.
 constexpr int64_t STRIP = 64;
 
-inline void product_int8(const int8_t* x, int64_t x_stride, int64_t M, const int8_t* weight,
+inline void product_int8(const OfRow* x, int64_t x_stride, int64_t M, const int8_t* weight,
                          int64_t K, const int32_t* bias, int64_t first, int64_t last, Sink f) {
   int32_t* totals = static_cast<int32_t*>(thread_bytes(1, M * STRIP * int64_t(sizeof(int32_t))));
   for (int64_t start = first; start < last; start += STRIP) {
@@ -84,7 +107,7 @@ inline void product_int8(const int8_t* x, int64_t x_stride, int64_t M, const int
       for (int64_t m = 0; m < M; m += MR) {
         int rows = (int)std::min<int64_t>(MR, M - m);
         int32_t sums[MR][NR];
-        const int8_t* from = x + m * x_stride;
+        const OfRow* from = x + m * x_stride;
         switch (rows) {
           case 1: tile_int8<1>(from, x_stride, w, K, sums); break;
           case 2: tile_int8<2>(from, x_stride, w, K, sums); break;
@@ -227,8 +250,9 @@ inline void multiply_int8(const int8_t* x, int64_t x_stride, int64_t rows, const
       words_int8(x, x_stride, rows, weight, N, K, bias, first, last, f);
     });
 #endif
+  const OfRow* prepared = rows_to_multiply(x, x_stride, rows, K, pool);
   pool.each(N, columns_a_piece(K, rows), [&](int64_t first, int64_t last) {
-    product_int8(x, x_stride, rows, weight, K, bias, first, last, f);
+    product_int8(prepared, x_stride, rows, weight, K, bias, first, last, f);
   });
 }
 

@@ -368,6 +368,7 @@ inline Packed load_weight(const int8_t* p) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
 }
 inline Packed load_row(const int8_t* p) { return load_weight(p); }
+inline Packed load_row(const int16_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 inline vi dot(vi acc, Packed w, Packed x) {
   return acc + vi(_mm256_madd_epi16(w, x));
 }
