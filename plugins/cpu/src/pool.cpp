@@ -99,7 +99,7 @@ void Pool::share(int64_t count, int64_t grain, Work work, void* context) {
   int64_t most = finest_ ? FINEST : threads() * PIECES;
   int64_t pieces = std::min<int64_t>(most, (count + grain - 1) / grain);
   int64_t size = (count + pieces - 1) / pieces;
-  size = (size + grain - 1) / grain * grain;
+  if (size > grain) size = (size + grain - 1) / grain * grain;  // two pieces of 4, not 7 and 1
   pieces = (count + size - 1) / size;
   uint64_t job = job_.load(std::memory_order_relaxed) + 1;
   // nothing can be claimed while the job changes: this piece is beyond the end of every job
