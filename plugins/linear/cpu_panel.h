@@ -342,7 +342,7 @@ template <class T> inline void put_beside(const T* row, int64_t count, int64_t r
 template <int R, int BITS, class T, class Take>
 EDGE_INLINE void add_group(const char* group, int64_t words, int count, const T* x, vi* sums,
                            Take take) {
-  // Several sums of a row hide the latency of additions. Those of nibbles hide it by their blocks.
+  // Several sums of a row hide the latency of additions. Blocks of nibbles overlap without.
   constexpr int CHAINS = WIDENS ? 1 : R < 4 ? 4 / R : R == 4 && BITS == 8 ? 2 : 1;
   vi acc[CHAINS][R] = {};
   for (int r = 0; r < R; r++) acc[0][r] = sums[r];
