@@ -22,6 +22,9 @@ import pytest
 import edge.runtime
 from edge.apps.serve import responses, slot
 from edge.errors import EngineError
+from edge.runtime.cuda.faults import DriverFaults
+from edge.runtime.cuda.install import Modules
+from edge.runtime.cuda.turns import DriverTurns
 from edge.runtime.model import Model
 from edge.runtime.request import Hold
 from edge.runtime.session import Session
@@ -175,6 +178,42 @@ def test_a_hold_left_behind_is_taken_over_and_another_is_not() -> None:
     waits.release()
     thread.join(60)
     assert order == ["first", "second"]
+
+
+def _turns() -> DriverTurns:
+    """Return turns on a driver that always succeeds."""
+    api: Any = SimpleNamespace(
+        cuCtxGetCurrent=lambda: (0, 0), cuCtxSetCurrent=lambda _: (0,),
+        cuStreamQuery=lambda _: (0,), cuCtxPushCurrent=lambda _: (0,), cuCtxPopCurrent=lambda: (0,),
+    )  # fmt: skip
+    place: Any = SimpleNamespace(context=1, handle=1, owner=object())
+    return DriverTurns(Modules(api=api, core=api), DriverFaults(api), place)
+
+
+def test_a_turn_that_an_interrupt_ended_is_free_again() -> None:
+    def use(turns: DriverTurns) -> None:
+        with turns:
+            pass
+
+    def release(handle: object) -> tuple[int]:
+        freed.append(handle)
+        return (0,)
+
+    freed: list[object] = []
+    for at in range(1, 10_000):
+        turns, tracer = _turns(), Interrupt(at)
+        before = sys.gettrace()
+        sys.settrace(tracer)
+        with suppress(KeyboardInterrupt):
+            use(turns)
+        sys.settrace(before)
+        use(turns)
+        turns.free(release, at)
+        assert freed == [at], "the memory waits for a turn that nobody has"
+        freed.clear()
+        if tracer.seen < at:
+            return
+    raise AssertionError("no end was seen")
 
 
 def _mark(tokens: list[int], nbytes: int) -> Any:

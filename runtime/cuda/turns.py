@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 import time
 import weakref
@@ -14,15 +15,18 @@ from edge.errors import EngineError
 from edge.runtime.cuda.faults import DriverFaults
 from edge.runtime.cuda.install import Modules
 from edge.runtime.cuda.place import GpuStream
+from edge.runtime.request import Hold
 
 _Free = Callable[[Any], Any]
 # how long closing a device waits for its work; after that, process exit frees the memory
 _CLOSE_TIMEOUT_S = 10.0
+_REFUSAL = "the device is in use by another thread"
+_REMEDY = "let threads take turns, or give each an engine of its own"
 _live_turns: weakref.WeakSet[DriverTurns] = weakref.WeakSet()
 
 
 class DriverTurns:
-    """Turns of threads to call the driver: `with turns:`.
+    """Turns of threads to call the driver: `with turns:`, in a block that does not yield.
 
     A turn is refused, without waiting, while another thread holds one or records a graph, because
     the threads would interleave their launches. Afterwards the previously current context is
@@ -38,7 +42,7 @@ class DriverTurns:
         self.api = modules.api
         self._place = place
         self._context = int(place.context)
-        self._lock = threading.Lock()
+        self._hold = Hold(_REFUSAL, _REMEDY)
         self._pushed = False
         self._freeing: list[tuple[_Free, Any]] = []
         self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -47,13 +51,9 @@ class DriverTurns:
 
     def __enter__(self) -> None:
         self.faults.refuse_lost()
-        thread = threading.get_ident()
-        busy = self.recorder is not None and self.recorder != thread
-        if busy or not self._lock.acquire(blocking=False):
-            raise EngineError(
-                "the device is in use by another thread",
-                remedy="let threads take turns, or give each an engine of its own",
-            )
+        if self.recorder not in (None, threading.get_ident()):
+            raise EngineError(_REFUSAL, remedy=_REMEDY)
+        self._hold.take(sys._getframe(1))
         try:
             self._enter()
             self.free_now()
@@ -81,7 +81,7 @@ class DriverTurns:
             self.api.cuCtxPopCurrent()
         if self.faults.lost is not None:
             self.abandon(self.faults.lost)
-        self._lock.release()
+        self._hold.release()
 
     # -- frees and loss --------------------------------------------------------------------------
 
@@ -107,7 +107,11 @@ class DriverTurns:
         if self.faults.lost is not None:
             return
         self._freeing.append((release, handle))
-        if self.recorder is not None or not self._lock.acquire(blocking=False):
+        if self.recorder is not None:
+            return
+        try:
+            self._hold.take(sys._getframe())
+        except EngineError:  # whoever holds the turn frees it, now or later
             return
         try:
             self._enter()
