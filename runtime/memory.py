@@ -18,6 +18,7 @@ from edge.runtime.ring import ring_bases, ring_slots
 from edge.tensors import parameters, tensor_shapes
 
 CHECK_VARIABLE = "EDGE_MEMORY_CHECK"
+REMEDY = "use a bundle of fewer bits, as edge export --quant w4 makes, or stop other programs"
 _MEMINFO = "/proc/meminfo"
 GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _FLOAT_BYTES = 4
@@ -251,8 +252,7 @@ def _address_space_overhead() -> int:
 
 def check_load(least: Mapping[str, int], path: Path) -> None:
     """Raise EngineError if a bundle does not fit. `least`: its plan with the smallest state."""
-    remedy = "use a bundle of fewer bits (edge export --quant w4), or stop other programs"
-    check_fits(least, file=path, remedy=remedy)
+    check_fits(least, file=path, remedy=REMEDY)
 
 
 def check_state(plan: Mapping[str, int]) -> None:

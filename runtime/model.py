@@ -196,11 +196,7 @@ def _translated_memory_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except MemoryError:
-        raise EngineError(
-            "not enough memory to load it",
-            file=path,
-            remedy="use a bundle of fewer bits (edge export --quant w4), or stop other programs",
-        ) from None
+        raise EngineError("not enough memory to load it", file=path, remedy=memory.REMEDY) from None
 
 
 def resolve(bundle: str | os.PathLike[str], words: Sequence[str] = ()) -> Path:

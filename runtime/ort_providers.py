@@ -169,8 +169,8 @@ def _install_remedy() -> str:
     """Return what to install. A CPU build must be removed first, or it shadows the GPU build."""
     remove = f"pip uninstall -y {' '.join(packages()) or 'onnxruntime'}, then "
     return (
-        f'{remove}pip install "mamba-edge[ort-gpu]"; on a Jetson a wheel for its JetPack '
-        "(docs/use/onnx-runtime.md)"
+        f'{remove}pip install "mamba-edge[ort-gpu]"; on a Jetson a wheel for its JetPack: '
+        "docs/use/onnx-runtime.md"
     )
 
 

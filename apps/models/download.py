@@ -134,7 +134,7 @@ def check_room(folder: Path, needed: int) -> None:
     if needed > free:
         raise PullError(
             f"needs {megabytes(needed)}, {megabytes(free)} are free", file=folder,
-            remedy="free some space (edge list, edge rm), or set EDGE_MODELS to another folder",
+            remedy="free space with edge list and edge rm, or set EDGE_MODELS to another folder",
         )  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def _read_texts(
         raise ExportError(
             f"token {text.sequences.max()} is not one of the model's {config.vocab_size}",
             field="calibrate",
-            remedy="give the tokenizer that belongs to the model (--tokenizer)",
+            remedy="give the tokenizer that belongs to the model with --tokenizer",
         )
     count = len(text.sequences)
     held_out = reserve if count >= 5 * reserve else 0

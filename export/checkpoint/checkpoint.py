@@ -182,8 +182,8 @@ class Checkpoint:
                 raise CheckpointError(
                     "differs from the embedding, though the config ties them",
                     file=self._weights.entries[self._stored[head]].file, field=head,
-                    remedy="if the head was trained apart, set tie_embeddings (state-spaces) "
-                    "or tie_word_embeddings to false in config.json",
+                    remedy="if the head was trained apart, set tie_word_embeddings, or "
+                    "tie_embeddings in state-spaces, to false in config.json",
                 )  # fmt: skip
 
 

@@ -113,8 +113,8 @@ class Sites:
             raise ExportError(
                 f"has a scale of {limit / 127:g}: the value was zero in the whole calibration text",
                 field=seen.name,
-                remedy="calibrate with more text, or leave this kind of layer floating "
-                "(--layers KIND=fp16)",
+                remedy="calibrate with more text, or leave this kind of layer floating: "
+                "--layers KIND=fp16",
             )
         return scale_of(limit)
 

@@ -199,7 +199,7 @@ def _refuse_states(
         if reason:
             reasons.setdefault(reason, f"layers.{index} cannot keep its state in {state}: {reason}")
     for message in reasons.values():
-        remedy = "--ssm-state fp32, or another recipe for this kind of layer (--layers)"
+        remedy = "--ssm-state fp32, or another recipe for this kind of layer with --layers"
         faults.add("ssm_state", message, remedy)
 
 

@@ -67,8 +67,8 @@ def _allocate_in_pieces(
         )
     refusal = EngineError(
         f"{message}, but the driver refused",
-        remedy="L4T 36.4.7 refuses large allocations (NvMap error 12): update to L4T 36.5, "
-        "or restart the board if its memory is fragmented",
+        remedy="L4T 36.4.7 refuses large allocations with NvMap error 12: update to L4T "
+        "36.5, or restart the board if its memory is fragmented",
     )
     if not _can_map(turns.api, turns.faults, ordinal):
         raise refusal

@@ -44,8 +44,8 @@ def load() -> Modules:
     if version is None:
         raise EngineError(
             f"no NVIDIA driver was found ({_DRIVER} cannot be loaded)",
-            remedy="install the driver (Jetson: part of JetPack; container: --runtime nvidia), "
-            "or leave --engine out",
+            remedy="install the driver, which JetPack has on a Jetson; start a container with "
+            "--runtime nvidia; or leave --engine out",
         )
     try:
         core = importlib.import_module("cuda.core")

@@ -173,10 +173,7 @@ class EngineBuild:
 
         Compares with MemAvailable: on a Jetson, CUDA does not count the page cache as free.
         """
-        remedy = (
-            "lower --workspace, use a bundle of fewer bits (edge export --quant w4), or stop other "
-            "programs"
-        )
+        remedy = f"lower --workspace, {memory.REMEDY}"
         plan, file = {"total": self.needed_bytes}, self._bundle.path
         memory.check_fits(plan, file=file, remedy=remedy)
         if self._gpu is not None and not self._gpu.integrated:

@@ -261,7 +261,7 @@ def _check_owner(path: Path, info: os.stat_result, kind: str) -> None:
 
 
 def _rebuild_remedy(path: Path) -> str:
-    return f"remove it (rm -r {path}) and build again"
+    return f"remove it with rm -r {path} and build again"
 
 
 def _store_error(directory: Path, problem: OSError, size: int = 0) -> EngineError:
