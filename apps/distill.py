@@ -70,7 +70,7 @@ def distill(
         f"  teacher     KL {figures['kl']:.4f} nats a token, same choice "
         f"{figures['same_choice']:.1%}",
         *([f"  cost        KL of each block alone: {costs}"] if costs else []),
-        f"next: edge export {summary.path} -o BUNDLE",
+        f"next: {learning.export_words(summary.path)}",
     )
 
 

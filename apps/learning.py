@@ -83,6 +83,15 @@ class Learning:
         arguments = {name: value for name, value in vars(self).items() if name not in excluded}
         return arguments | {"text": tuple(self.text)}
 
+    def export_words(self, folder: Path) -> str:
+        """Return the command that exports the result: the tokenizer is in its folder, except for
+        bytes, which have no file.
+        """
+        from edge.export.text_files import AS_BYTES, reads_bytes
+
+        given = f" --tokenizer {AS_BYTES}" if reads_bytes(self.tokenizer) else ""
+        return f"edge export {folder} -o BUNDLE{given}"
+
     def tell(self, summary: Summary, *lines: str) -> None:
         """Print the result: these lines plus those that every run has, or JSON."""
         learned = f"{summary.tokens} tokens in {summary.seconds / 60:.1f} minutes"

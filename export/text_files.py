@@ -25,6 +25,7 @@ from edge.text.spm import CONTROL, UNUSED, USER_DEFINED, read_model
 
 BYTES = 256
 CHAT_TEMPLATE = "chat_template.jinja"
+GENERATION = "generation_config.json"
 # state-spaces' checkpoints ship without the tokenizer they were trained with
 _REMEDY = (
     "name the tokenizer it was trained with: --tokenizer FILE; state-spaces' models use "
@@ -45,10 +46,9 @@ def tokenizer_info(
     precedence over a SentencePiece model. Raises ExportError when there is no tokenizer, when it
     cannot be read, or when it has more tokens than the model.
     """
-    uses_file = given is not None and not (str(given) == AS_BYTES and not given.exists())
     files = {p.name: p for p in checkpoint.tokenizer_files}
     if given is not None:
-        files = _files_at(given) if uses_file else {}
+        files = _given_files(given)
     sentencepiece = next((p for name, p in files.items() if name.endswith(".model")), None)
     tokenizer_file = files.get("tokenizer.json") or sentencepiece
     settings = _read_settings(files.get("tokenizer_config.json"))
@@ -121,8 +121,17 @@ def _adds_bos(settings: dict[str, Any], tokenizer_file: Path, bos: str) -> bool:
     return False
 
 
-def _files_at(path: Path) -> dict[str, Path]:
-    """Return name → tokenizer file at a path the user gave. Raises ExportError if none is there."""
+def reads_bytes(given: Path | None) -> bool:
+    """Return whether a given tokenizer is AS_BYTES, and no file or folder of that name."""
+    return given is not None and str(given) == AS_BYTES and not given.exists()
+
+
+def _given_files(path: Path) -> dict[str, Path]:
+    """Return name → tokenizer file at a path the user gave; none for AS_BYTES. Raises ExportError
+    if none is there.
+    """
+    if reads_bytes(path):
+        return {}
     candidates = [path] if path.is_file() else sorted(path.glob("*")) if path.is_dir() else []
     names = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
     files = {p.name: p for p in candidates if p.name in names or p.suffix == ".model"}
@@ -135,6 +144,24 @@ def _files_at(path: Path) -> dict[str, Path]:
             remedy="give a tokenizer file, its folder, or bytes",
         )
     return files
+
+
+def copied(checkpoint: Checkpoint, given: Path | None = None) -> dict[str, bytes]:
+    """Return name → text file of a model made of `checkpoint`, which then exports as it was read.
+
+    `given` is the tokenizer that replaced the checkpoint's, as in `tokenizer_info`: its files take
+    the place of the checkpoint's own, whose chat template and generation defaults stay. AS_BYTES
+    has no file.
+    """
+    files = {file.name: file for file in checkpoint.tokenizer_files}
+    contents = {name: read_file(file) for name, file in files.items()}
+    if given is None:
+        return contents
+    # the template may be in tokenizer_config.json, which does not stay
+    if (template := chat_template(checkpoint)) is not None:
+        contents[CHAT_TEMPLATE] = template.encode()
+    kept = {name: contents[name] for name in (CHAT_TEMPLATE, GENERATION) if name in contents}
+    return kept | {name: read_file(file) for name, file in _given_files(given).items()}
 
 
 def _special_ids(generation: dict[str, Any]) -> dict[str, Any]:
@@ -215,7 +242,7 @@ def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
     if checkpoint.manifest is not None:
         return checkpoint.manifest.generation
     files = {p.name: p for p in checkpoint.tokenizer_files}
-    path = files.get("generation_config.json")
+    path = files.get(GENERATION)
     values = _read_settings(path)
     stops = values.get("stop_strings")
     stops = [stops] if isinstance(stops, str) else stops

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -22,6 +23,7 @@ import edge
 from edge.apps.cli import app
 from edge.config import AttentionConfig, ModelConfig
 from edge.errors import EdgeError, ExportError, InputError
+from edge.export import text_files
 from edge.export.calibration.texts import checkpoint_reader
 from edge.export.checkpoint import open_checkpoint
 from edge.export.checkpoint.families.mamba_in_llama import grouped_rows, mixer_for
@@ -478,6 +480,41 @@ def test_the_command(teacher: Path, text: Path, tmp_path: Path) -> None:
     assert "edge export" in told.stdout and "kept in 2 of 3" in told.stdout
     both = runner.invoke(app, [*command, "--layers", "1", "--keep-attention", "0.5"])
     assert isinstance(both.exception, InputError)
+
+
+def test_a_tokenizer_that_was_given_is_in_the_product(
+    teacher: Path, text: Path, tmp_path: Path
+) -> None:
+    """The printed next command works: the product exports with the tokenizer it learned with."""
+    bare = shutil.copytree(teacher, tmp_path / "bare")
+    given = (bare / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    out = tmp_path / "hybrid"
+    command = ["distill", str(bare), "-o", str(out), "--text", str(text), "--tokens", "64",
+               "--length", "16", "--batch", "4", "--fp32", "--match", "0"]  # fmt: skip
+    done = CliRunner().invoke(app, [*command, "--tokenizer", str(given)])
+    assert done.exit_code == 0, done.output
+    words = next(line for line in done.stdout.splitlines() if line.startswith("next: edge "))
+    bundle = str(tmp_path / "bundle")
+    next_words = words.removeprefix("next: edge ").replace("BUNDLE", bundle).split()
+    exported = CliRunner().invoke(app, [*next_words, "--quant", "fp32", "--no-verify"])
+    assert exported.exit_code == 0, exported.output
+    assert (tmp_path / "bundle/tokenizer/tokenizer.json").read_bytes() == given.read_bytes()
+
+
+def test_what_a_given_tokenizer_replaces(teacher: Path, tmp_path: Path) -> None:
+    """The checkpoint's chat template and defaults stay; its tokenizer's settings do not."""
+    folder = shutil.copytree(teacher, tmp_path / "teacher")
+    settings = {"chat_template": "{{ messages }}", "bos_token": "the"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "generation_config.json").write_text("{}")
+    given = shutil.copyfile(teacher / "tokenizer.json", tmp_path / "tokenizer.json")
+    checkpoint = open_checkpoint(folder)
+    own, others, as_bytes = (
+        text_files.copied(checkpoint, path) for path in (None, given, Path("bytes"))
+    )
+    assert own == {file.name: file.read_bytes() for file in checkpoint.tokenizer_files}
+    kept = {"chat_template.jinja": b"{{ messages }}", "generation_config.json": b"{}"}
+    assert as_bytes == kept and others == kept | {"tokenizer.json": given.read_bytes()}
 
 
 def test_a_gguf_teacher(teacher: Path, asked: DistillOptions, tmp_path: Path) -> None:

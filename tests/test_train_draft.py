@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,18 @@ def test_a_drafter_from_the_command_to_a_session(teacher: Path, text: Path, tmp_
             runs.append(result.speculation.acceptance_length)
         lengths.append(sum(runs) / len(runs))
     assert lengths[1] > lengths[0] + 0.5
+
+
+def test_a_tokenizer_that_was_given_is_in_the_drafter(
+    teacher: Path, text: Path, tmp_path: Path
+) -> None:
+    bare = shutil.copytree(teacher, tmp_path / "bare")
+    given = (bare / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    options = DrafterOptions(
+        (text,), tokens=64, length=16, batch=4, rank=32, layers=1, bf16=False, tokenizer=given
+    )
+    made = DrafterTraining(bare, tmp_path / "draft", options, quiet).run()
+    assert (made.path / "tokenizer.json").read_bytes() == given.read_bytes()
 
 
 def _said(session: edge.Session, prompt: str) -> list[int]:

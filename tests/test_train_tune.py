@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,20 @@ def test_preferences_from_the_command(llama: Path, pairs: Path, tmp_path: Path) 
     assert float(begun["margin"]) == 0 and float(begun["loss"]) == pytest.approx(math.log(2))
     assert "chosen preferred" in CliRunner().invoke(app, command).stdout
     assert open_checkpoint(out).config == open_checkpoint(llama).config
+
+
+def test_a_tokenizer_that_was_given_is_in_the_product(
+    llama: Path, talks: Path, tmp_path: Path
+) -> None:
+    bare = shutil.copytree(llama, tmp_path / "bare")
+    given = (bare / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    command = ["train", "sft", str(bare), "-o", str(tmp_path / "out"), "--text", str(talks),
+               "--length", "40", "--batch", "4", "--tokens", "160", "--fp32",
+               "--tokenizer", str(given)]  # fmt: skip
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == given.read_bytes()
+    assert (tmp_path / "out/chat_template.jinja").read_text() == TEMPLATE
 
 
 def test_what_is_refused(llama: Path, talks: Path, pairs: Path, tmp_path: Path) -> None:

@@ -59,11 +59,11 @@ def draft(
         summary = DrafterTraining(
             resolve(teacher), learning.output, options, report, picture_of
         ).run()
-    figures = summary.figures
+    figures, exporting = summary.figures, learning.export_words(summary.path)
     learning.tell(
         summary,
         f"{summary.path}: {summary.parameters / 1e6:.1f} M parameters",
         f"  target      same choice {figures['same_choice']:.1%}, in common "
         f"{figures['overlap']:.1%}, KL {figures['kl']:.4f} nats a token",
-        f"next: edge export {summary.path} -o BUNDLE --quant w8, then edge run NAME --draft BUNDLE",
+        f"next: {exporting} --quant w8, then edge run NAME --draft BUNDLE",
     )

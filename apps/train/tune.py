@@ -58,7 +58,7 @@ def sft(
         f"{summary.path}",
         f"  answers     {figures['loss']:.4f} nats a token held out, perplexity "
         f"{figures['perplexity']:.4g}; teacher {figures['teacher_loss']:.4f}",
-        f"next: edge export {summary.path} -o BUNDLE",
+        f"next: {learning.export_words(summary.path)}",
     )
 
 
@@ -87,5 +87,5 @@ def dpo(
         f"{summary.path}",
         f"  held out    loss {figures['loss']:.4f}, margin {figures['margin']:.4f}, chosen "
         f"preferred {figures['preferred']:.1%}",
-        f"next: edge export {summary.path} -o BUNDLE",
+        f"next: {learning.export_words(summary.path)}",
     )

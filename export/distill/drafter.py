@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
+from edge.export import text_files
 from edge.export.checkpoint import Checkpoint, find_layout
 from edge.export.checkpoint.fields import Fields
 from edge.export.distill.optimizer import initialise
@@ -72,10 +73,12 @@ def begin(drafter: Network, teacher: Network, hidden: Tensor) -> None:
 
 
 def write_drafter(
-    drafter: Network, teacher: Checkpoint, folder: Path, figures: Mapping[str, Any]
-) -> None:
+    drafter: Network, teacher: Checkpoint, folder: Path, figures: Mapping[str, Any],
+    tokenizer: Path | None = None,
+) -> None:  # fmt: skip
     """Write the drafter to `folder`, replacing an older one: a transformers checkpoint with the
-    teacher's tokenizer and chat template. `figures` go into the model card.
+    teacher's chat template and its tokenizer, or the one at `tokenizer`. `figures` go into the
+    model card.
     """
     config = drafter.config
     values = (mamba_config if config.family == "mamba" else mamba2_config)(config)
@@ -85,7 +88,8 @@ def write_drafter(
         values["head_ids"] = [*config.head_ids]
     _, layout = find_layout(Fields(folder / "config.json", values))
     tensors = {name: p.detach().cpu() for name, p in drafter.canonical_tensors().items()}
-    write_folder(folder, teacher, layout, tensors, values, _card(config, teacher, figures))
+    files = text_files.copied(teacher, tokenizer)
+    write_folder(folder, layout, tensors, values, _card(config, teacher, figures), files)
 
 
 def _card(config: ModelConfig, teacher: Checkpoint, figures: Mapping[str, Any]) -> str:

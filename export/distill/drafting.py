@@ -96,7 +96,7 @@ class DrafterTraining(LongRun[DrafterOptions]):
         super()._keep()
 
     def write(self, folder: Path, card: Values) -> None:
-        write_drafter(self.network, self.checkpoint, folder, card)
+        write_drafter(self.network, self.checkpoint, folder, card, self.options.tokenizer)
 
 
 class TaughtRows:

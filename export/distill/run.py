@@ -163,4 +163,4 @@ class Distillation(LongRun[DistillOptions]):
     def write(self, folder: Path, card: Values) -> None:
         if not self.stages:
             self.student.replace([])
-        write_hybrid(self.student, self.checkpoint, folder, card)
+        write_hybrid(self.student, self.checkpoint, folder, card, self.options.tokenizer)

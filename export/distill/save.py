@@ -39,9 +39,11 @@ def source_layout(checkpoint: Checkpoint) -> Layout:
 
 
 def write_hybrid(
-    student: Student, checkpoint: Checkpoint, folder: Path, figures: Mapping[str, Any]
-) -> None:
-    """Write the hybrid to `folder`, replacing an older one.
+    student: Student, checkpoint: Checkpoint, folder: Path, figures: Mapping[str, Any],
+    tokenizer: Path | None = None,
+) -> None:  # fmt: skip
+    """Write the hybrid to `folder`, replacing an older one, with the teacher's text files or those
+    of `tokenizer`.
 
     Tensors that did not learn are copied bit for bit from the teacher's files; the others are fp32.
     `figures` go into the model card.
@@ -57,28 +59,31 @@ def write_hybrid(
     }
     mixers = {mamba_in_llama.CONFIG: _mamba_config(student)} if student.replaced else {}
     readme = card(student, checkpoint, figures)
-    write_folder(folder, checkpoint, layout, tensors, checkpoint.source_config, readme, mixers)
+    files = text_files.copied(checkpoint, tokenizer)
+    write_folder(folder, layout, tensors, checkpoint.source_config, readme, files, mixers)
 
 
 def write_checkpoint(
     folder: Path, source: Checkpoint, layout: Layout, tensors: Mapping[str, Tensor], done: str,
-    figures: Mapping[str, Any],
+    figures: Mapping[str, Any], tokenizer: Path | None = None,
 ) -> None:  # fmt: skip
-    """Write a model of the same form as `source` to `folder`, replacing an older one.
+    """Write a model of the same form as `source` to `folder`, replacing an older one, with its text
+    files or those of `tokenizer`.
 
     `done` says in the model card what was done to the model.
     """
     file = source.path / mamba_in_llama.CONFIG
     others = {file.name: read_json(file)} if file.is_file() else {}
     readme = model_card(source, f"{source.path.name}, {done}", "", figures)
-    write_folder(folder, source, layout, tensors, source.source_config, readme, others)
+    files = text_files.copied(source, tokenizer)
+    write_folder(folder, layout, tensors, source.source_config, readme, files, others)
 
 
 def write_folder(
-    folder: Path, source: Checkpoint, layout: Layout, tensors: Mapping[str, Tensor],
-    config: Mapping[str, Any], readme: str, others: Mapping[str, Mapping[str, Any]] | None = None,
+    folder: Path, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any],
+    readme: str, texts: Mapping[str, bytes], others: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:  # fmt: skip
-    """Write a checkpoint with the tokenizer of `source`; `others` are further JSON files."""
+    """Write a checkpoint. `texts` are its text files by name, `others` further JSON files."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -87,8 +92,8 @@ def write_folder(
         save_file(stored, temporary / WEIGHTS, metadata={"format": "pt"})
         for name, values in {"config.json": config, **(others or {})}.items():
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n")
-        for file in source.tokenizer_files:
-            shutil.copyfile(file, temporary / file.name)
+        for name, data in texts.items():
+            (temporary / name).write_bytes(data)
         (temporary / "README.md").write_text(readme, encoding="utf-8")
         replace_folder(temporary, folder)
     except BaseException:

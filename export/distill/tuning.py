@@ -85,7 +85,9 @@ class Tuning(LongRun[Tuned]):
 
     def write(self, folder: Path, card: Values) -> None:
         tensors = {name: p.detach().cpu() for name, p in self.network.canonical_tensors().items()}
-        write_checkpoint(folder, self.source, self.layout, tensors, self.title, card)
+        write_checkpoint(
+            folder, self.source, self.layout, tensors, self.title, card, self.options.tokenizer
+        )
 
     @property
     @abstractmethod
