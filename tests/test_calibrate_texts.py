@@ -16,6 +16,7 @@ from edge.export.calibration.texts import (
     GREETINGS,
     CalibrationText,
     TextReader,
+    _TokenSource,
     checkpoint_reader,
     read_text,
 )
@@ -24,7 +25,7 @@ from edge.text.byte import ByteTokenizer
 from edge.text.template import ChatTemplate, Message
 from tests.state_spaces_checkpoints import save_mambabyte
 from tests.test_text_template import DEMO
-from tests.text_samples import tokenizer
+from tests.text_samples import KINDS, tokenizer
 from tests.transformers_checkpoints import save_mamba
 
 BYTES = TextReader(ByteTokenizer())
@@ -94,7 +95,26 @@ def test_little_of_a_large_file_is_held_and_tokenized(tmp_path: Path) -> None:
     read_text(path, TextReader(counting), 10, 24)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert counting.encoded < 1_000_000 and peak < 4_000_000 < path.stat().st_size
+    assert counting.encoded < 10 * 400 and peak < 4_000_000 < path.stat().st_size
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_beginning_of_a_block_has_the_tokens_of_the_whole(kind: str, tmp_path: Path) -> None:
+    """Only it is tokenized, where words behind it show that the rest changes nothing."""
+    rng, alphabet = np.random.default_rng(0), "abcdeé 東,.\n\n  "
+    drawn = "".join(rng.choice(list(alphabet), 30_000))
+    content = drawn[:10_000] + "x" * 40_000 + drawn[10_000:] * 20
+    path = written(tmp_path / "a.txt", content)
+    reader = TextReader(tokenizer(kind))
+    with path.open("rb") as file:
+        source, used = _TokenSource(file, path, reader), 0
+        for start in range(0, len(content.encode()), 7001):
+            whole = next(source.pieces(start))
+            for wanted in (1, 16, 100):
+                found = next(source.pieces(start, wanted))
+                assert found[:wanted] == whole[:wanted]
+                used += len(found) == wanted
+    assert used > 100
 
 
 @pytest.mark.parametrize("filler", ["é", "東"])

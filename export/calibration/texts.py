@@ -34,6 +34,10 @@ _CHUNK = 1 << 14
 _MAX_LINE = 1 << 24
 # Upper bound of a tokenizer's average bytes per token: a larger file need not be tokenized whole.
 _BYTES_PER_TOKEN = 16
+# Bytes per token that most text has at most: so many of a piece are tokenized first, if few of its
+# tokens are wanted. Words behind the last wanted token show that the rest cannot change it.
+_USUAL_BYTES_PER_TOKEN = 6
+_WORDS_BEHIND = 8
 
 
 @dataclass(frozen=True)
@@ -153,8 +157,11 @@ class _TokenSource:
         self._file, self._reader = file, reader
         self._is_jsonl = path.suffix == ".jsonl"
 
-    def pieces(self, start: int) -> Iterator[list[int]]:
-        """Yield the ids of pieces that begin at or after byte `start`: lines, or blocks of text."""
+    def pieces(self, start: int, wanted: int | None = None) -> Iterator[list[int]]:
+        """Yield the ids of pieces that begin at or after byte `start`: lines, or blocks of text.
+
+        Of a block, `wanted` ids are enough.
+        """
         self._file.seek(max(0, start - 1))
         if start:
             # Skip to the next line, unless the byte before `start` ends one. Plain text without
@@ -162,16 +169,17 @@ class _TokenSource:
             skipped = self._file.readline(_MAX_LINE if self._is_jsonl else _CHUNK)
             if not skipped.endswith(b"\n") and not self._is_jsonl:
                 self._file.seek(start)
-        return self._jsonl_pieces() if self._is_jsonl else self._text_pieces()
+        return self._jsonl_pieces() if self._is_jsonl else self._text_pieces(wanted)
 
-    def _text_pieces(self) -> Iterator[list[int]]:
+    def _text_pieces(self, wanted: int | None) -> Iterator[list[int]]:
         first = self._file.tell() == 0
         rest = b""
         while block := self._file.read(_CHUNK):
             text = rest + block
             cut = max(text.rfind(b"\n"), text.rfind(b" ")) + 1 or _last_character(text)
             text, rest = text[:cut], text[cut:]
-            yield self._encode(text, first)
+            start = None if wanted is None else self._encode_start(text, first, wanted)
+            yield start or self._encode(text, first)
             first = False
         if rest:
             yield self._encode(rest, first)
@@ -180,6 +188,19 @@ class _TokenSource:
         # Without line breaks a piece may begin inside a character, whose bytes are dropped.
         text = data.decode("utf-8", errors="ignore")
         return self._reader.document(text) if first else self._reader.tokenizer.encode(text)
+
+    def _encode_start(self, data: bytes, first: bool, wanted: int) -> list[int] | None:
+        """Return the first `wanted` ids of a piece, tokenizing only its beginning, or None if the
+        rest of it could change them.
+        """
+        start = data[: _USUAL_BYTES_PER_TOKEN * wanted + _WORDS_BEHIND * _BYTES_PER_TOKEN]
+        start = start[: max(start.rfind(b"\n"), start.rfind(b" ")) + 1]
+        if len(start) == len(data) or not start:
+            return None
+        ids = self._encode(start, first)[:wanted]
+        used = sum(len(self._reader.tokenizer.token_bytes(token)) for token in ids)
+        enough = len(ids) == wanted and len(start[used:].split()) >= _WORDS_BEHIND
+        return ids if enough else None
 
     def _jsonl_pieces(self) -> Iterator[list[int]]:
         offset = self._file.tell()
@@ -242,7 +263,7 @@ def _read_samples(source: _TokenSource, size: int, count: int, length: int) -> l
     rows = []
     for i in range(count):
         ids: list[int] = []
-        for piece in source.pieces(i * size // count):
+        for piece in source.pieces(i * size // count, length):
             ids += piece
             if len(ids) >= length:
                 rows.append(ids[:length])
