@@ -46,6 +46,16 @@ def test_sets_of_prompts_and_reasons_for_the_absent(data: Path) -> None:
     assert "EDGE_EVAL_DATA" in absent["MT-bench"]
 
 
+def test_prompts_that_do_not_fit_are_left_out(data: Path) -> None:
+    """They ended the whole benchmark."""
+    fits = drafts.fitting(edge.load("demo", threads=1))
+    capacity = edge.load("demo", threads=1).session().capacity
+    assert capacity is not None and fits("Hello.") and not fits("robot " * capacity)
+    sets, absent = drafts.prompt_sets(data, 9, lambda prompt: "4" not in prompt)
+    assert sets["GSM8K"] == tuple(f"How many are {n} and {n}?" for n in (0, 1, 2, 3, 5))
+    assert absent["WikiText"] == "no prompt fits into the target's context"
+
+
 def test_table_of_one_prompt(data: Path) -> None:
     options = ["--data", str(data), "--prompts", "1", "--rounds", "1", "--tokens", "5",
                "--temperatures", "0", "--threads", "1", "--json"]  # fmt: skip

@@ -34,6 +34,7 @@ from edge.apps.programs import CommandGroup
 from edge.apps.prompts import read_prompts
 from edge.errors import InputError
 from edge.runtime.model import Model, load
+from edge.text.template import Message
 
 # way of drafting → drafter, tokens of a chain, branches of a tree
 Ways = Mapping[str, tuple[str, int | None, tuple[int, ...] | Literal["ucb"] | None]]
@@ -72,8 +73,8 @@ def bench(
         print(text, file=sys.stderr)
 
     others = OtherLoad()
-    sets, absent = prompt_sets(data, prompts)
     model, drafter = (load(bundle, threads=threads or None) for bundle in (target, draft))
+    sets, absent = prompt_sets(data, prompts, fitting(model))
     all_ways: Ways = dict(zip(WAYS, (
         (draft, chain, None), (draft, None, shape or ()), (draft, None, "ucb"),
         (draft, None, None), ("ngram", None, None),
@@ -239,10 +240,27 @@ REPEATING = (
 )
 
 
+def fitting(model: Model) -> Callable[[str], bool]:
+    """Return whether a prompt, and two tokens to time, fit into a session of the model."""
+    capacity = model.session(undo_levels=1).capacity
+
+    def fits(prompt: str) -> bool:
+        if capacity is None:
+            return True
+        template = model.template
+        encoded = (
+            model.tokenizer.encode(prompt) if template is None
+            else template.encode([Message("user", prompt)])
+        )  # fmt: skip
+        return len(encoded) + 2 <= capacity
+
+    return fits
+
+
 def prompt_sets(
-    folder: Path | None, count: int
+    folder: Path | None, count: int, fits: Callable[[str], bool] = bool
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """Return up to `count` prompts spread over each set, and why other sets are absent."""
+    """Return up to `count` fitting prompts, spread over each set, and why other sets are absent."""
     sets, absent = {}, {}
     for name, file in FILES.items():
         read: Callable[[Path], tuple[str, ...]] = _articles if name == "WikiText" else read_prompts
@@ -250,9 +268,14 @@ def prompt_sets(
             absent[name] = f"no folder of test sets: give --data or {FOLDER_VARIABLE}"
             continue
         try:
-            sets[name] = spread(read(folder / file), count)
+            fit = tuple(filter(fits, read(folder / file)))
         except InputError as problem:
             absent[name] = str(problem)
+            continue
+        if fit:
+            sets[name] = spread(fit, count)
+        else:
+            absent[name] = "no prompt fits into the target's context"
     sets[REPEATS] = spread(REPEATING, count)
     return sets, absent
 
