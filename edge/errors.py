@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
 
+def some(names: Sequence[str], most: int = 5) -> str:
+    """List the first `most` names and the number of the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def _readable(text: str, limit: int = 1000) -> str:
-    """Cut the middle out of text longer than `limit`: text from files may be of any length."""
-    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 4 :]}"
+    """Cut the middle out of text longer than `limit`: text from files may be of any length.
+
+    It is cut between two words, if they are not long.
+    """
+    if len(text) <= limit:
+        return text
+    start = re.sub(r"\s+\S{0,40}$", "", text[: limit // 2])
+    end = re.sub(r"^\S{0,40}\s+", "", text[-limit // 4 :])
+    return f"{start} … {end}"
 
 
 # maximum characters of a message that lists faults; faults that do not fit are counted

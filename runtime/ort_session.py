@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge import cpu
-from edge.bundle.files import some
-from edge.errors import BundleError, EngineError, Faults
+from edge.errors import BundleError, EngineError, Faults, some
 from edge.launch import DType, Log
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import ort_providers
@@ -294,7 +293,7 @@ def check_signature(session: onnxruntime.InferenceSession, layout: StateLayout, 
     names = shapes.keys() - expected.keys() - layout.logs.keys() - set(_RUN_INPUTS)
     if unknown := sorted(name for name in names if not _TAPS.fullmatch(name)):
         raise BundleError(
-            f"the graph has unknown inputs: {', '.join(unknown)}",
+            f"the graph has unknown inputs: {some(unknown)}",
             file=path,
             remedy="another version wrote it: export the model again",
         )
@@ -304,7 +303,7 @@ def check_signature(session: onnxruntime.InferenceSession, layout: StateLayout, 
 def _check_types(session: onnxruntime.InferenceSession, layout: StateLayout, path: Path) -> None:
     if unknown := sorted(layout.dtypes.keys() - layout.recurrent.keys() - layout.caches.keys()):
         raise BundleError(
-            f"these are not states of the model: {', '.join(unknown)}",
+            f"these are not states of the model: {some(unknown)}",
             field="state_dtypes",
         )
     # a state's input and output have different names but the same dtype

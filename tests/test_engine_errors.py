@@ -277,6 +277,18 @@ def test_states_of_other_types_than_the_manifest_says(kind: str, tmp_path: Path)
         with pytest.raises(BundleError, match="not states of the model") as refused:
             OrtEngine(path, config, threads=1, state_dtypes={**dtypes, **said})
         assert refused.value.field == "state_dtypes"
+    many = {f"layers.{index}.conv_state": "float16" for index in range(100, 300)}
+    with pytest.raises(BundleError, match=r": (layers\.\d+\.conv_state(, | and )){5}195 more$"):
+        OrtEngine(path, config, threads=1, state_dtypes={**dtypes, **many})  # type: ignore[dict-item]
+
+
+def test_a_long_message_is_cut_between_words() -> None:
+    names = [f"layers.{index}.conv_state" for index in range(200)]
+    said = EngineError(f"unknown: {', '.join(names)}").message
+    start, end = said.split(" … ")
+    assert len(said) < 800 and {*start.replace("unknown: ", "").rstrip(",").split(", ")} < {*names}
+    assert {*end.split(", ")} < {*names}
+    assert len(EngineError("x" * 5000).message) == 753
 
 
 def test_a_state_that_goes_out_in_another_type(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from edge.apps.exporter import packages_of
 from edge.apps.models.download import RemoteFile, ask, fetch
 from edge.bundle import Manifest
 from edge.bundle.manifest import MAX_MANIFEST
-from edge.errors import PullError
+from edge.errors import PullError, some
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -212,8 +212,7 @@ def _choose(repository: str, info: ModelInfo, file: str | None) -> HubModel:
 
 
 def _list(offered: list[str]) -> str:
-    shown = ", ".join(offered[:8]) + (f" and {len(offered) - 8} more" if offered[8:] else "")
-    return f"choose one with --file: {shown}" if offered else "it has none"
+    return f"choose one with --file: {some(offered, 8)}" if offered else "it has none"
 
 
 def _weights(found: dict[str, RemoteFile]) -> list[RemoteFile]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from edge.errors import BundleError
 from edge.log import Progress
@@ -13,12 +13,6 @@ from edge.log import Progress
 MAX_PATH = 255
 BLOCK = 1 << 20
 REMEDY = "export the model again, or copy the bundle whole"
-
-
-def some(names: Sequence[str], most: int = 5) -> str:
-    """List the first `most` names and the number of the others."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def check_relative(path: str) -> None:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from edge.bundle.files import check_relative, some
+from edge.bundle.files import check_relative
 from edge.config import ModelConfig
+from edge.errors import some
 from edge.launch import ARCHITECTURES, WHOLE, Log
 
 SCHEMA_VERSION = 1

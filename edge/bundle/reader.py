@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge.bundle import stamps
-from edge.bundle.files import REMEDY, blocks, open_inside, sha256, some
+from edge.bundle.files import REMEDY, blocks, open_inside, sha256
 from edge.bundle.manifest import MAX_MANIFEST, SCHEMA_VERSION, FileEntry, Manifest
 from edge.bundle.strict_json import read_document
-from edge.errors import BundleError, Faults
+from edge.errors import BundleError, Faults, some
 from edge.log import Progress
 
 # bytes of a file other than weights, which only the machine's memory bounds

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from edge import leftovers
-from edge.bundle.files import check_relative, sha256, some
+from edge.bundle.files import check_relative, sha256
 from edge.bundle.manifest import MAX_MANIFEST, FileEntry, Manifest
-from edge.errors import ExportError
+from edge.errors import ExportError, some
 
 
 class BundleWriter:

@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NoReturn
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, some
 from edge.export.checkpoint import families
 from edge.export.checkpoint.bundle import BundleCheckpoint, is_bundle
 from edge.export.checkpoint.checkpoint import Checkpoint, config_file
@@ -92,7 +92,7 @@ def _read_config(file: Path, families: Sequence[Family]) -> tuple[Fields, str, L
 def unknown_line(names: Sequence[str]) -> str:
     """Return a sentence that lists unknown fields."""
     plural = "s" if names[1:] else ""
-    return f"config.json has {len(names)} unknown field{plural}: {', '.join(names)}"
+    return f"config.json has {len(names)} unknown field{plural}: {some(names, 20)}"
 
 
 def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[str, Layout]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from edge import log
 from edge.bundle.kernels import WEIGHT_FILE
-from edge.errors import BundleError, EngineError, InputError
+from edge.errors import BundleError, EngineError, InputError, some
 from edge.ops import DEVICE_DOMAIN
 from edge.runtime import memory
 from edge.runtime.tensorrt import watch
@@ -225,7 +225,7 @@ class ParsedNetwork:
                 for name, port in inputs.items()}  # fmt: skip
         if unknown := [name for name, dims in free.items() if not symbols.issuperset(dims)]:
             raise EngineError(
-                f"these inputs have dimensions of unknown size: {', '.join(unknown)}",
+                f"these inputs have dimensions of unknown size: {some(unknown)}",
                 remedy="export the model again with this version",
             )
         config = self.builder.create_builder_config()

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from edge.bundle.kernels import open_plan
-from edge.errors import EngineError
+from edge.errors import EngineError, some
 from edge.launch import LaunchPlan, Pointer
 from edge.runtime.cuda.device import Exclusive
 from edge.runtime.cuda.engine import CudaEngine
@@ -157,6 +157,6 @@ def _check_names(contexts: EngineContexts, bundle: Bundle, plan: LaunchPlan, com
     unexpected |= set(contexts.outputs) ^ outputs
     if unexpected:
         raise EngineError(
-            f"the engine was not built from this bundle's graph: {', '.join(sorted(unexpected))}",
+            f"the engine was not built from this bundle's graph: {some(sorted(unexpected))}",
             remedy=f"build it again: {command}",
         )
