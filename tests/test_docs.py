@@ -142,6 +142,10 @@ def check(words: list[str]) -> str | None:
     return f"{words[0]} {words[1]} {' '.join(bad)}" if bad else None
 
 
+def test_the_readme_is_short() -> None:
+    assert len(text_of("README.md").splitlines()) <= 120
+
+
 def test_the_table_of_a_board_is_what_the_published_configs_come_to() -> None:
     assert table(ROOT / "tests/published") in text_of("docs/use/models.md")
 
