@@ -23,7 +23,17 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def _put_varint(value: int) -> bytes:
+def varints(data: bytes) -> list[int]:
+    """Return the numbers that fill `data`. Raises ValueError when it ends inside one."""
+    values, at = [], 0
+    while at < len(data):
+        value, at = _varint(data, at)
+        values.append(value)
+    return values
+
+
+def put_varint(value: int) -> bytes:
+    """Encode a number that is not negative, 7 bits a byte, the lowest first: unsigned LEB128."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -63,10 +73,10 @@ def placed_fields(data: bytes, at: int = 0) -> Iterator[tuple[int, int, int | by
 
 def put(number: int, wire: int, value: int | bytes) -> bytes:
     """Encode one field."""
-    key = _put_varint(number << 3 | wire)
+    key = put_varint(number << 3 | wire)
     if isinstance(value, int):
-        return key + _put_varint(value)
-    return key + (_put_varint(len(value)) if wire == BYTES else b"") + value
+        return key + put_varint(value)
+    return key + (put_varint(len(value)) if wire == BYTES else b"") + value
 
 
 def message(value: int | bytes) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from edge.errors import BundleError
 from edge.ops import DEVICE_DOMAIN, DOMAIN
-from edge.protobuf import VARINT, fields, message
+from edge.protobuf import VARINT, fields, message, varints
 
 MAX_GRAPH = 16 << 20  # bytes of a file; a model of 64 layers takes half a million
 MAX_NODES = 500_000  # with all function calls inlined; a model of 64 layers has 20,000
@@ -351,23 +351,8 @@ def integers(values: Any) -> list[int]:
     """Return the values of a repeated int64 field, packed or not."""
     numbers: list[int] = []
     for value in values:
-        numbers += _unpacked(value) if isinstance(value, bytes) else [value]
+        numbers += varints(value) if isinstance(value, bytes) else [value]
     return [value - (1 << 64) if value >> 63 else value for value in numbers]
-
-
-def _unpacked(data: bytes) -> list[int]:
-    values, value, shift = [], 0, 0
-    for byte in data:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            values.append(value & (1 << 64) - 1)
-            value = shift = 0
-        elif shift > 63:
-            raise ValueError("a number has more than 64 bits")
-    if shift:
-        raise ValueError("ends inside a number")
-    return values
 
 
 def tensor_values(tensor: Message) -> list[int]:

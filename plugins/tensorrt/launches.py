@@ -5,10 +5,10 @@ its outputs and workspace, and the compiled kernels to launch on them for runs o
 of equal layers have equal bytes.
 
 Format: MAGIC; a number n; n numbers; then the text that strings point into. Numbers are not
-negative and encoded as unsigned LEB128: seven bits a byte, the lowest first, the highest bit set in
-all bytes but the last. (A 0 may follow the attribute, which ONNX treats as a string.) A string is
-two numbers: its start in the text, its length. A `Size` is three: times, its symbols as
-little-endian ASCII ("TB" is 0x4254), per. A list is its length and its items:
+negative and encoded as unsigned LEB128, as in DWARF 5, appendix C: seven bits a byte, the lowest
+first, the highest bit set in all bytes but the last. (A 0 may follow the attribute, which ONNX
+treats as a string.) A string is two numbers: its start in the text, its length. A `Size` is three:
+times, its symbols as little-endian ASCII ("TB" is 0x4254), per. A list is its length and its items:
 
     inputs      list of (dtype, rank)
     outputs     list of (dtype, alias + 1, dims: list of (symbol, 0) or (0, number))
@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from edge.launch import DType, Size
+from edge.protobuf import put_varint
 
 MAGIC = b"EDGEOP02"
 DTYPES: tuple[DType, ...] = ("f32", "f16", "i8", "u8", "i32", "i64")
@@ -148,15 +149,6 @@ def _ascii(symbols: str) -> int:
     return int.from_bytes(symbols.encode("ascii"), "little")
 
 
-def _leb128(value: int) -> bytes:
-    """Encode `value` ≥ 0 as in DWARF 5, appendix C."""
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])
-
-
 class _Writer:
     def __init__(self) -> None:
         self._count = 0
@@ -165,7 +157,7 @@ class _Writer:
 
     def words(self, *values: int) -> None:
         for value in values:
-            self._words += _leb128(value)
+            self._words += put_varint(value)
         self._count += len(values)
 
     def list(self, items: Iterable[_Item], write: Callable[[_Item], None]) -> None:
@@ -212,4 +204,4 @@ class _Writer:
         self.list(program.calls, lambda index: self.words(index))
 
     def bytes(self) -> bytes:
-        return MAGIC + _leb128(self._count) + self._words + self._text
+        return MAGIC + put_varint(self._count) + self._words + self._text
