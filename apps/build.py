@@ -98,13 +98,14 @@ def build(
         raise typer.Exit(_run_in_child(_child_arguments(bundle, flags, switches), str(folder)))
     with open_bundle(folder) as opened:
         manifest = opened.manifest
-        engine_sizes = sizes(
-            manifest.model,
-            manifest.limits.chunk if chunk is None else chunk,
-            window=window,
-            batch=batch,
-            capacity=capacity,
-        )
+        with options.named_as_options("--capacity"):
+            engine_sizes = sizes(
+                manifest.model,
+                manifest.limits.chunk if chunk is None else chunk,
+                window=window,
+                batch=batch,
+                capacity=capacity,
+            )
         built = _build(opened, Order(engine_sizes, workspace, aliased, architectures, force), rtx)
     if output is not None:
         _write_bare(built.path, output)

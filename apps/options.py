@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from edge.cpu import MOST_THREADS
-from edge.errors import EdgeError, Faults, InputError
+from edge.errors import EdgeError, EngineError, Faults, InputError
 from edge.runtime import ort_providers
-from edge.runtime.engines import CHOICES, ENGINES
+from edge.runtime.engines import CHOICES, ENGINES, check_provider
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model
@@ -215,9 +215,27 @@ def self_drafting_note(target: Model, draft: Model | Literal["ngram"] | None) ->
     )
 
 
+def check_engine(engine: str, provider: str | None) -> None:
+    """Check --engine and --provider before anything is loaded.
+
+    Raises InputError that names the option; EngineError if EDGE_ORT_PROVIDERS is at fault.
+    """
+    try:
+        check_provider(engine, provider)
+    except EngineError as problem:
+        if problem.field not in ("engine", "provider"):
+            raise
+        raise InputError(
+            problem.message, field=f"--{problem.field}", remedy=problem.remedy
+        ) from None
+
+
 @contextmanager
-def named_as_options() -> Iterator[None]:
-    """Make errors about session and sampling parameters name the command-line options."""
+def named_as_options(context: str = "--context") -> Iterator[None]:
+    """Make errors about session and sampling parameters name the command-line options.
+
+    `context`: the option that sets a state's capacity.
+    """
     try:
         yield
     except InputError as problem:
@@ -229,16 +247,16 @@ def named_as_options() -> Iterator[None]:
             # the message names the parameters of further faults and of conflicts
             re.sub(
                 r"(; |cannot be given together with )([a-z][\w.]*)(?=: |$)",
-                lambda match: match[1] + _option(match[2]),
+                lambda match: match[1] + _option(match[2], context),
                 problem.message,
             ),
             file=problem.file,
-            field=_option(field),
+            field=_option(field, context),
             remedy=problem.remedy and re.sub(r"\bdraft_(\w+)", r"--draft-\1", problem.remedy),
         ) from None
 
 
-def _option(parameter: str) -> str:
+def _option(parameter: str, context: str) -> str:
     if parameter == "capacity":
-        return "--context"
+        return context
     return "--" + parameter.partition(".")[0].replace("_", "-")

@@ -177,9 +177,14 @@ def layout_of(
     """Return the layout of a state for the arguments of `Engine.new_state`. Raises InputError."""
     within(batch, MAX_BATCH, "batch")
     within(window, MAX_WINDOW, "window")
+    check_capacity(config, capacity)
+    return StateLayout.of(config, batch=batch, capacity=capacity, dtypes=dtypes, logs=logs)
+
+
+def check_capacity(config: ModelConfig, capacity: int | None) -> None:
+    """Raise InputError if a state of the model cannot hold so many tokens."""
     if capacity is not None and config.has_attention:
         within(capacity, config.max_context or 1 << 24, "capacity")
-    return StateLayout.of(config, batch=batch, capacity=capacity, dtypes=dtypes, logs=logs)
 
 
 def within(value: int, limit: int, name: str) -> None:

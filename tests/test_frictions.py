@@ -266,6 +266,11 @@ def test_help_and_version() -> None:
         *([name, *given, "--engine", "foo"] for name, given in
           {"chat": [], "profile": ["demo"], "eval": ["demo", "x"], "serve": ["demo"],
            "doctor": []}.items()),
+        *([name, *given, *wrong] for name, given in
+          {"chat": [], "profile": ["demo"], "eval": ["demo", "x"], "serve": ["demo"]}.items()
+          for wrong in (["--provider", "x"], ["--engine", "cpu", "--provider", "cuda"])),
+        *(["build", "demo", f"--{size}", "0"] for size in ("window", "batch", "chunk", "capacity")),
+        ["serve", "demo", "--context", "999999999"],
     ],
 )  # fmt: skip
 def test_mistakes_in_usage_exit_with_two(arguments: list[str]) -> None:

@@ -138,11 +138,10 @@ def chat(
     from edge.apps.chat import conversation
     from edge.bundle import store
     from edge.runtime.constrain.mask import open_mask
-    from edge.runtime.engines import check_provider
 
     if bundle is None:
         bundle = HYBRID if store.find(HYBRID) else DEMO
-    check_provider(run.engine, run.provider)
+    options.check_engine(run.engine, run.provider)
     once = conversation.given_prompt(prompt)
     if as_json and once is None:
         raise InputError("works only for one answer", field="--json", remedy="give -p, or a pipe")

@@ -79,9 +79,8 @@ def evaluate(
     from edge.apps.evaluate import modes, report
     from edge.apps.measure import plots
     from edge.apps.measure.table import show
-    from edge.runtime.engines import check_provider
 
-    check_provider(engine, provider)
+    options.check_engine(engine, provider)
     request = modes.EvalRequest(
         bundle, texts or (), threads, window, stride, stream, max_tokens, engine, provider
     )

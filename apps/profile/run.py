@@ -27,7 +27,7 @@ from edge.cpu import usable_cores
 from edge.errors import InputError
 from edge.runtime.context import Context, ContextMark, Logits
 from edge.runtime.cuda.opening import open_device
-from edge.runtime.engines import ENGINES, check_provider, has_providers, on_cpu
+from edge.runtime.engines import ENGINES, has_providers, on_cpu
 from edge.runtime.model import Model, resolve
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.sampling import Sampler
@@ -74,12 +74,12 @@ class ProfileRequest:
         return self.provider if has_providers(engine) else None
 
     def check(self) -> None:
-        """Raise EngineError for an invalid engine or provider, before anything is loaded."""
+        """Check engines and providers before anything is loaded: see `options.check_engine`."""
         engines = [engine for _, engine in self.sides.values()]
         for engine in engines:
-            check_provider(engine, self.provider_on(engine))
+            options.check_engine(engine, self.provider_on(engine))
         if not any(map(has_providers, engines)):
-            check_provider(self.engine, self.provider)
+            options.check_engine(self.engine, self.provider)
 
 
 class Subject:

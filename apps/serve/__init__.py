@@ -25,7 +25,6 @@ import typer
 from edge.apps import exporter, options, terminal
 from edge.apps.programs import grouped
 from edge.errors import InputError
-from edge.runtime.engines import check_provider
 
 if TYPE_CHECKING:
     from edge.apps.serve.settings import ServerLimits, ServerSettings
@@ -176,14 +175,16 @@ def serve(
     drafting, limits = drafts.read(), limiting.read()
     key, generated = _key(callers.api_key, callers.no_key)
     from edge.bundle import open_bundle
+    from edge.runtime.engine import check_capacity
     from edge.runtime.model import resolve
 
     with exporter.packages_of("server", "serving"):
         from edge.apps.serve import run
     # before the address is announced
-    check_provider(running.engine, running.provider)
+    options.check_engine(running.engine, running.provider)
     folder = resolve(bundle)
-    open_bundle(folder).close()
+    with open_bundle(folder) as opened, options.named_as_options():
+        check_capacity(opened.manifest.model, context)
     listening = run.bind(host, port)
     if key is None and not run.is_loopback(listening):
         raise InputError(
