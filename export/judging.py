@@ -66,13 +66,18 @@ def judge(
     if tokens is None:
         tokens, kind = sample_tokens(config, folder, tokenizer)
     tokens = tokens[:, : max(VERIFY_TOKENS, LOGITS // (config.vocab_size * len(tokens)))]
-    figures = verify_graph(config, source, folder, tokens, plan.bits)
+    figures = verify_graph(
+        config, source, folder, tokens, plan.bits,
+        lambda share: report("verifying", 0.75 + 0.1 * share),
+    )  # fmt: skip
     if kind == "random tokens":  # every model predicts them equally badly
         del figures["perplexity"], figures["perplexity_before"]
     result = {"on": kind, **figures}
     if rounds_activations and plan.exact:
-        report("verifying", 0.85)
-        result["engine"] = verify_engine(config, folder, tokens[:1, :ENGINE_TOKENS])
+        result["engine"] = verify_engine(
+            config, folder, tokens[:1, :ENGINE_TOKENS],
+            lambda share: report("verifying", 0.85 + 0.12 * share),
+        )  # fmt: skip
     return result
 
 

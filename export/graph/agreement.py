@@ -10,7 +10,7 @@ replaced with the engine's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,11 +153,31 @@ class Track:
         self.flips += int(np.count_nonzero(differences.any(-1) if self.by_row else differences))
 
 
-def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str, Any]:
+class _Counted:
+    """Hook that reports how many values a run has computed, around another one."""
+
+    def __init__(self, report: Callable[[int], None], hook: Track | None = None) -> None:
+        self._report = report
+        self._hook = hook
+        self._done = 0
+
+    def __call__(self, name: str, tensor: Tensor) -> Tensor | None:
+        self._done += 1
+        self._report(self._done)
+        return None if self._hook is None else self._hook(name, tensor)
+
+
+def verify_engine(
+    config: ModelConfig,
+    folder: Path,
+    tokens: Tokens,
+    progress: Callable[[float], None] = lambda share: None,
+) -> dict[str, Any]:
     """Compare ONNX Runtime with the reference ops on the graph in `folder` and tokens [1, T].
 
     `flips` is the share of rounded values that differ by one step when both continue from the same
-    values. `free_*` are the figures when each continues with its own.
+    values. `free_*` are the figures when each continues with its own. `progress` is called with the
+    share that is done.
 
     Raises ExportError when the share exceeds FLIPS or a value differs by more than a step. Also
     when, with the same rounded values, the logits' divergence exceeds KL, or the likeliest token
@@ -175,13 +195,17 @@ def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str
     model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in outputs)
     session = open_session(folder, model.SerializeToString(), session_options(THREADS))
     recorder = _Recorder(session, frozenset(names))
-    engine_logits = graph_logits(GraphRunner(recorder, config), tokens)
+    engine_logits = graph_logits(
+        GraphRunner(recorder, config), tokens, lambda done, total: progress(0.2 * done / total)
+    )
     reference = open_reference(folder)
     runner = GraphRunner(reference, config)
+    values = sum(len(node.output) for node in model.graph.node)
+    reference.hook = _Counted(lambda done: progress(0.2 + 0.4 * done / values))
     free_logits, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
     by_row = any(node.op_type.startswith("ExpertLinearInt") for node in model.graph.node)
     track = Track(dict(recorder.values()), split_outputs, by_row)
-    reference.hook = track
+    reference.hook = _Counted(lambda done: progress(0.6 + 0.4 * done / values), track)
     followed_logits, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
     figures = compare(followed_logits, engine_logits)
     _check_figures(track, figures, tokens.size)

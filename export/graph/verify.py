@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from edge.export.nodes.builder import TensorSource
 
 F32 = NDArray[np.float32]
 Tokens = NDArray[np.int64]
+Advance = Callable[[int, int], None]  # called with what is done, and of how much
 M = TypeVar("M", bound=torch.nn.Module)
 
 # Lengths of runs, repeated: a prefill, odd chunks, single steps, as a session makes them.
@@ -32,6 +33,10 @@ TOLERANCE = {32: 1e-3, 16: 5e-2}
 _SLICE = 1 << 22
 # Fixed, so that a checkpoint gives the same record on the same kind of machine.
 THREADS = 2
+
+
+def _quietly(done: int, total: int) -> None:
+    pass
 
 
 def _fetch(tensors: TensorSource, name: str) -> Tensor:
@@ -46,7 +51,9 @@ def _load(module: M, tensors: TensorSource, prefix: str) -> M:
 
 
 @torch.no_grad()
-def reference_logits(config: ModelConfig, tensors: TensorSource, tokens: Tokens) -> F32:
+def reference_logits(
+    config: ModelConfig, tensors: TensorSource, tokens: Tokens, advance: Advance = _quietly
+) -> F32:
     """Return the fp32 network's logits [B, T, V] for tokens [B, T], with one layer in memory."""
     table = _fetch(tensors, "embedding.weight")
     x = table[torch.from_numpy(tokens)]
@@ -55,6 +62,7 @@ def reference_logits(config: ModelConfig, tensors: TensorSource, tokens: Tokens)
 
     def layers() -> Iterator[tuple[Layer, State]]:
         for index in range(len(config.layers)):
+            advance(index, len(config.layers))
             with torch.device("meta"):
                 layer = Layer(config, index)
             shapes = empty_state(config.layers[index], tokens.shape[0])
@@ -70,18 +78,25 @@ def reference_logits(config: ModelConfig, tensors: TensorSource, tokens: Tokens)
     return logits
 
 
-def graph_logits(runner: GraphRunner, tokens: Tokens) -> F32:
+def graph_logits(runner: GraphRunner, tokens: Tokens, advance: Advance = _quietly) -> F32:
     """Return the graph's logits [S, T, V] for S sequences, in runs of the lengths in RUNS.
 
     KV caches start filled with NaN, to catch reads of slots that were not written.
     """
-    return np.concatenate([_sequence_logits(runner, row[None]) for row in tokens])
+    done, sequences = 0, []
+    for row in tokens:
+        sequences.append(_sequence_logits(runner, row[None], done, tokens.size, advance))
+        done += row.size
+    return np.concatenate(sequences)
 
 
-def _sequence_logits(runner: GraphRunner, tokens: Tokens) -> F32:
+def _sequence_logits(
+    runner: GraphRunner, tokens: Tokens, before: int, total: int, advance: Advance
+) -> F32:
     state = runner.initial(1, tokens.shape[1], fill=np.nan)
     pieces, start, turn = [], 0, 0
     while start < tokens.shape[1]:
+        advance(before + start, total)
         stop = start + RUNS[turn % len(RUNS)]
         logits, (state,) = runner.run(tokens[:, start:stop], state)
         pieces.append(logits)
@@ -137,16 +152,20 @@ def verify_graph(
     folder: Path,
     tokens: Tokens,
     bits: int,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> dict[str, Any]:
     """Run the graph in `folder` on tokens [S, T] and compare it with the network.
 
-    Returns the figures of `accuracy`. Raises ExportError when logits of either are NaN or infinite,
-    or when the difference exceeds TOLERANCE for weights of `bits`.
+    `progress` is called with the share that is done. Returns the figures of `accuracy`. Raises
+    ExportError when logits of either are NaN or infinite, or when the difference exceeds TOLERANCE
+    for weights of `bits`.
     """
-    reference = reference_logits(config, tensors, tokens)
+    reference = reference_logits(
+        config, tensors, tokens, lambda done, total: progress(0.5 * done / total)
+    )
     _require_finite(reference, "the reference network", "the checkpoint's weights overflow in fp32")
     runner = GraphRunner(open_session(folder, options=session_options(THREADS)), config)
-    exported = graph_logits(runner, tokens)
+    exported = graph_logits(runner, tokens, lambda done, total: progress(0.5 + 0.4 * done / total))
     _require_finite(exported, "the exported graph", "choose another recipe")
     figures = compare(reference, exported)
     allowed = TOLERANCE.get(bits)
