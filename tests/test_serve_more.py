@@ -215,6 +215,43 @@ def test_ollamas_chat_and_generate(server: Server) -> None:
     assert names == ["bytes", "plain", "tiny"] and asked(server, "/api/version")[2]["version"]
 
 
+def test_ollamas_logprobs(server: Server) -> None:
+    wanted = {"logprobs": True, "top_logprobs": 2}
+    openai_said = server.client().chat.completions.create(
+        model="bytes", messages=HELLO, seed=1, max_tokens=6, temperature=1.0, logprobs=True,
+        top_logprobs=2,
+    )  # fmt: skip
+    logged = openai_said.choices[0].logprobs
+    assert logged is not None and logged.content is not None
+    expected = [entry.model_dump() for entry in logged.content]
+    chat = {"model": "bytes", "messages": HELLO, "options": SHORT, **wanted}
+    one = {"model": "bytes", "prompt": HELLO[0]["content"], "options": SHORT, **wanted}
+    for path, ask in (("/api/chat", chat), ("/api/generate", one)):
+        assert asked(server, path, ask | {"stream": False})[2]["logprobs"] == expected
+        streamed = lines(asked(server, path, ask)[2])
+        assert [e for line in streamed for e in line.get("logprobs", [])] == expected
+    raw = asked(server, "/api/generate", one | {"raw": True, "stream": False})[2]["logprobs"]
+    assert len(raw) == 6 and all(len(entry["top_logprobs"]) == 2 for entry in raw)
+    plain = asked(server, "/api/chat", {**chat, "logprobs": False, "top_logprobs": 0, "stream": 0})
+    assert "logprobs" not in plain[2]
+
+
+def test_ollamas_requests_that_only_load(server: Server) -> None:
+    for path, ask, shown in (
+        ("/api/generate", {}, {"response": ""}),
+        ("/api/generate", {"prompt": "", "stream": True}, {"response": ""}),
+        ("/api/chat", {"messages": []}, {"message": {"role": "assistant", "content": ""}}),
+    ):
+        for keep, reason in ((None, "load"), ("5m", "load"), (0.0, "unload"), ("0s", "unload")):
+            status, _, body = asked(server, path, {"model": "tiny", "keep_alive": keep, **ask})
+            assert status == 200 and body.items() >= {"done": True, "done_reason": reason}.items()
+            assert body.items() >= shown.items() and "eval_count" not in body
+    assert [model["name"] for model in asked(server, "/api/ps")[2]["models"]] == ["tiny"]
+    older = asked(server, "/api/embeddings", {"model": "tiny", "prompt": "a red ball"})[2]
+    newer = asked(server, "/api/embed", {"model": "tiny", "input": "a red ball"})[2]
+    assert older == {"embedding": newer["embeddings"][0]}
+
+
 def test_ollamas_show_and_ps(server: Server, store: Path) -> None:
     status, _, body = asked(server, "/api/show", {"model": "tiny:latest"})
     manifest = json.loads((store / "tiny" / "manifest.json").read_text())
@@ -409,7 +446,9 @@ def test_ollamas_tools_and_refusals(server: Server) -> None:
         ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
         ("/api/generate", {"prompt": "x", "raw": True, "system": "y"}, "system"),
         ("/api/generate", {"prompt": "x", "model": "nobody"}, "unknown model"),
-        ("/api/chat", {"messages": HELLO, "n": 2, "logprobs": True}, "n, logprobs"),
+        ("/api/chat", {"messages": HELLO, "n": 2, "context": [1]}, "n, context"),
+        ("/api/chat", {"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
+        ("/api/generate", {"prompt": "", "model": "nobody"}, "unknown model"),
         ("/api/chat", {"messages": HELLO, "options": {"n": 2, "tools": [1]}}, "options.n, options"),
     ):
         status, _, body = asked(server, path, wrong)

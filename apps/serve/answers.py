@@ -153,12 +153,7 @@ class AnswerFormat:
         if self._asked.params.logprobs is None:
             return None
         if self._asked.chat:
-            content = [
-                self._token(entry.token, entry.logprob)
-                | {"top_logprobs": [self._token(*alternative) for alternative in entry.top]}
-                for entry in logprobs
-            ]
-            return {"content": content, "refusal": None}
+            return {"content": self._entries(logprobs), "refusal": None}
         return {
             "tokens": [self._spelled(entry.token) for entry in logprobs],
             "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
@@ -168,6 +163,13 @@ class AnswerFormat:
             ],
             "text_offset": [entry.at for entry in logprobs],
         }
+
+    def _entries(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        return [
+            self._token(entry.token, entry.logprob)
+            | {"top_logprobs": [self._token(*alternative) for alternative in entry.top]}
+            for entry in logprobs
+        ]
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token)

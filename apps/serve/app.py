@@ -30,7 +30,7 @@ from edge.apps.serve.exchange import Exchange
 from edge.apps.serve.guard import Guard
 from edge.apps.serve.jobs import Asked, Ended, Piece, Served
 from edge.apps.serve.metrics import CONTENT_TYPE, Sample
-from edge.apps.serve.ollama import KINDS, Kind
+from edge.apps.serve.ollama import KINDS, Kind, only_loaded
 from edge.apps.serve.page import page
 from edge.apps.serve.protocol import KNOWN
 from edge.apps.serve.reader import Reader
@@ -259,6 +259,9 @@ class App:
             fields = await self._reader.read(partial(requests.parse, body), until)
             translated = kind.given(fields)
             name = self._served_name(translated.get("model"))
+            if (empty := kind.loads(fields)) is not None:
+                await self._obtain(name, until, client)
+                return JsonResponse(only_loaded(fields, name, empty))
             read: Read = partial(requests.read, translated, chat=kind.chat(fields))
             if kind.embeds is not None:
                 read = partial(requests.read_embeddings, translated)
@@ -302,9 +305,15 @@ class App:
         if not self._inside[client]:
             del self._inside[client]
 
-    async def _read(self, read: Read, name: str, until: float, client: str) -> tuple[Served, Asked]:
+    async def _obtain(self, name: str, until: float, client: str) -> Served:
         try:
-            served = await self._worker.obtain(name, until, client)
+            return await self._worker.obtain(name, until, client)
+        except EdgeError as problem:
+            raise of_edge_error(problem) from None
+
+    async def _read(self, read: Read, name: str, until: float, client: str) -> tuple[Served, Asked]:
+        served = await self._obtain(name, until, client)
+        try:
             limit = self._limits.prompt_tokens
             if served.slots.capacity is not None:
                 limit = min(limit, served.slots.capacity)

@@ -5,6 +5,7 @@ Source: github.com/ollama/ollama, docs/api.md. Durations are in nanoseconds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -30,6 +31,7 @@ WITHOUT_EFFECT = {"num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "nu
                   "use_mmap", "use_mlock", "numa", "low_vram"}  # fmt: skip
 KNOWN = {*OPTIONS, *SAMPLING, "stop", "seed"}
 RAW_TOKENS = 256  # default for a raw text, which nothing else bounds
+_LOGPROBS = ("logprobs", "top_logprobs")
 Given = Mapping[str, Any]
 
 
@@ -52,25 +54,25 @@ class OllamaFormat(AnswerFormat):
 
     def piece(self, piece: Piece) -> dict[str, Any] | None:
         text = self._shown(piece)
-        return self._part(text) if text else None
+        return self._part(text) | self._logged([piece]) if text or piece.logprobs else None
 
     def closing(self, ended: Ended) -> list[dict[str, Any]]:
         """Return the last line, which holds all tool calls."""
         return [self._last_part("", ended)]
 
     def whole(self, pieces: Sequence[Piece], ended: Ended) -> dict[str, Any]:
-        return self._last_part("".join(map(self._shown, pieces)), ended)
+        return self._last_part("".join(map(self._shown, pieces)), ended) | self._logged(pieces)
+
+    def _logged(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        if self._asked.params.logprobs is None:
+            return {}
+        return {"logprobs": self._entries([entry for p in pieces for entry in p.logprobs])}
 
     def _part(self, text: str) -> dict[str, Any]:
-        now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
-        return {
-            "model": self._head["model"],
-            "created_at": now,
-            **self._text_fields(text),
-            "done": False,
-        }
+        return part(str(self._head["model"]), self.text_fields(text))
 
-    def _text_fields(self, text: str) -> dict[str, Any]:
+    @staticmethod
+    def text_fields(text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text}}
 
     def _last_part(self, text: str, ended: Ended) -> dict[str, Any]:
@@ -96,8 +98,22 @@ class OllamaFormat(AnswerFormat):
 class GenerateFormat(OllamaFormat):
     """Formatter of an answer of /api/generate."""
 
-    def _text_fields(self, text: str) -> dict[str, Any]:
+    @staticmethod
+    def text_fields(text: str) -> dict[str, Any]:
         return {"response": text}
+
+
+def part(name: str, fields: Given) -> dict[str, Any]:
+    """Return an answer, or the next part of one, that is not the last."""
+    now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+    return {"model": name, "created_at": now, **fields, "done": False}
+
+
+def only_loaded(given: Given, name: str, empty: Given) -> dict[str, Any]:
+    """Return the answer to a request that only loads a model, or lets it go. `empty`: its text."""
+    lets_go = re.fullmatch(r"0+(\.0*)?[a-z]*", str(given.get("keep_alive", "")))
+    reason = "unload" if lets_go else "load"
+    return part(name, empty) | {"done": True, "done_reason": reason}
 
 
 def _nanoseconds(seconds: float) -> int:
@@ -171,8 +187,8 @@ def chat(given: Given) -> dict[str, Any]:
     messages = given.get("messages")
     if isinstance(messages, list):
         messages = [_message(m) if isinstance(m, dict) else m for m in messages]
-    return {**_common(given, {"messages", "tools"}), "messages": messages,
-            "tools": given.get("tools")}  # fmt: skip
+    return {**_common(given, {"messages", "tools", *_LOGPROBS}), **_logprobs(given),
+            "messages": messages, "tools": given.get("tools")}  # fmt: skip
 
 
 def embed(given: Given) -> dict[str, Any]:
@@ -180,6 +196,18 @@ def embed(given: Given) -> dict[str, Any]:
     known = _common(given, {"input", "truncate", "dimensions"})
     return {"input": given.get("input"), "dimensions": given.get("dimensions"),
             **{key: known[key] for key in ("model",) if key in known}}  # fmt: skip
+
+
+def embed_one(given: Given) -> dict[str, Any]:
+    """Translate a body of /api/embeddings, the older form of /api/embed."""
+    known = _common(given, {"prompt"})
+    return {"input": given.get("prompt"),
+            **{key: known[key] for key in ("model",) if key in known}}  # fmt: skip
+
+
+def embedding(made: Embedded, name: str) -> dict[str, Any]:
+    """Return the answer of /api/embeddings."""
+    return {"embedding": made.vectors[0].tolist()}
 
 
 def embeddings(made: Embedded, name: str) -> dict[str, Any]:
@@ -191,14 +219,20 @@ def embeddings(made: Embedded, name: str) -> dict[str, Any]:
 
 def generate(given: Given) -> dict[str, Any]:
     """Translate a body of /api/generate: a user message, or with `raw` a text to continue."""
-    out = _common(given, {"prompt", "system", "raw"})
+    out = _common(given, {"prompt", "system", "raw", *_LOGPROBS})
     prompt, system = given.get("prompt") or "", given.get("system")
     if given.get("raw"):
         if system:
             raise invalid("system cannot be given with raw", "system")
-        return {"max_tokens": RAW_TOKENS, **out, "prompt": prompt}
+        logprobs = given.get("top_logprobs") or 0 if given.get("logprobs") else None
+        return {"max_tokens": RAW_TOKENS, **out, "prompt": prompt, "logprobs": logprobs}
     messages = [{"role": "system", "content": system}] if system else []
-    return {**out, "messages": [*messages, {"role": "user", "content": prompt}]}
+    messages.append({"role": "user", "content": prompt})
+    return {**out, **_logprobs(given), "messages": messages}
+
+
+def _logprobs(given: Given) -> dict[str, Any]:
+    return {key: given[key] for key in _LOGPROBS if given.get(key)}
 
 
 def _common(given: Given, own: set[str]) -> dict[str, Any]:
@@ -240,12 +274,15 @@ class Kind:
         given: function that translates a body to the OpenAI API.
         chat: function that says whether a body asks for a message.
         embeds: function that formats embeddings, if the route makes them.
+        loads: function that returns the fields of an empty text if a body, valid apart from that,
+            only asks for loading the model.
     """
 
     form: Callable[..., AnswerFormat]
     given: Callable[[Given], Given] = dict
     chat: Callable[[Given], bool] = lambda given: True
     embeds: Callable[[Embedded, str], dict[str, Any]] | None = None
+    loads: Callable[[Given], Given | None] = lambda given: None
 
 
 KINDS = {
@@ -253,6 +290,16 @@ KINDS = {
     "/v1/completions": Kind(AnswerFormat, chat=lambda given: False),
     "/v1/embeddings": Kind(AnswerFormat, embeds=openai_embeddings),
     "/api/embed": Kind(OllamaFormat, embed, embeds=embeddings),
-    "/api/chat": Kind(OllamaFormat, chat),
-    "/api/generate": Kind(GenerateFormat, generate, lambda given: not given.get("raw")),
+    "/api/embeddings": Kind(OllamaFormat, embed_one, embeds=embedding),
+    "/api/chat": Kind(
+        OllamaFormat,
+        chat,
+        loads=lambda given: None if given.get("messages") else OllamaFormat.text_fields(""),
+    ),
+    "/api/generate": Kind(
+        GenerateFormat,
+        generate,
+        lambda given: not given.get("raw"),
+        loads=lambda given: None if given.get("prompt") else GenerateFormat.text_fields(""),
+    ),
 }
