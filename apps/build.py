@@ -176,12 +176,12 @@ def _check_output(output: Path, bundle: Path) -> None:
 
 
 def _write_bare(engine: Path, output: Path) -> None:
-    from edge.runtime.replace import replace
+    from edge.replace import replace
     from edge.runtime.tensorrt import sealed
 
     with sealed.read(engine) as contents:
         try:
-            replace(output.absolute(), (contents.body,), keep=False)
+            replace(output.absolute(), (contents.body,))
         except OSError as problem:
             raise EngineError(
                 f"cannot be written: {problem.strerror or problem}", file=output

@@ -34,8 +34,8 @@ from safetensors.numpy import save as format_tensors
 
 from edge.bundle import strict_json
 from edge.errors import Faults, StateError
+from edge.replace import clear, replace
 from edge.runtime.layout import Identity, Shape, StateLayout
-from edge.runtime.replace import clear, replace
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -88,7 +88,7 @@ def write(
     prefix = _PREFIX.pack(MAGIC, VERSION, len(header), len(payload), len(extra_bytes))
     sha = digest(prefix, header, payload, extra_bytes)
     try:
-        replace(file, (prefix, sha, header, payload, extra_bytes))
+        replace(file, (prefix, sha, header, payload, extra_bytes), keep=True)
     except OSError as problem:
         raise StateError(
             f"cannot be written: {problem.strerror or problem}", file=file

@@ -20,8 +20,10 @@ from pathlib import Path
 import pytest
 
 from edge import leftovers
+from edge.bundle import stamps
+from edge.bundle.manifest import FileEntry
 from edge.errors import StateError
-from edge.runtime.replace import clear
+from edge.replace import clear, replace
 from tests.faulty_calls import FaultyCalls, built, in_child
 from tests.test_bundle import write as write_bundle
 from tests.test_faults_disk import calls_of, loaded, names, save, weights_of
@@ -48,6 +50,33 @@ def in_fork(act: Callable[[], None]) -> int:
         finally:
             os._exit(code)
     return os.waitpid(child, 0)[1]
+
+
+def test_a_state_is_private_and_a_report_is_not(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        replace(tmp_path / "state", [b"x"])
+        replace(tmp_path / "report", [b"x"], mode=0o666)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "report").stat().st_mode & 0o777 == 0o644
+
+
+def test_the_next_stamp_removes_what_a_killed_process_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    monkeypatch.setattr(stamps, "SMALLEST", 0)
+    entry = FileEntry(path="weights.bin", size=1, sha256="0" * 64)
+    with tempfile.TemporaryFile() as file:
+        stamps.remember("fingerprint", entry, file.fileno())
+        (stamp,) = (tmp_path / "stamps").iterdir()
+        left = stamp.with_name(f"{leftovers.prefix(stamp, 'saving')}0123456789abcdef")
+        left.write_bytes(b"half")
+        stamps.remember("fingerprint", entry, file.fileno())
+        assert [*(tmp_path / "stamps").iterdir()] == [stamp]
+        assert stamps.is_known("fingerprint", entry, file.fileno())
 
 
 # -- kill -9 ---------------------------------------------------------------------------------------

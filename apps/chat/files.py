@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edge.errors import InputError
-from edge.runtime.replace import clear
+from edge.replace import clear
 
 _NAME = re.compile(r"\w(?:[\w -]*[\w-])?")
 KEPT_HANGUPS = 3  # conversations cut off by a hang-up that are kept besides the newest

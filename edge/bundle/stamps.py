@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 from edge.bundle.manifest import FileEntry
+from edge.replace import replace
 
 SMALLEST = 64 << 20
 
@@ -50,6 +51,4 @@ def remember(fingerprint: str, entry: FileEntry, fd: int) -> None:
     path, text = _stamp(fingerprint, entry, fd)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        temporary.write_text(text)
-        os.replace(temporary, path)
+        replace(path, [text.encode()])

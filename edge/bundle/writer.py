@@ -17,6 +17,7 @@ from edge import leftovers
 from edge.bundle.files import check_relative, sha256
 from edge.bundle.manifest import MAX_MANIFEST, FileEntry, Manifest
 from edge.errors import ExportError, some
+from edge.replace import sync
 
 
 class BundleWriter:
@@ -58,7 +59,7 @@ class BundleWriter:
             *filter(Path.is_dir, self.folder.rglob("*")),
             self.folder,
         ]:
-            _fsync(path)
+            sync(path)
         os.chmod(self.folder, 0o777 & ~_umask())
         _publish(self.folder, self.target)
         return manifest
@@ -164,14 +165,6 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _publish(folder: Path, target: Path) -> None:
     """Rename `folder` to `target`. A replaced bundle ends up at `folder`.
 
@@ -192,7 +185,7 @@ def _publish(folder: Path, target: Path) -> None:
                 os.rename(aside, target)
                 raise
             _remove(aside)
-        _fsync(target.parent)
+        sync(target.parent)
 
 
 def _exchange(first: Path, second: Path) -> bool:

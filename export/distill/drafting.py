@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edge.export.distill.drafter import begin, drafter_shape, most_frequent, write_drafter
-from edge.export.distill.folders import replace_file
 from edge.export.distill.long_run import LongRun, Stage, Summary, Values
 from edge.export.distill.optimizer import Optimizer, Rates
 from edge.export.distill.options import DrafterOptions
 from edge.export.distill.stages import learn, taught_hidden
 from edge.export.network import Network
+from edge.replace import replace
 from edge.tensors import parameters
 
 RATES = Rates(muon=6e-3, adam=2e-3, decay=0.1)
@@ -135,7 +135,7 @@ class TaughtRows:
     def keep(self) -> None:
         """Sync the rows to disk, then the record of which rows are present."""
         self._hidden.flush()
-        replace_file(self._file, self._known.tobytes())
+        replace(self._file, [self._known.tobytes()], mode=0o666)
 
 
 def _size(file: Path) -> int | None:

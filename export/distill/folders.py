@@ -1,4 +1,4 @@
-"""Write folders and files atomically, and lock a folder for one process."""
+"""Write folders atomically, and lock a folder for one process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge.errors import ExportError
-
-
-def sync(path: Path) -> None:
-    """Sync a file, or a folder's list of names, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+from edge.replace import sync
 
 
 def sync_tree(folder: Path) -> None:
@@ -37,21 +29,6 @@ def replace_folder(temporary: Path, final: Path) -> None:
     temporary.rename(final)
     sync(final.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def replace_file(file: Path, data: bytes) -> None:
-    """Write a small file atomically."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(file)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync(file.parent)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from edge.export.calibration.texts import TextReader, checkpoint_reader
 from edge.export.checkpoint import open_checkpoint
 from edge.export.distill import resuming
 from edge.export.distill.curve import write_curve
-from edge.export.distill.folders import alone, replace_file
+from edge.export.distill.folders import alone
 from edge.export.distill.interrupted import stop_requests
 from edge.export.distill.judge import FIGURES, Judge
 from edge.export.distill.optimizer import Optimizer, trapezoid
@@ -36,6 +36,7 @@ from edge.export.distill.options import LearningOptions, begun_with, check_same
 from edge.export.distill.rows import TokenRows, read_rows
 from edge.export.distill.save import source_layout
 from edge.export.network import Network
+from edge.replace import replace
 
 WARMUP = 20  # steps at the start of every stage
 POINTS = 200  # approximate number of points of the learning curve
@@ -235,7 +236,7 @@ class LongRun(ABC, Generic[Options]):
                     "is missing, but the run has checkpoints", file=file,
                     remedy=f"remove {self.folder}, or choose another -o",
                 )  # fmt: skip
-            replace_file(file, json.dumps(key, indent=1).encode() + b"\n")
+            replace(file, [json.dumps(key, indent=1).encode(), b"\n"], mode=0o666)
         self.continue_from(checkpoint) if checkpoint is not None else self.start()
 
     def continue_from(self, kept: resuming.WholeCheckpoint) -> None:
@@ -336,7 +337,8 @@ class LongRun(ABC, Generic[Options]):
         if (picture := self.drawn(self.place["curve"])) is not None:
             (self.folder / "curve.svg").write_text(picture, encoding="utf-8")
         self.write(self.out, self.card(self.figures))
-        replace_file(self.folder / "written.json", json.dumps(self._product_progress()).encode())
+        progress = json.dumps(self._product_progress()).encode()
+        replace(self.folder / "written.json", [progress], mode=0o666)
 
     def _written(self) -> bool:
         """Return whether the product exists and matches the run's progress."""

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from edge.bundle.files import sha256
 from edge.errors import ExportError
-from edge.export.distill.folders import sync, sync_tree
+from edge.export.distill.folders import sync_tree
 from edge.export.distill.optimizer import Optimizer
+from edge.replace import sync
 
 KEEP = 2  # newest checkpoints to keep
 WEIGHTS, OPTIMIZER, PROGRESS, SUMS = (

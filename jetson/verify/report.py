@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from edge.apps.measure.table import FigureTable
+from edge.replace import replace
 
 SCHEMA = 1
 _TAIL = 2000  # characters of a step's output in the report
@@ -64,8 +64,8 @@ class BoardReport:
     def save(self, folder: Path) -> None:
         """Write report.json and report.md, each whole or not at all."""
         data = {"schema": SCHEMA, **asdict(self)}
-        _write(folder / "report.json", json.dumps(data, indent=1) + "\n")
-        _write(folder / "report.md", markdown(self))
+        for name, text in (("json", json.dumps(data, indent=1) + "\n"), ("md", markdown(self))):
+            replace(folder / f"report.{name}", [text.encode()], mode=0o666)
 
 
 def load(folder: Path, bundle: str, facts: dict[str, Any]) -> BoardReport | None:
@@ -83,12 +83,6 @@ def load(folder: Path, bundle: str, facts: dict[str, Any]) -> BoardReport | None
 def _identity(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the facts that results depend on: all except the moment's."""
     return {name: value for name, value in facts.items() if name != "now"}
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 # -- Markdown -------------------------------------------------------------------------------------

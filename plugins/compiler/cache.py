@@ -17,7 +17,6 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 
 from edge import launch
@@ -25,6 +24,7 @@ from edge.bundle.stamps import cache_folder
 from edge.launch import CompiledKernel, Variant
 from edge.plugins import catalogue
 from edge.plugins.compiler.pool import TOOLS, Compiled
+from edge.replace import replace
 
 PRECOMPILED = "EDGE_PRECOMPILED"
 _DIGEST = 64
@@ -82,14 +82,7 @@ def write(path: Path, made: Compiled) -> None:
     body = json.dumps(facts).encode() + b"\n" + made.cubin
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(hashlib.sha256(body).hexdigest().encode() + body)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        replace(path, [hashlib.sha256(body).hexdigest().encode(), body])
 
 
 @functools.cache

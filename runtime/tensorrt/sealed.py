@@ -28,7 +28,7 @@ from edge import leftovers
 from edge.bundle import strict_json
 from edge.bundle.stamps import cache_folder
 from edge.errors import EngineError
-from edge.runtime.replace import replace
+from edge.replace import replace
 
 MAGIC = b"mamba-edge sealed 1\n"
 SEAL = 32
@@ -96,7 +96,7 @@ def write(name: str, header: Header, body: bytes | memoryview) -> Path:
     digest = hmac.new(_key(directory, make=True), start, hashlib.sha256)
     _update(digest, memoryview(body))
     try:
-        replace(path, (start, body, digest.digest()), keep=False)
+        replace(path, (start, body, digest.digest()))
     except OSError as problem:
         raise _store_error(directory, problem, len(start) + len(body)) from problem
     return path

@@ -1,4 +1,4 @@
-// Atomic replacement of a file, keeping the previous version: see runtime/replace.py.
+// Atomic replacement of a file, keeping the previous version: see edge/replace.py.
 #pragma once
 
 #include <string>

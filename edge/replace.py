@@ -1,4 +1,4 @@
-"""Atomic replacement of a file, keeping the previous version.
+"""Atomic replacement of a file, which may keep the previous version.
 
     NAME~               NAME before the last save
     .NAME.saving-HEX    a file being written
@@ -21,10 +21,11 @@ from edge import leftovers
 Buffer = bytes | memoryview
 
 
-def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
+def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = False, mode: int = 0o600) -> None:
     """Write `parts` under another name, sync, then rename: a reader sees the old file or the new.
 
-    `keep`: keep the old file as NAME~. A symbolic link is followed to its target.
+    `keep`: keep the old file as NAME~. `mode`: the new file's permissions, less the umask. A
+    symbolic link is followed to its target.
 
     Raises OSError, also if `file` exists and is not a regular file. The old file is then in place.
     If only syncing the folder failed, the new file is in place, but a loss of power may bring the
@@ -32,7 +33,7 @@ def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
     """
     file = _target(file)
     clear(file)
-    temporary, fd = _create(file.parent, _prefix(file))
+    temporary, fd = _create(file.parent, _prefix(file), mode)
     try:
         with open(fd, "wb") as stream:
             for part in parts:
@@ -47,7 +48,16 @@ def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    _sync_folder(file.parent)
+    sync(file.parent)
+
+
+def sync(path: Path) -> None:
+    """Sync a file, or a folder's list of names, to disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def clear(file: Path) -> None:
@@ -70,10 +80,10 @@ def _target(file: Path) -> Path:
     return file
 
 
-def _create(folder: Path, prefix: str) -> tuple[Path, int]:
+def _create(folder: Path, prefix: str, mode: int) -> tuple[Path, int]:
     while True:
         path = folder / f"{prefix}{secrets.token_hex(8)}"
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         if leftovers.lock(path, fd):
             return path, fd
         os.close(fd)
@@ -103,11 +113,3 @@ def _link_as(file: Path, previous: Path) -> bool:
         with suppress(OSError):
             os.unlink(temporary)
     return True
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
