@@ -7,8 +7,9 @@ import importlib.util
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,15 @@ SOURCES = [
 ]
 PATH = re.compile(rf"(?<![\w/.~$-])(?:{'|'.join(map(re.escape, ROOMS))})/[\w./*{{}},-]+")
 BUILT = ("edge/plugins/tensorrt/lib",)  # exists after `make plugins`
+CODE = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard",
+     "*.py", "*.cpp", "*.h", "*.sh", "*.toml", "*.json", "*.inc"],
+    cwd=ROOT, capture_output=True, text=True, check=True,
+).stdout.split()  # fmt: skip
+# what a function or a class is called: _with, with_, With or with()
+NAME = re.compile(r"(?:\w+\.)*(_[a-z]\w*|[A-Z]+[a-z]\w*|[a-z]\w*_\w+|\w+(?=\())(?:\(.*\))?")
+# an option of ONNX Runtime, an architecture, a name that is put together, one in an old commit
+ELSEWHERE = {"set_denormal_as_zero", "sm_90a", "EdgeGelu", "outlier_trial"}
 PROGRAM = re.compile(r"(?:^|[\s/|(])(edge-chat|edge|make|python -m edge)(?=[\s.]|$)")
 
 
@@ -85,6 +95,37 @@ def test_paths(name: str) -> None:
 def there(path: str) -> bool:
     """Return whether a path exists; NAME and KIND match anything."""
     return path in BUILT or any(ROOT.glob(re.sub("NAME|KIND", "*", path)))
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith("docs/inside/")])
+def test_names(name: str) -> None:
+    """Functions and classes exist; one beside a file, in a cell of a table, exists in that file."""
+    text = text_of(name)
+    assert not names_in(code_of(text)) - words_of_code() - ELSEWHERE
+    rows = (line for line in text.splitlines() if line.startswith("|"))
+    for cell in (cell for row in rows for cell in row.split("|")):
+        code = re.findall(r"`([^`]+)`", cell)
+        if files := [file for each in code if each.endswith(".py") for file in called(each)]:
+            beside = {word for file in files for word in words(file)}
+            assert not names_in(code) - beside - ELSEWHERE, cell
+
+
+def called(path: str) -> list[Path]:
+    """Return the source files that a path or the name of a file means."""
+    return [file for file in SOURCES if str(file.relative_to(ROOT)).endswith(path)]
+
+
+def names_in(code: Iterable[str]) -> set[str]:
+    return {found[1] for each in code if (found := NAME.fullmatch(each))}
+
+
+def words(file: Path) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", file.read_text("utf-8")))
+
+
+@cache
+def words_of_code() -> set[str]:
+    return {word for name in CODE if (ROOT / name).is_file() for word in words(ROOT / name)}
 
 
 def braces(path: str) -> list[str]:

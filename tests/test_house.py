@@ -1,9 +1,10 @@
-"""How many files one token of an answer, and one turn of a chat, pass through."""
+"""How the code is laid out: what a token and a turn pass through, what is said once and where."""
 
 from __future__ import annotations
 
 import ast
 import gc
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import edge
+from edge import mixers
 from edge.plugins.cpu import library
 from edge.runtime.model import Model
 
@@ -91,3 +93,18 @@ def test_no_two_public_classes_have_the_same_name() -> None:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     homes[node.name].add(str(file.relative_to(HOUSE)))
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
+def test_only_families_and_distillation_ask_which_kind_a_layer_is() -> None:
+    """Everything else asks a layer for its properties (docs/inside/add-a-mixer.md)."""
+    names = "|".join(mixer.__name__ for mixer in mixers.every())
+    kinds = "|".join(mixers.kind_of(mixer) for mixer in mixers.every())
+    asks = re.compile(rf"isinstance\([^()]+\b({names})\b|\.kind (==|!=) \"({kinds})\"")
+    asking = {
+        str(file.parent.relative_to(HOUSE))
+        for room in ROOMS
+        for file in (HOUSE / room).rglob("*.py")
+        if file.resolve() == file and asks.search(file.read_text(encoding="utf-8"))
+    }
+    # a benchmark makes a model, and asserts of which kind
+    assert asking == {"export/checkpoint/families", "export/distill", "apps/bench"}
