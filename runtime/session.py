@@ -19,7 +19,7 @@ from edge.runtime.prompts import PromptReader, Turn
 from edge.runtime.request import Hold
 from edge.runtime.sampling import Sampler, restore_rng, rng_state
 from edge.runtime.session_options import SessionOptions, check_options
-from edge.runtime.transcript import Conversation, SavedSession, Settled
+from edge.runtime.transcript import Conversation, SavedSession, SessionRecord
 from edge.runtime.transcript import SessionSnapshot as SessionSnapshot
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
@@ -58,7 +58,7 @@ class Session:
         self._initial = Conversation(
             () if checked.system is None else (Message("system", checked.system),)
         )
-        self._settled = Settled(self._initial, rng_state(checked.rng))
+        self._record = SessionRecord(self._initial, rng_state(checked.rng))
         self._open_context: Context | None = Context(
             model.engine, model.engine.new_state(window=checked.window, capacity=checked.capacity)
         )
@@ -82,9 +82,9 @@ class Session:
         """
         self.cancel()
         with self._hold:
-            settled = self._settled
+            record = self._record
             self._open_context, self._current_answer = None, lambda: None
-            self._settled = Settled(settled.conversation, settled.rng)
+            self._record = SessionRecord(record.conversation, record.rng)
 
     @property
     def _context(self) -> Context:
@@ -98,7 +98,7 @@ class Session:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The transcript with the system message, as far as kept: at least a million characters."""
-        return self._settled.conversation.messages
+        return self._record.conversation.messages
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -107,17 +107,17 @@ class Session:
         A long conversation drops those after the system message, a long running text the first
         ones.
         """
-        return tuple(self._settled_context().tokens)
+        return tuple(self._context_of_record().tokens)
 
     @property
     def position(self) -> int:
         """Number of tokens that the state has consumed."""
-        return self._settled_context().position
+        return self._context_of_record().position
 
     @property
     def pending(self) -> int | None:
         """The last sampled token, if the state has not consumed it yet."""
-        return self._settled_context().pending
+        return self._context_of_record().pending
 
     @property
     def state_bytes(self) -> int:
@@ -157,7 +157,7 @@ class Session:
     @property
     def undo_levels(self) -> int:
         """Number of turns that `undo` can take back now."""
-        return len(self._settled.undo)
+        return len(self._record.undo)
 
     def generate(
         self,
@@ -228,19 +228,19 @@ class Session:
         Raises as `generate` does, and TokenizerError for a base model, which has no chat template.
         """
         with self._hold:
-            settled, template = self._require_idle(), self.model.template
+            record, template = self._require_idle(), self.model.template
             if template is None:
                 raise TokenizerError(
                     "this model has no chat template: it was not trained for conversations",
                     file=self.model.path,
                     remedy="use generate() to continue text",
                 )
-            if self._context.tokens and settled.conversation.unanswered:
+            if self._context.tokens and record.conversation.unanswered:
                 raise InputError(
                     "this session is a running text", remedy="use generate(), or another session"
                 )
-            conversation = settled.conversation.asked(text)
-            anew = not conversation.continues(settled.conversation)
+            conversation = record.conversation.asked(text)
+            anew = not conversation.continues(record.conversation)
             self._reader.check_messages(conversation.shown if anew else conversation.messages[-1:])
             tools_used = None
             if tools or tool_choice != "auto":
@@ -261,7 +261,7 @@ class Session:
         or `load` the prompt of a chat is read again. Raises StateError if there is no last turn.
         """
         with self._hold:
-            last = self._require_idle().last or self._reader.last_said(self._settled.conversation)
+            last = self._require_idle().last or self._reader.last_said(self._record.conversation)
             if last is None:
                 raise StateError("there is no answer to regenerate", remedy="ask something first")
             return self._begin(last, sampling, again=True)
@@ -287,7 +287,7 @@ class Session:
         params = make_params(self.model.defaults, options)
         for token in params.logit_bias:
             tokenizer.check_id(token, "logit_bias")
-        settled = self._settled
+        record = self._record
         continued = turn.conversation is None
         mask: Mask | None = None
         if params.constraint is not None:
@@ -296,7 +296,7 @@ class Session:
 
             mask = open_mask(tokenizer, params.constraint, continued=continued)
         # copy the generator, so that an answer that is discarded consumes no random numbers
-        sampler = Sampler(params, restore_rng(settled.rng), mask)
+        sampler = Sampler(params, restore_rng(record.rng), mask)
         drafting = self.drafting
         if drafting is None and mask is not None:
             # imported late: only answers with drafts need it
@@ -307,7 +307,7 @@ class Session:
         def prefill() -> Logits | None:
             nonlocal before
             before = self._snapshot()
-            self._settled = replace(settled, mark=before.context)
+            self._record = replace(record, mark=before.context)
             return turn.read_into(self._context, answer, on_progress)
 
         def finish(succeeded: bool) -> None:
@@ -316,11 +316,11 @@ class Session:
             if before is None or self._open_context is None:
                 return
             if not succeeded or not answer.tokens:
-                self._settle()
+                self._roll_back()
                 return
             conversation = self._with_answer(turn, answer)
-            undo = settled.undo if again else self._undo_history(before)
-            self._settled = Settled(conversation, rng_state(sampler.rng), undo, turn)
+            undo = record.undo if again else self._undo_history(before)
+            self._record = SessionRecord(conversation, rng_state(sampler.rng), undo, turn)
 
         pieces = generate(
             answer, self._context, sampler, drafting, prefill=prefill, finish=finish
@@ -337,7 +337,7 @@ class Session:
             context = self._context
             if context.capacity is None and len(context.tokens) > 2 * prompts.SHOWN:
                 context.forget(0, len(context.tokens) - prompts.SHOWN)
-            return self._settled.conversation
+            return self._record.conversation
         eos = self.model.tokenizer.eos
         tokens = tuple(token for token in answer.tokens[:kept] if token not in eos)
         calls = answer.result.tool_calls if answer.result else ()
@@ -352,10 +352,10 @@ class Session:
             check_text(system)
             self._initial = Conversation((Message("system", system),) if system else ())
         with self._hold:
-            settled, before = self._require_idle(), self._snapshot()
-            self._settled = replace(settled, mark=before.context)
+            record, before = self._require_idle(), self._snapshot()
+            self._record = replace(record, mark=before.context)
             self._context.clear()
-            self._settled = Settled(self._initial, settled.rng, self._undo_history(before))
+            self._record = SessionRecord(self._initial, record.rng, self._undo_history(before))
 
     def undo(self) -> None:
         """Take back the last turn by restoring the state before it; no token is run again.
@@ -385,24 +385,24 @@ class Session:
                 remedy="give what snapshot() returned; load() reads a file",
             )  # fmt: skip
         with self._hold:
-            settled = self._require_idle()
+            record = self._require_idle()
             self._context.state.check(snapshot.context.state)
-            self._adopt(
-                snapshot, self._undo_history(self._snapshot()) if undoable else settled.undo
-            )
+            self._adopt(snapshot, self._undo_history(self._snapshot()) if undoable else record.undo)
 
     def _adopt(self, snapshot: SessionSnapshot, undo: tuple[SessionSnapshot, ...]) -> None:
         """Adopt a snapshot of this model."""
-        self._settled = Settled(snapshot.conversation, snapshot.rng, undo, mark=snapshot.context)
-        self._settle()
+        self._record = SessionRecord(
+            snapshot.conversation, snapshot.rng, undo, mark=snapshot.context
+        )
+        self._roll_back()
 
     def _snapshot(self) -> SessionSnapshot:
-        settled = self._settled
-        return SessionSnapshot(self._context.mark(), settled.conversation, settled.rng)
+        record = self._record
+        return SessionSnapshot(self._context.mark(), record.conversation, record.rng)
 
     def _undo_history(self, before: SessionSnapshot) -> tuple[SessionSnapshot, ...]:
         """Return the undo history after an action that started from `before`."""
-        return (*self._settled.undo, before)[-self._max_undo :]
+        return (*self._record.undo, before)[-self._max_undo :]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write state, transcript and random numbers to a file atomically.
@@ -410,8 +410,8 @@ class Session:
         Raises StateError if it cannot be written.
         """
         with self._hold:
-            settled, context = self._require_idle(), self._context
-            saved = SavedSession(settled.conversation, context.consumed, settled.rng)
+            record, context = self._require_idle(), self._context
+            saved = SavedSession(record.conversation, context.consumed, record.rng)
             context.state.save(path, transcript.to_json(saved, self.model.path.name))
 
     def load(self, path: str | os.PathLike[str], *, replay: bool = False) -> int:
@@ -425,25 +425,25 @@ class Session:
         unchanged.
         """
         with self._hold:
-            settled, before = self._require_idle(), self._snapshot()
-            self._settled = replace(settled, mark=before.context)
+            record, before = self._require_idle(), self._snapshot()
+            self._record = replace(record, mark=before.context)
             try:
                 saved = transcript.load_into(self._context, path, self.model.tokenizer)
             except StateError as problem:
                 replay = replay and self.model.template is not None
                 conversation = transcript.read_conversation(path) if replay else None
                 if conversation is None:
-                    self._settle()
+                    self._roll_back()
                     raise
                 log.info("edge.session", "%s: read again, %s", path, problem.message)
                 self._context.clear()
-                saved = SavedSession(conversation, Consumed(), settled.rng)
-            self._settled = Settled(saved.conversation, saved.rng, self._undo_history(before))
+                saved = SavedSession(conversation, Consumed(), record.rng)
+            self._record = SessionRecord(saved.conversation, saved.rng, self._undo_history(before))
             log.info("edge.session", "resumed %s: %d tokens", path, self._context.position)
             return self._context.position
 
-    def _require_idle(self) -> Settled:
-        """Return the settled session, ending an answer that was cancelled but not iterated since.
+    def _require_idle(self) -> SessionRecord:
+        """Return the session's record, ending an answer that was cancelled but not iterated since.
 
         Raises InputError while another answer is in progress, and if the session is closed.
         """
@@ -454,21 +454,21 @@ class Session:
             raise InputError(
                 "an answer is in progress", remedy="finish it, close() it, or cancel() first"
             )
-        return self._settle()
+        return self._roll_back()
 
-    def _settle(self) -> Settled:
-        """Return the settled session, after rolling back an interrupted action."""
-        settled = self._settled
-        if settled.mark is not None:
-            self._context.restore(settled.mark)
-            settled = self._settled = replace(settled, mark=None)
-        return settled
+    def _roll_back(self) -> SessionRecord:
+        """Return the session's record, after rolling back an interrupted action."""
+        record = self._record
+        if record.mark is not None:
+            self._context.restore(record.mark)
+            record = self._record = replace(record, mark=None)
+        return record
 
-    def _settled_context(self) -> Context:
-        """Return the context, settled unless an action is in progress."""
-        if self._settled.mark is not None and not self.busy:
+    def _context_of_record(self) -> Context:
+        """Return the context, rolled back unless an action is in progress."""
+        if self._record.mark is not None and not self.busy:
             with suppress(EngineError), self._hold:
-                self._settle()
+                self._roll_back()
         return self._context
 
 

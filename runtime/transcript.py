@@ -1,4 +1,4 @@
-"""The transcript of a chat, its JSON in a saved state, and the settled value of a session.
+"""The transcript of a chat, its JSON in a saved state, and the record of a session.
 
 Each is an immutable value that is replaced as a whole, so that no update is partial.
 
@@ -299,8 +299,8 @@ class SessionSnapshot:
 
 
 @dataclass(frozen=True)
-class Settled:
-    """A session without its context.
+class SessionRecord:
+    """What a session is besides its context.
 
     Attributes:
         conversation: the transcript.

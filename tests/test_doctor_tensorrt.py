@@ -133,7 +133,7 @@ def test_an_engine_that_cannot_run_is_an_error(
     doctor_command.doctor("demo")
 
 
-def test_what_an_engine_needs_is_mended_first(findings: dict[str, Finding]) -> None:
+def test_what_an_engine_needs_is_fixed_first(findings: dict[str, Finding]) -> None:
     findings["tensorrt engine"] = Finding("tensorrt engine", "absent", "none", "build it")
     findings["tensorrt"] = Finding("tensorrt", "absent", "not installed", "install it")
     with pytest.raises(EngineError) as caught:

@@ -296,7 +296,7 @@ def test_without_triton_a_missing_architecture_is_told(
     assert caught.value.field == "kernels.sm_89" and asked == []
 
 
-def test_damage_is_not_mended_by_compiling(bundle: Path, asked: list[tuple[str, int]]) -> None:
+def test_damage_is_not_repaired_by_compiling(bundle: Path, asked: list[tuple[str, int]]) -> None:
     (bundle / index_file(87)).write_bytes(index(87).to_json()[:-1] + b" ")
     with open_bundle(bundle) as opened, pytest.raises(BundleError, match="SHA-256"):
         fallback.kernels_for(opened, PLAN, 87)

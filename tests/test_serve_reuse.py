@@ -170,7 +170,7 @@ def test_short_prompts_are_not_kept(demo: Model) -> None:
     assert len(here.store) == 0
 
 
-def test_a_cancelled_prompt_is_taken_up_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_prompt_is_continued_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
     model = edge.load("demo-draft", threads=1)
     here, anew = slot(model), slot(model, 0)
     tokens = model.tokenizer.encode("the cat sat on the mat and " * 200)

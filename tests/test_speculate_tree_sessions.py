@@ -260,7 +260,7 @@ def test_a_failure_in_the_middle_of_a_tree_leaves_no_trace(monkeypatch: pytest.M
     check_same(plain, drafting)
 
 
-def test_a_drafter_that_says_nan_is_given_up_and_taken_up_again() -> None:
+def test_a_drafter_that_says_nan_is_dropped_and_tried_again() -> None:
     plain, drafting = _sessions("llama")
     context = drafting.drafting.drafter.context
     for turn in range(3):

@@ -56,7 +56,7 @@ class Reader:
         done: asyncio.Future[Read] = loop.create_future()
         running = threading.Event()
 
-        def settle(call: Callable[..., None], value: object) -> None:
+        def finish(call: Callable[..., None], value: object) -> None:
             if not done.done():
                 call(value)
 
@@ -69,7 +69,7 @@ class Reader:
             except BaseException as problem:
                 outcome = done.set_exception, problem
             try:
-                loop.call_soon_threadsafe(settle, *outcome)
+                loop.call_soon_threadsafe(finish, *outcome)
             except RuntimeError:  # the loop has been closed
                 return
 

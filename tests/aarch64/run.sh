@@ -34,9 +34,9 @@ fetch_python() {
     -o "Dir::State::Status=$apt/status" -o "Dir::Cache=$apt" -o APT::Sandbox::User="$(id -un)")
   mkdir -p "$apt/lists/partial" "$apt/archives/partial"
   : >"$apt/status"
-  apt-get "${options[@]}" -qq update || absent "no list of arm64 packages is to be had"
+  apt-get "${options[@]}" -qq update || absent "the list of arm64 packages cannot be downloaded"
   apt-get "${options[@]}" -qq install -y --no-install-recommends --download-only python3 libstdc++6 \
-    || absent "Debian's Python for arm64 is not to be had"
+    || absent "Debian's Python for arm64 cannot be downloaded"
   rm -rf "$root.making"
   for package in "$apt"/archives/*.deb; do
     dpkg-deb -x "$package" "$root.making"

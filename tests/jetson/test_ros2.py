@@ -212,7 +212,7 @@ class TestTalker:
         assert goal._session is None and talker._session is None
         assert threading.active_count() == before
 
-    def test_a_talk_is_kept_saved_and_taken_up(self, talker: Talker, tmp_path: Path) -> None:
+    def test_a_talk_is_kept_saved_and_continued(self, talker: Talker, tmp_path: Path) -> None:
         done(talker, HELLO)
         second = done(talker, replace(HELLO, keep=True))
         assert second.reused_tokens > 0

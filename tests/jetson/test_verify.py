@@ -142,7 +142,7 @@ class TestRunning:
 
 
 class TestReports:
-    def test_one_of_another_machine_or_bundle_is_not_taken_up(self, tmp_path: Path) -> None:
+    def test_one_of_another_machine_or_bundle_is_not_continued(self, tmp_path: Path) -> None:
         facts = board.facts()
         BoardReport("demo", "now", facts, [Result("a", "b", "ok")]).save(tmp_path)
         assert load(tmp_path, "demo", facts) is not None

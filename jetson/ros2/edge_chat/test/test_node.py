@@ -198,7 +198,7 @@ def test_a_wrong_goal_is_aborted_with_the_reason(caller: Caller) -> None:
     assert "temperature" in answer.result.error
 
 
-def test_a_talk_is_saved_and_taken_up(caller: Caller, tmp_path: Any) -> None:
+def test_a_talk_is_saved_and_continued(caller: Caller, tmp_path: Any) -> None:
     settle(caller)
     done(caller.send(HELLO).get_result_async())
     settle(caller)
