@@ -7,10 +7,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from statistics import median
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,7 +17,8 @@ import typer
 
 from edge.apps.exits import leave
 from edge.apps.measure.machine import machine, stamp
-from edge.apps.measure.stopwatch import without_collections
+from edge.apps.measure.statistics import percentile
+from edge.apps.measure.stopwatch import result_and_seconds, seconds, without_collections
 from edge.apps.measure.table import FigureTable, show
 from edge.apps.options import AsJson
 from edge.apps.programs import CommandGroup
@@ -100,30 +100,23 @@ def masks(size: int = IDS) -> Facts:
 def _mask_cost(vocabulary: GrammarVocabulary, form: dict[str, Any], logits: Any) -> Facts:
     constraint = constraint_of(form)
     assert constraint is not None
-    began = time.perf_counter()
-    vocabulary.mask(constraint, False)
-    compile_s = time.perf_counter() - began
+    compile_s = seconds(partial(vocabulary.mask, constraint, False))
     token_s: list[float] = []
     with without_collections():
         for number in range(ROUNDS):
             mask = vocabulary.mask(constraint, False)
             for step in range(200):
                 row = logits[(step + 7 * number) % len(logits)]
-                began = time.perf_counter()
-                allowed = mask.allowed(row)
-                masked_at = time.perf_counter()
+                allowed, masking_s = result_and_seconds(partial(mask.allowed, row))
                 token = int(allowed.argmax())  # the sampler's work, not counted
-                chosen_at = time.perf_counter()
-                mask.say(token)
-                token_s.append(time.perf_counter() - chosen_at + masked_at - began)
+                token_s.append(masking_s + seconds(partial(mask.say, token)))
                 if mask.complete or token in vocabulary.ends:
                     break
-    ordered = sorted(token_s)
     return {
         "compile_ms": 1e3 * compile_s,
         "tokens": len(token_s),
-        "median_us": 1e6 * median(ordered),
-        "p90_us": 1e6 * ordered[int(0.9 * len(ordered))],
+        "median_us": 1e6 * percentile(token_s, 0.5),
+        "p90_us": 1e6 * percentile(token_s, 0.9),
     }
 
 

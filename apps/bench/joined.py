@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ import edge
 from edge.apps.bench.models import SHAPES
 from edge.apps.bench.peers import ModelFolder
 from edge.apps.exits import leave
+from edge.apps.measure.stopwatch import in_turn, seconds
 from edge.apps.measure.table import FigureTable, show
 from edge.apps.options import AsJson
 from edge.apps.programs import CommandGroup
@@ -40,12 +41,11 @@ def measured(bundle: Path, threads: int, rounds: int) -> dict[int, float]:
     for state in states:
         engine.run(np.ones((1, PROMPT), np.int64), state, commit=True)
     rates: dict[int, list[float]] = {count: [] for count in COUNTS}
-    for _ in range(rounds):
-        for count in COUNTS:
+    for number in range(rounds):
+        for count in in_turn(COUNTS, number):
             _run_together(engine, states[:count], 4)
-            began = time.perf_counter()
-            _run_together(engine, states[:count], STEPS)
-            rates[count].append(count * STEPS / (time.perf_counter() - began))
+            spent = seconds(partial(_run_together, engine, states[:count], STEPS))
+            rates[count].append(count * STEPS / spent)
     return {count: median(values) for count, values in rates.items()}
 
 

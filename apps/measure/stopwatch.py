@@ -36,9 +36,14 @@ def in_turn(names: Sequence[T], number: int) -> list[T]:
 
 def seconds(work: Callable[[], object], clock: Clock = time.perf_counter) -> float:
     """Return the seconds that one call took."""
+    return result_and_seconds(work, clock)[1]
+
+
+def result_and_seconds(work: Callable[[], T], clock: Clock = time.perf_counter) -> tuple[T, float]:
+    """Return what one call returned, and the seconds it took."""
     began = clock()
-    work()
-    return clock() - began
+    result = work()
+    return result, clock() - began
 
 
 def median_ms(work: Callable[[], object], repeats: int, warm: int = 5) -> float:
@@ -102,9 +107,8 @@ class TimedEngine(WrappedEngine):
         return self._timed(tokens, False, lambda: self.engine.run_greedy(tokens, state))
 
     def _timed(self, tokens: NDArray[np.int64], reading: bool, run: Callable[[], T]) -> T:
-        began = time.perf_counter()
-        result = run()
-        self.runs.append(Spent(time.perf_counter() - began, tokens.shape[1], reading))
+        result, spent = result_and_seconds(run)
+        self.runs.append(Spent(spent, tokens.shape[1], reading))
         return result
 
 
