@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,10 @@ from edge.apps import exporter
 from edge.apps.learning import Learning, learns, picture_of, report
 from edge.apps.options import named_as_options
 from edge.apps.programs import grouped
+
+if TYPE_CHECKING:
+    from edge.export.distill.long_run import LongRun, Summary
+    from edge.export.distill.options import PreferenceOptions, TuneOptions
 
 Tuned = Annotated[
     str, typer.Argument(help="Checkpoint to tune: one that edge distill made, or any other.")
@@ -45,11 +50,7 @@ def sft(
     from edge.export.distill.options import TuneOptions
     from edge.export.distill.tuning import FineTuning
 
-    start = learning.checkpoint(model)
-    options = TuneOptions(model=start, label=label, **learning.asked())
-    teacher_path = start if teacher is None else learning.checkpoint(teacher)
-    with named_as_options():
-        summary = FineTuning(teacher_path, learning.output, options, report, picture_of).run()
+    summary = _tuned(FineTuning, TuneOptions, model, teacher, learning, label=label)
     figures = summary.figures
     learning.tell(
         summary,
@@ -72,11 +73,7 @@ def dpo(
     from edge.export.distill.options import PreferenceOptions
     from edge.export.distill.tuning import PreferenceTuning
 
-    start = learning.checkpoint(model)
-    options = PreferenceOptions(model=start, beta=beta, **learning.asked())
-    teacher_path = start if teacher is None else learning.checkpoint(teacher)
-    with named_as_options():
-        summary = PreferenceTuning(teacher_path, learning.output, options, report, picture_of).run()
+    summary = _tuned(PreferenceTuning, PreferenceOptions, model, teacher, learning, beta=beta)
     figures = summary.figures
     learning.tell(
         summary,
@@ -85,3 +82,19 @@ def dpo(
         f"preferred {figures['preferred']:.1%}",
         f"next: {learning.export_words(summary.path)}",
     )
+
+
+def _tuned(
+    run: Callable[..., LongRun[Any]],
+    options: type[TuneOptions | PreferenceOptions],
+    model: str,
+    teacher: str | None,
+    learning: _TuneLearning,
+    **own: Any,
+) -> Summary:
+    """Tune a model with `own` options beside the common ones; return the run's summary."""
+    start = learning.checkpoint(model)
+    given = options(model=start, **own, **learning.asked())
+    teacher_path = start if teacher is None else learning.checkpoint(teacher)
+    with named_as_options():
+        return run(teacher_path, learning.output, given, report, picture_of).run()
