@@ -108,3 +108,20 @@ def test_only_families_and_distillation_ask_which_kind_a_layer_is() -> None:
     }
     # a benchmark makes a model, and asserts of which kind
     assert asking == {"export/checkpoint/families", "export/distill", "apps/bench"}
+
+
+def test_few_small_files_have_one_reader() -> None:
+    """Such a file may be a chapter of its reader, or a page too many; files that are found by
+    their place, ops and families, are neither.
+    """
+    graph = pytest.importorskip("grimp").build_graph("edge", exclude_type_checking_imports=True)
+    small = {
+        name: readers
+        for name in graph.modules
+        if (file := HOUSE / f"{name.replace('.', '/')}.py").exists()
+        and not (HOUSE / "plugins" / file.parent.name / "statement.py").exists()
+        and file.parent.name != "families"
+        and len(file.read_text(encoding="utf-8").splitlines()) < 50
+        and len(readers := graph.find_modules_that_directly_import(name)) == 1
+    }
+    assert len(small) <= 8, small
