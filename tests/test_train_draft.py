@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import edge
 from edge.apps.cli import app
+from edge.apps.demo.shapes import chat_config
 from edge.apps.train import answers
 from edge.errors import InputError
 from edge.export.checkpoint import open_checkpoint
@@ -27,6 +29,7 @@ from edge.export.distill.drafting import DrafterTraining
 from edge.export.distill.options import DrafterOptions
 from edge.export.exporter import export_checkpoint
 from edge.export.network import Network
+from edge.tensors import kv_cache_shapes, parameters, recurrent_state_shapes
 from tests.tiny_teachers import network_of, train_teacher, until, write_words
 
 PROMPTS = ("the state of the", "a robot walks then", "the whole of the past and")
@@ -143,7 +146,13 @@ def test_a_drafter_of_few_ids(teacher: Path, text: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("mixer", "ends", "head"), [("mamba", False, 20), ("mamba2", True, 20), ("mamba2", True, None)]
+    ("mixer", "ends", "head"),
+    [
+        ("mamba", False, 20),
+        ("mamba2", True, 20),
+        ("mamba2", True, None),
+        ("attention", True, None),
+    ],
 )
 def test_interrupted_runs_continue_to_the_same_bits(
     mixer: str, ends: bool, head: int | None, teacher: Path, text: Path, tmp_path: Path
@@ -168,10 +177,44 @@ def test_interrupted_runs_continue_to_the_same_bits(
     one, two = (load_file(path / "model.safetensors") for path in (whole, parts))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
     kept = open_checkpoint(whole)
-    assert {layer.kind for layer in kept.config.layers} == {"mamba1" if mixer == "mamba" else mixer}
+    kinds = {"mamba": {"mamba1"}, "attention": {"attention", "mlp"}}
+    assert {layer.kind for layer in kept.config.layers} == kinds.get(mixer, {mixer})
     begun = Network(kept.config)
     begun.load_canonical(dict(kept.tensors()))
     assert begun.config.tie_embeddings
+
+
+@pytest.mark.parametrize(("rank", "layers", "head"), [(32, 2, None), (128, 4, None), (96, 6, 99)])
+def test_attention_has_the_parameters_of_mamba2(rank: int, layers: int, head: int | None) -> None:
+    target = chat_config(4096, 256, "ma")
+    ids = None if head is None else tuple(range(head))
+    one, two = (
+        drafter_shape(target, mixer, rank, layers, ids) for mixer in ("mamba2", "attention")
+    )
+    ends = target.vocab_size * rank
+    assert len(two.layers) == layers and two.head_ids == ids
+    assert parameters(two) - ends == pytest.approx(parameters(one) - ends, rel=0.08)
+    assert recurrent_state_shapes(one, 1) and not kv_cache_shapes(one, 1000, 1)
+    assert kv_cache_shapes(two, 1000, 1) and not recurrent_state_shapes(two, 1)
+
+
+def test_a_transformer_drafts(teacher: Path, text: Path, tmp_path: Path) -> None:
+    """As transformers reads it, and without changing a word."""
+    options = DrafterOptions(
+        (text,), tokens=8000, length=32, batch=8, rank=32, layers=2, mixer="attention", bf16=False
+    )
+    made = DrafterTraining(teacher, tmp_path / "draft", options, quiet).run().path
+    ids = torch.tensor([[3, 5, 2, 7, 4, 1]])
+    theirs = AutoModelForCausalLM.from_pretrained(made)(ids).logits
+    torch.testing.assert_close(network_of(made)(ids)[0], theirs, rtol=1e-4, atol=1e-4)
+    export_checkpoint(teacher, tmp_path / "target", quant="fp32")
+    export_checkpoint(made, tmp_path / "w8", quant="w8")
+    target, drafter = (edge.load(tmp_path / n, engine="cpu", threads=1) for n in ("target", "w8"))
+    for shape in ({"draft_tokens": 3}, {"draft_tree": (2, 1)}):
+        session = target.session(draft=drafter, **shape)
+        result = session.generate(PROMPTS[0], max_tokens=40, temperature=0).finish()
+        assert list(result.tokens) == _said(target.session(), PROMPTS[0])
+        assert result.speculation is not None and result.speculation.accepted > 3
 
 
 def test_options_that_cannot_be(teacher: Path, text: Path, tmp_path: Path) -> None:
@@ -180,6 +223,9 @@ def test_options_that_cannot_be(teacher: Path, text: Path, tmp_path: Path) -> No
         DrafterTraining(teacher, tmp_path / "a", wrong, quiet)
     for field in ("mixer", "rank", "layers", "label"):
         assert f"{field}: " in str(caught.value)
+    with pytest.raises(InputError, match="layers: 3 is odd"):
+        odd = DrafterOptions((text,), mixer="attention", rank=32, layers=3)
+        DrafterTraining(teacher, tmp_path / "a", odd, quiet)
     with pytest.raises(InputError, match="batch: 0 is outside"):
         DrafterTraining(teacher, tmp_path / "a", replace(wrong, batch=0), quiet)
 

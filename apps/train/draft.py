@@ -24,8 +24,10 @@ def draft(
         str, typer.Option(help="Checkpoint of the target: a Transformer, or any other model.")
     ],
     learning: _DrafterLearning,
-    mixer: Annotated[str, typer.Option(help="Mixer: mamba2 or mamba.")] = "mamba2",
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = 4,
+    mixer: Annotated[str, typer.Option(help="Mixer: mamba2, mamba, or attention.")] = "mamba2",
+    layers: Annotated[
+        int, typer.Option(help="Number of layers; half of them are MLPs with attention.")
+    ] = 4,
     rank: Annotated[
         int, typer.Option(help="Width of the drafter, and rank of its factor of the target's head.")
     ] = 128,
@@ -44,7 +46,7 @@ def draft(
     ] = 0.0,
     label: Label = 0.0,
 ) -> None:
-    """Train a small Mamba to draft for a target. Run it again to resume."""
+    """Train a small Mamba, or Transformer, to draft for a target. Run it again to resume."""
     exporter.needs("training")
     from edge.export.distill.drafting import DrafterTraining
     from edge.export.distill.options import DrafterOptions

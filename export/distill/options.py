@@ -13,7 +13,7 @@ import torch
 from edge.config import AttentionConfig
 from edge.errors import ExportError, Faults, InputError
 from edge.export.checkpoint import Checkpoint
-from edge.export.distill.drafter import STATES
+from edge.export.distill import drafter
 from edge.export.distill.hybrid import CHOICES, MIXERS, check_teacher, parse_blocks
 from edge.export.distill.loss import Shares
 
@@ -173,8 +173,8 @@ class DrafterOptions(LearningOptions):
     """Options of a drafter's training.
 
     Attributes:
-        mixer: mamba or mamba2.
-        layers: number of layers.
+        mixer: mamba, mamba2 or attention.
+        layers: number of layers, of which MLPs behind attention are half.
         rank: rank of the factor of the target's head, and so the drafter's width.
         head: number of ids that it can draft, the most frequent of the text; None is all.
         choice, overlap: shares of the loss, see `Shares`.
@@ -191,8 +191,9 @@ class DrafterOptions(LearningOptions):
 
     def _add_faults(self, faults: Faults, teacher: Checkpoint) -> None:
         super()._add_faults(faults, teacher)
-        if self.mixer not in STATES:
-            faults.add("mixer", f"{self.mixer[:40]!r} is not known", f"choose {', '.join(STATES)}")
+        if self.mixer not in drafter.MIXERS:
+            names = ", ".join(drafter.MIXERS)
+            faults.add("mixer", f"{self.mixer[:40]!r} is not known", f"choose {names}")
         for name, value in (("choice", self.choice), ("overlap", self.overlap)):
             if not 0 <= value <= 1:
                 faults.add(name, f"{value:g} is outside 0 to 1")
@@ -206,6 +207,8 @@ class DrafterOptions(LearningOptions):
             faults.add("label", "needs every id", "leave --head or --label out")
         if not 1 <= self.layers <= 64:
             faults.add("layers", f"{self.layers} is outside 1 to 64")
+        elif self.mixer == drafter.ATTENTION and self.layers % 2:
+            faults.add("layers", f"{self.layers} is odd: attention alternates with MLPs")
 
     @property
     def shares(self) -> Shares:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from edge.config import Mamba1Config, Mamba2Config, ModelConfig
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
 
 Values = dict[str, Any]
 
@@ -54,3 +55,29 @@ def _recurrent(config: ModelConfig, mamba: Mamba1Config | Mamba2Config) -> Value
         "layer_norm_epsilon": config.norm.eps,
         "residual_in_fp32": True,
     }
+
+
+def llama_config(config: ModelConfig) -> Values:
+    """Return the config of `LlamaForCausalLM`, for equal blocks of attention and an MLP."""
+    attention, mlp = config.layers[:2]
+    assert isinstance(attention, AttentionConfig) and isinstance(mlp, MlpConfig)
+    assert attention.rope is not None and config.max_context is not None
+    return common_fields(config) | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": len(config.layers) // 2,
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads,
+        "head_dim": attention.head_dim,
+        "intermediate_size": mlp.d_intermediate,
+        "rope_theta": attention.rope.theta,
+        "rms_norm_eps": config.norm.eps,
+        "max_position_embeddings": config.max_context,
+    }
+
+
+FAMILIES: dict[str, Callable[[ModelConfig], Values]] = {
+    "mamba": mamba_config,
+    "mamba2": mamba2_config,
+    "llama": llama_config,
+}
