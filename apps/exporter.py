@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 
+from edge.apps import interrupts
 from edge.errors import EdgeError, ExportError, InputError
 
 PACKAGES = ("torch", "transformers", "onnx", "gguf")
@@ -17,7 +19,7 @@ _OPTIONS = (
 
 
 def needs(doing: str, kind: type[EdgeError] = ExportError, *extras: str) -> None:
-    """Raise `kind` when packages are missing, naming all of them and the pip command.
+    """Load torch. Raise `kind` when packages are missing, naming all and the pip command.
 
     `extras`: extras to install besides those of the exporter.
     """
@@ -31,6 +33,8 @@ def needs(doing: str, kind: type[EdgeError] = ExportError, *extras: str) -> None
             remedy=f"pip install 'mamba-edge[{','.join(required)}]', on Python 3.11 or later; in a "
             "checkout, run make test",
         )
+    with interrupts.raising_nothing():
+        import_module("torch")
 
 
 @contextmanager

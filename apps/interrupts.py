@@ -32,6 +32,15 @@ def leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+def _leave_to_thread(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+# after these the thread ends the process
+_OURS = (signal.default_int_handler, leave, _leave_to_thread)
+_watched = False
+
+
 @contextmanager
 def obeyed() -> Iterator[None]:
     """Watch signals inside this context."""
@@ -42,6 +51,7 @@ def obeyed() -> Iterator[None]:
         signal.signal(signal.SIGTERM, leave)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    global _watched
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     previous_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -49,9 +59,11 @@ def obeyed() -> Iterator[None]:
     threading.Thread(
         target=_watch, args=(read_end, acknowledged, finished), name="edge-signals", daemon=True
     ).start()
+    _watched = True
     try:
         yield
     finally:
+        _watched = False
         signal.set_wakeup_fd(previous_fd)
         os.close(write_end)
         finished.set()
@@ -70,7 +82,29 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def unwatched() -> None:
     """Leave signals to the program from now on: in a chat, Ctrl-C only stops an answer."""
+    global _watched
+    _watched = False
     signal.set_wakeup_fd(-1)
+
+
+@contextmanager
+def raising_nothing() -> Iterator[None]:
+    """Let the thread alone obey signals inside this context, without an exception.
+
+    While torch is loaded, C++ calls Python: an exception there would abort the process.
+    """
+    if not _watched or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = {number: handler for number, handler in handlers.items() if handler in _OURS}
+    try:
+        for number in ours:
+            signal.signal(number, _leave_to_thread)
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 def _watch(read_end: int, acknowledged: threading.Event, finished: threading.Event) -> None:
@@ -78,7 +112,7 @@ def _watch(read_end: int, acknowledged: threading.Event, finished: threading.Eve
     while numbers := os.read(read_end, 64):
         for number in numbers:
             handler: Any = signal.getsignal(number)
-            if handler in (signal.default_int_handler, leave) or handler is warned:
+            if handler in _OURS or handler is warned:
                 if number == signal.SIGINT:
                     say("interrupted", file=sys.stderr, flush=True)
                 acknowledged.set()

@@ -125,3 +125,31 @@ def test_programs_import_nothing_before_an_interrupt_is_quiet() -> None:
     )
     assert len(names) == 2
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=PATIENCE)
+
+
+# C++ that loads torch calls Python like this, and aborts on an exception
+LOADED = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.{signal})
+    time.sleep(30)
+except BaseException:
+    os.abort()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_torch_is_loaded_ends_the_program_in_order(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text(LOADED.format(signal=name))
+    code = (
+        "import sys\nfrom edge.apps import exporter\nfrom edge.apps.exits import exit_code_of\n"
+        "sys.exit(exit_code_of(lambda: exporter.needs('this')))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], text=True, capture_output=True, timeout=PATIENCE,
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    said = "interrupted\n" if name == "SIGINT" else ""
+    assert (ended.returncode, ended.stderr) == (128 + signal.Signals[name], said)
