@@ -153,3 +153,20 @@ def test_a_signal_while_torch_is_loaded_ends_the_program_in_order(
     )  # fmt: skip
     said = "interrupted\n" if name == "SIGINT" else ""
     assert (ended.returncode, ended.stderr) == (128 + signal.Signals[name], said)
+
+
+def test_pip_ends_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").touch()
+    (tmp_path / "pip" / "__main__.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    )
+    code = (
+        "from pathlib import Path\nfrom edge.apps.models.index import _pip\n"
+        "print(_pip(['download'], 'nothing', Path('.')).returncode)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], text=True, capture_output=True, timeout=PATIENCE,
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert (ended.stdout, ended.stderr) == (f"{-signal.SIGINT}\n", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import lzma
+import os
 import re
 import shutil
 import subprocess
@@ -26,6 +27,14 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeErr
             OSError)  # fmt: skip
 
 
+# Ctrl-C reaches pip too, which would print where it was; a shell that ignores it is left alone.
+_PIP = (
+    "import runpy, signal as s; "
+    "s.getsignal(s.SIGINT) is s.SIG_IGN or s.signal(s.SIGINT, s.SIG_DFL); "
+    "runpy.run_module('pip', run_name='__main__', alter_sys=True)"
+)
+
+
 def _pip(
     words: Sequence[str], requirement: str, folder: Path, stdout: int = 2
 ) -> subprocess.CompletedProcess[bytes]:
@@ -36,10 +45,12 @@ def _pip(
     """
     own = ["-P"] if sys.version_info >= (3, 11) else []
     call = [
-        sys.executable, *own, "-m", "pip", *words, "--no-deps", "--only-binary", ":all:",
+        sys.executable, *own, "-c", _PIP, *words, "--no-deps", "--only-binary", ":all:",
         "--disable-pip-version-check", "--", requirement,
     ]  # fmt: skip
-    return subprocess.run(call, cwd=folder, stdout=stdout, check=False)
+    # what a killed pip leaves behind goes with the folder
+    environment = os.environ | {"TMPDIR": str(folder.absolute())}
+    return subprocess.run(call, cwd=folder, stdout=stdout, check=False, env=environment)
 
 
 def package_of(source: str) -> tuple[str, str]:
