@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +49,7 @@ def place(available: int | None) -> boards.MemoryBudget:
 
 def test_the_plan_and_the_keys_that_scripts_read(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: GIB)
-    sizes = ("--context", 100, "--batch", 3, "--snapshots", 5)
+    sizes = ("--context", 50, "--batch", 3, "--snapshots", 5)
     code, out, _ = run(bundle("hybrid"), "--json", *sizes)
     facts = json.loads(out)
     assert code == 0
@@ -57,7 +58,7 @@ def test_the_plan_and_the_keys_that_scripts_read(run: Any, monkeypatch: pytest.M
     }  # fmt: skip
     assert facts["active_parameters"] == facts["parameters"]  # there are no experts
     found, plan = facts["memory"], facts["memory"]["plan"]
-    assert (found["context"], found["batch"], found["snapshots"]) == (100, 3, 5)
+    assert (found["context"], found["batch"], found["snapshots"]) == (50, 3, 5)
     assert (found["available_bytes"], found["fits"], found["lower"]) == (GIB, True, [])
     assert plan["state"] == 3 * facts["state_bytes"]  # those of one sequence
     assert plan["kv_cache"] == 3 * facts["kv_cache_bytes"] > 0
@@ -68,7 +69,7 @@ def test_the_plan_and_the_keys_that_scripts_read(run: Any, monkeypatch: pytest.M
     assert plan["total"] == max(sum(plan[part] for part in parts), plan["loading"])
     code, out, _ = run(bundle("hybrid"), *sizes)
     assert code == 0
-    for line in ("memory on this machine", "100 tokens, batch 3", "total", "fits in 1.07 GB"):
+    for line in ("memory on this machine", "50 tokens, batch 3", "total", "fits in 1.07 GB"):
         assert line in out
 
 
@@ -82,6 +83,17 @@ def test_a_token_reads_the_experts_that_it_chooses() -> None:
     # two tokens choose partly different experts; many choose all
     assert read_parameters(config) < read_parameters(config, 2) < 2 * read_parameters(config)
     assert read_parameters(config, 1000) == parameters(config)
+
+
+def test_the_context_is_one_that_the_model_was_trained_for(run: Any) -> None:
+    facts = json.loads(run(bundle("hybrid"), "--json")[1])
+    trained = facts["max_context"]
+    assert facts["context"] == facts["memory"]["context"] == trained < 2048
+    assert f"tokens, float32; trained for {trained}\n" in run(bundle("hybrid"))[1]
+    config = Path(__file__).parent / "published" / "smollm2-135m-instruct.json"
+    for model, most in ((bundle("hybrid"), trained), (config, 8192)):
+        code, out, said = run(model, "--context", most + 1)
+        assert (code, out) == (2, "") and f"--context: must be from 1 to {most:,}, not" in said
 
 
 def test_constant_memory_has_no_context(run: Any) -> None:

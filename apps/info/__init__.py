@@ -37,8 +37,14 @@ def info(
         ),
     ],
     context: Annotated[
-        int, typer.Option(min=1, max=1 << 24, help="Tokens of context to size the KV cache for.")
-    ] = 2048,
+        int | None,
+        typer.Option(
+            min=1,
+            max=1 << 24,
+            help="Tokens of context to size the KV cache for. [default: 2048, or what the model "
+            "was trained for]",
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, max=1024, help="Sequences at once.")] = 1,
     snapshots: Annotated[
         int, typer.Option(min=0, max=1 << 20, help="Copies of the state, such as those of /undo.")
@@ -75,15 +81,18 @@ def info(
                 remedy="leave it out",
             )
         budget = requested or memory_plan.this_machine()
-        facts = unexported.collect(
-            bundle, budget, context=context, batch=batch, snapshots=snapshots
-        )
+        with options.named_as_options():
+            facts = unexported.collect(
+                bundle, budget, context=context, batch=batch, snapshots=snapshots
+            )
         say(json.dumps(facts, indent=1) if as_json else unexported.describe(facts))
         if requested and not any(recipe["fits"] for recipe in facts["recipes"].values()):
             raise typer.Exit(REFUSED)
         return
     with open_bundle(resolve(bundle)) as opened:
         check(opened)
+        with options.named_as_options():
+            context = memory_plan.sized_context(opened.manifest.model, context)
         # the engine that `auto` chooses there; installing on a board compiles the CPU kernels
         on_cpu = PLAN in opened.manifest.graphs and (requested or library.path())
         plan = open_plan(opened) if on_cpu else None
@@ -138,6 +147,7 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
         "kv_cache_bytes": state.cache_bytes,
         "kv_cache_sliding_bytes": sliding.cache_bytes,
         "context": context if manifest.model.has_attention else None,
+        "max_context": manifest.model.max_context,
         "quantization": manifest.quantization.model_dump(mode="json"),
         "tokenizer": manifest.tokenizer.model_dump(mode="json"),
         "chat_template": manifest.chat_template is not None,
@@ -163,6 +173,8 @@ def describe(facts: dict[str, Any]) -> str:
             f"; plus KV cache {megabytes(facts['kv_cache_bytes'])} at {facts['context']} tokens"
             f", {facts['kv_cache_dtype']}"
         )
+        if facts["max_context"]:
+            state += f"; trained for {facts['max_context']}"
     if facts["kv_cache_sliding_bytes"] < facts["kv_cache_bytes"]:
         state += f", {megabytes(facts['kv_cache_sliding_bytes'])} on the engines cpu and cuda"
     sparse = facts["active_parameters"] < facts["parameters"]

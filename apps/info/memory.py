@@ -9,7 +9,9 @@ from typing import Any
 from edge.apps.info.boards import MemoryBudget
 from edge.apps.units import megabytes
 from edge.bundle import Manifest
+from edge.config import ModelConfig
 from edge.launch import LaunchPlan
+from edge.runtime.engine import check_capacity
 from edge.tensors import parameters
 
 # bits, and bytes of the file per weight: 129 M parameters take 141 MB in w8 and 106 MB in w4
@@ -23,6 +25,17 @@ _PARTS = {
     "logits": "of the tokens that can be rewound",
     "program": "interpreter and libraries",
 }
+
+
+CONTEXT = 2048  # tokens of context that are planned for, if the model was trained for as many
+
+
+def sized_context(config: ModelConfig, context: int | None) -> int:
+    """Return the tokens of context to plan for. Raises InputError if no state can hold so many."""
+    if context is None:
+        return min(CONTEXT, config.max_context or CONTEXT)
+    check_capacity(config, context)
+    return context
 
 
 @dataclass(frozen=True)

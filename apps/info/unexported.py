@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.apps.exporter import packages_of
 from edge.apps.info.boards import MemoryBudget
+from edge.apps.info.memory import sized_context
 from edge.apps.units import megabytes
 from edge.bundle import store
 from edge.errors import InputError, PullError
@@ -63,16 +64,17 @@ def read(name: str) -> tuple[Layout, list[str]]:
 
 
 def collect(
-    name: str, place: MemoryBudget, *, context: int, batch: int = 1, snapshots: int = 4
+    name: str, place: MemoryBudget, *, context: int | None, batch: int = 1, snapshots: int = 4
 ) -> dict[str, Any]:
     """Return the facts that `--json` prints, with the state of the first of RECIPES.
 
-    Raises as `read` does.
+    Raises as `read` and `sized_context` do.
     """
     from edge.export.exporter import CHUNK
 
     layout, unknown = read(name)
     config = layout.config
+    context = sized_context(config, context)
     state = StateLayout.of(config, capacity=context, dtypes=state_dtypes(layout, RECIPES[0]))
     state = state.sliding(window=DEFAULT_WINDOW, chunk=CHUNK)
     return {
