@@ -212,6 +212,11 @@ def _notices(
     """Yield warnings for the user."""
     if unknown := source.unknown_fields:
         yield f"{unknown_line(unknown)}; they were ignored"
+    if prepared.text is not None and not prepared.text.given:
+        yield (
+            "calibrated on the greetings of the demonstration models, a poor substitute for text "
+            "like the model's own: give some with --calibrate"
+        )
     if thin := {} if prepared.hessian is None else prepared.hessian.thin():
         count, first = sum(map(len, thin.values())), min(thin)
         yield (

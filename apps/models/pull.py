@@ -39,6 +39,7 @@ class Wanted:
         quant: the recipe.
         tokenizer: replacement for the model's own tokenizer: a path, `bytes`, or a repository.
         verify: whether to check the bundle against the reference network.
+        calibrate: text to calibrate on, or None for the demonstration's greetings.
     """
 
     source: str
@@ -47,6 +48,7 @@ class Wanted:
     quant: str
     tokenizer: str | None
     verify: bool
+    calibrate: Path | None
 
 
 def pull(
@@ -69,6 +71,10 @@ def pull(
         str | None,
         typer.Option(help="File, folder, bytes or OWNER/NAME, if the model has no tokenizer."),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Text to calibrate on, for recipes such as w8a8, as in edge export."),
+    ] = None,
     verify: Annotated[
         bool, typer.Option(help="Check the bundle against the reference network afterwards.")
     ] = True,
@@ -79,10 +85,13 @@ def pull(
     An interrupted download resumes.
     """
     if source in delta.names() and not Path(source).exists():
-        _check_unused({"--quant": quant, "--name": name, "--file": file, "--tokenizer": tokenizer})
+        _check_unused({
+            "--quant": quant, "--name": name, "--file": file, "--tokenizer": tokenizer,
+            "--calibrate": calibrate,
+        })  # fmt: skip
         made = _pull_delta(delta.open_delta(source))
     else:
-        wanted = _wanted(source, file, quant or RECIPE, tokenizer, verify)
+        wanted = _wanted(source, file, quant or RECIPE, tokenizer, verify, calibrate)
         if name is not None:
             _check_name(name)
         made = _pull(wanted, name)
@@ -97,7 +106,7 @@ def pull(
     say(f"try it: {typed('edge')} run {made.name}")
 
 
-def _check_unused(given: Mapping[str, str | None]) -> None:
+def _check_unused(given: Mapping[str, str | Path | None]) -> None:
     """Raise InputError for options that a model inside the package does not take."""
     faults = Faults()
     for option, value in given.items():
@@ -118,8 +127,9 @@ def _pull_delta(wanted: delta.Delta) -> Path:
 
 
 def _wanted(
-    source: str, file: str | None, quant: str, tokenizer: str | None, verify: bool
-) -> Wanted:
+    source: str, file: str | None, quant: str, tokenizer: str | None, verify: bool,
+    calibrate: Path | None,
+) -> Wanted:  # fmt: skip
     from edge.runtime.model import EMBEDDED
 
     from_path = source.startswith(index.PYPI) or Path(source).exists()
@@ -134,7 +144,7 @@ def _wanted(
         )
     if revision == "":
         raise PullError("names no revision after @", file=source, remedy="leave out the @")
-    return Wanted(source, revision, file, quant, tokenizer, verify)
+    return Wanted(source, revision, file, quant, tokenizer, verify, calibrate)
 
 
 def _check_name(name: str) -> None:
@@ -260,6 +270,7 @@ def _is_here(target: Path, wanted: Wanted, revision: str) -> bool:
         and there.provenance.revision == revision
         and there.quantization.recipe == wanted.quant
         and wanted.tokenizer is None
+        and wanted.calibrate is None
     )
 
 
@@ -274,10 +285,14 @@ def _make(
     _check_exporter(wanted)
     from edge.export.exporter import Origin, export_checkpoint
 
-    with progress.stages("reading", 10) as show, _tokenizer(wanted.tokenizer) as tokenizer:
+    with (
+        exporter.options_checked(),
+        progress.stages("reading", 10) as show,
+        _tokenizer(wanted.tokenizer) as tokenizer,
+    ):
         summary = export_checkpoint(
             fetched, target, quant=wanted.quant, tokenizer=tokenizer, verify=wanted.verify,
-            origin=Origin(*origin) if origin else None, progress=show,
+            calibrate=wanted.calibrate, origin=Origin(*origin) if origin else None, progress=show,
         )  # fmt: skip
     if summary.notice:
         say(f"note: {summary.notice}", file=sys.stderr)

@@ -113,7 +113,10 @@ def _fetcher(source: Checkpoint) -> Callable[[str], NDArray[np.float32]]:
 def _read_texts(
     source: Checkpoint, choice: TextChoice, tokenizer: Path | None
 ) -> tuple[CalibrationText, Tokens | None]:
-    """Return the text to calibrate on, and the last sequences, held out for judging."""
+    """Return the text to calibrate on, and its last sequences, held out for judging.
+
+    None are held out of the greetings: other lines of them say little about other text.
+    """
     config = source.config
     length = min(choice.length, config.max_context or choice.length)
     reserve = -(-HELD_OUT // length)
@@ -126,7 +129,7 @@ def _read_texts(
             remedy="give the tokenizer that belongs to the model with --tokenizer",
         )
     count = len(text.sequences)
-    held_out = reserve if count >= 5 * reserve else 0
+    held_out = reserve if text.given and count >= 5 * reserve else 0
     used = min(choice.sequences, count - held_out)
     calibration_text = replace(text, sequences=text.sequences[:used], asked=choice.sequences)
     return calibration_text, text.sequences[count - held_out :] if held_out else None

@@ -80,12 +80,14 @@ class CalibrationText:
         asked: requested number of sequences; a short file has fewer.
         file: name of the file.
         sha256: SHA-256 of the file.
+        given: whether it was named, or is the greetings of the demonstration models.
     """
 
     sequences: NDArray[np.int64]
     asked: int
     file: str
     sha256: str
+    given: bool = True
 
     def record(self) -> dict[str, Any]:
         """Describe the text, for the manifest."""
@@ -110,7 +112,7 @@ def read_text(
     Raises ExportError, field `calibrate`, when the file is unreadable, empty, not UTF-8 (naming the
     byte), has a line of another form, or has fewer tokens than one sequence.
     """
-    path = path or GREETINGS
+    given, path = path is not None, path or GREETINGS
     if count < 1 or length < 1:
         raise ExportError(f"{count} sequences of {length} tokens are no text", field=_FIELD)
     try:
@@ -123,7 +125,7 @@ def read_text(
                 rows = _read_samples(source, size, count, length)
     except OSError as problem:
         raise _error(path, f"cannot be read: {problem.strerror}", "name a readable file") from None
-    return CalibrationText(np.array(rows, np.int64), count, path.name, digest)
+    return CalibrationText(np.array(rows, np.int64), count, path.name, digest, given)
 
 
 def _error(path: Path, message: str, remedy: str) -> ExportError:
