@@ -14,6 +14,7 @@ import torch
 from edge.bundle import open_bundle
 from edge.errors import CheckpointError, ExportError
 from edge.export import judging
+from edge.export.calibration.texts import GREETINGS
 from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import export_checkpoint
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE
@@ -244,3 +245,14 @@ def test_an_older_bundle_is_replaced(checkpoint: Path, tmp_path: Path) -> None:
         bundle.verify()
         assert bundle.manifest.quantization.recipe == "w8"
         assert bundle.manifest.entry(GRAPH_FILE) is not None
+
+
+def test_the_text_of_the_package_is_named_and_does_not_judge(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    plain = export_checkpoint(checkpoint, tmp_path / "plain", quant="w8a8")
+    given = export_checkpoint(checkpoint, tmp_path / "given", quant="w8a8", calibrate=GREETINGS)
+    assert "calibrated on the greetings" in (plain.notice or "")
+    assert "calibrated" not in (given.notice or "")
+    read = [open_bundle(made.path).manifest.accuracy["on"] for made in (plain, given)]
+    assert "held-out" not in read[0] and "held-out" in read[1]
