@@ -66,8 +66,8 @@ class Hold:
     def take(self, frame: FrameType) -> None:
         """Take the hold until `release`, or until the function of `frame` ends.
 
-        `frame` must not be a generator's. Raises EngineError if the hold is taken and `waits` is
-        false.
+        `frame` must not be that of a generator that yields before `release`: it would count as
+        ended. Raises EngineError if the hold is taken and `waits` is false.
         """
         ticket = _Ticket(frame)
         self._queue.append(ticket)
