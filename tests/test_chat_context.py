@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,24 @@ def test_options_of_edge_chat(tmp_path: Path) -> None:
         done = edge_chat(str(bundle("hybrid")), "-p", "x", option, "100000000")
         assert done.returncode == 2 and option.encode() in done.stderr
     assert edge_chat("demo", "-p", "x", "--context-policy", "grow").returncode == 2
+
+
+def test_what_read_kept_survives_a_message_that_was_not_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    this = Chat(model("chat").session(), "chat", {"max_tokens": 3, "seed": 1})
+
+    @contextmanager
+    def stopped(*_: object) -> Iterator[None]:
+        this.session.cancel()
+        yield
+
+    kept = "a long text\n\n"
+    this.attached = kept
+    with monkeypatch.context() as patch:
+        patch.setattr(conversation, "waiting", stopped)
+        assert conversation._turn(this, "What does it say?")
+    assert this.attached == kept and not this.session.messages
+    assert "/read is kept for the next message" in capsys.readouterr().err
+    assert not conversation._turn(this, "And now?")
+    assert this.attached == "" and this.session.messages[0].content.startswith(kept)

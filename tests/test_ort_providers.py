@@ -28,7 +28,7 @@ from edge.apps.measure.stopwatch import timed
 from edge.apps.measure.table import show
 from edge.apps.profile import report, words
 from edge.apps.profile.run import ProfileRequest, profile
-from edge.errors import EngineError
+from edge.errors import EngineError, InputError
 from edge.onnx_runtime import onnxruntime
 from edge.plugins.cpu import library
 from edge.runtime import ort_providers
@@ -347,7 +347,7 @@ def test_profile_gives_the_provider_to_the_side_that_has_providers() -> None:
     request = ProfileRequest("a", engine="ort", provider="cuda", against="cuda")
     assert [request.provider_on(engine) for _, engine in request.sides.values()] == ["cuda", None]
     request.check()
-    with pytest.raises(EngineError, match="engine cuda has no providers"):
+    with pytest.raises(InputError, match="--provider: engine cuda has no providers"):
         ProfileRequest("a", engine="cuda", provider="cpu", against="tensorrt").check()
 
 

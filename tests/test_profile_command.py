@@ -19,7 +19,7 @@ from edge.apps.measure.page import Drawing
 from edge.apps.measure.plots import Curve
 from edge.apps.measure.table import FigureTable
 from edge.apps.profile.run import ProfileRequest, make_plan
-from edge.errors import EngineError, InputError
+from edge.errors import InputError
 from tests.programs import called, without_torch
 from tests.session_models import bundle
 
@@ -278,7 +278,7 @@ def test_against_is_a_bundle_or_an_engine() -> None:
     sides = ProfileRequest("a", against="b", engine="ort").sides
     assert sides == {"this": ("a", "ort"), "other": ("b", "ort")}
     assert ProfileRequest("a", against="cuda").sides["other"] == ("a", "cuda")
-    with pytest.raises(EngineError):
+    with pytest.raises(InputError, match="--engine: unknown engine 'gpu'"):
         from edge.apps.profile.run import profile
 
         profile(ProfileRequest("demo", engine="gpu"))

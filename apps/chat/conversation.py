@@ -246,6 +246,9 @@ def _turn(this: Chat, line: str) -> bool:
             remedy=problem.remedy,
         ) from None  # fmt: skip
     stopped = _answer(this, generation)
+    if attached and stopped and not generation.result.tokens:
+        this.attached = attached
+        output.note("the text kept by /read is kept for the next message")
     if warning := notice(session):
         output.note(warning)
     return stopped

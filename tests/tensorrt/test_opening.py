@@ -189,5 +189,5 @@ def test_an_engine_of_another_graph(device: ort_tensorrt.Stream) -> None:
         found = machine.components(opened, bindings.load("rtx"), None, device)
     data = ort_tensorrt.serialized(other, SIZES.model_copy(update={"capacity": 64}))
     cache.store({**found, "kernels": "", "flags": ""}, SIZES, data, {})
-    with pytest.raises(EngineError, match=r"not built from this bundle's graph: .*key_cache"):
+    with pytest.raises(EngineError, match=r"not built from this bundle's graph: .* and \d+ more"):
         edge.load(path, engine="tensorrt")
