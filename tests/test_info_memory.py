@@ -49,7 +49,7 @@ def place(available: int | None) -> boards.MemoryBudget:
 
 def test_the_plan_and_the_keys_that_scripts_read(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: GIB)
-    sizes = ("--context", 50, "--batch", 3, "--snapshots", 5)
+    sizes = ("--context", 60, "--batch", 3, "--snapshots", 5)
     code, out, _ = run(bundle("hybrid"), "--json", *sizes)
     facts = json.loads(out)
     assert code == 0
@@ -58,7 +58,7 @@ def test_the_plan_and_the_keys_that_scripts_read(run: Any, monkeypatch: pytest.M
     }  # fmt: skip
     assert facts["active_parameters"] == facts["parameters"]  # there are no experts
     found, plan = facts["memory"], facts["memory"]["plan"]
-    assert (found["context"], found["batch"], found["snapshots"]) == (50, 3, 5)
+    assert (found["context"], found["batch"], found["snapshots"]) == (60, 3, 5)
     assert (found["available_bytes"], found["fits"], found["lower"]) == (GIB, True, [])
     assert plan["state"] == 3 * facts["state_bytes"]  # those of one sequence
     assert plan["kv_cache"] == 3 * facts["kv_cache_bytes"] > 0
@@ -69,7 +69,7 @@ def test_the_plan_and_the_keys_that_scripts_read(run: Any, monkeypatch: pytest.M
     assert plan["total"] == max(sum(plan[part] for part in parts), plan["loading"])
     code, out, _ = run(bundle("hybrid"), *sizes)
     assert code == 0
-    for line in ("memory on this machine", "50 tokens, batch 3", "total", "fits in 1.07 GB"):
+    for line in ("memory on this machine", "60 tokens, batch 3", "total", "fits in 1.07 GB"):
         assert line in out
 
 

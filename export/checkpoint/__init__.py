@@ -31,6 +31,7 @@ from edge.export.checkpoint.weights import open_weights
 __all__ = ["FAMILIES", "Checkpoint", "Family", "find_layout", "open_checkpoint", "read_layout"]
 
 FAMILIES = families.every()
+_FAMILIES_HINT = "docs/use/models.md lists the families, under Families"
 
 
 def open_checkpoint(
@@ -109,17 +110,16 @@ def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[
 
 def _refuse_unclaimed(fields: Fields, families: Sequence[Family]) -> NoReturn:
     """Raise CheckpointError for a config of no family, naming it or families spelt alike."""
-    readable = "\n  ".join(["edge reads:", *(family.accepts for family in families)])
     model_type = fields.values.get("model_type")
     if model_type is None:
         classes = fields.values.get("architectures")
         note = "" if classes is None else f", and architectures is {show(classes)}"
-        fields.stop("model_type", f"is missing{note}: of no known family", readable)
+        fields.stop("model_type", f"is missing{note}: of no known family", _FAMILIES_HINT)
     if isinstance(model_type, str) and model_type in UNREAD:
         message = f"is {show(model_type)}: {UNREAD[model_type]}, a family that edge does not read"
-        fields.stop("model_type", message, readable)
+        fields.stop("model_type", message, _FAMILIES_HINT)
     accepted = {family.name: family.accepts for family in families}
     normalized = re.sub(r"\W", "_", str(model_type)[:80].lower())
     similar = [accepted[name] for name in get_close_matches(normalized, accepted, 3, 0.7)]
-    remedy = f"similar: {'; '.join(similar)}\n{readable}" if similar else readable
+    remedy = f"similar: {'; '.join(similar)}. {_FAMILIES_HINT}" if similar else _FAMILIES_HINT
     fields.stop("model_type", f"is {show(model_type)}, of no known family", remedy)
