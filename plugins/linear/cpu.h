@@ -193,7 +193,7 @@ inline const int8_t* beside_rows(const int8_t* x, int64_t x_stride, int64_t M, i
   if (M == 1) return x;
   int32_t* out = pool.scratch<int32_t>(1, M * K / 4);
   for (int64_t m = 0; m < M; m++)
-    put_beside(reinterpret_cast<const int32_t*>(x + m * x_stride), K / 4, M, m, out);
+    put_beside(x + m * x_stride, K / 4, M, m, out);
   return reinterpret_cast<const int8_t*>(out);
 }
 // The same for few rows and interleaved weights; K is a multiple of 4.

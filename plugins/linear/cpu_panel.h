@@ -327,14 +327,16 @@ template <class F> inline void few_rows(int64_t rows, F f) {
 }
 // Copies `count` values of row m as `few_rows` takes them: a tile of R rows is [count, R], at the
 // place of its first row, so that one address serves them all.
-template <class T> inline void put_beside(const T* row, int64_t count, int64_t rows, int64_t m, T* out) {
+template <class T>
+inline void put_beside(const void* row, int64_t count, int64_t rows, int64_t m, T* out) {
   int64_t first = m / FEW_AT_ONCE * FEW_AT_ONCE, of_tile = FEW_AT_ONCE;
   while (first + of_tile > rows) {
     of_tile /= 2;
     if (m >= first + of_tile && first + of_tile <= rows) first += of_tile;
   }
   T* to = out + first * count + (m - first);
-  for (int64_t i = 0; i < count; i++) to[i * of_tile] = row[i];
+  const char* from = static_cast<const char*>(row);  // words of int8 rows need not be aligned
+  for (int64_t i = 0; i < count; i++) std::memcpy(to + i * of_tile, from + i * sizeof(T), sizeof(T));
 }
 
 // sums[r] += Σ of the products of `words` words of a group and row r of a tile. take(words, x, sums)
