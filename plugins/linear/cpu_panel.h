@@ -329,10 +329,10 @@ template <class F> inline void few_rows(int64_t rows, F f) {
 // place of its first row, so that one address serves them all.
 template <class T>
 inline void put_beside(const void* row, int64_t count, int64_t rows, int64_t m, T* out) {
-  int64_t first = m / FEW_AT_ONCE * FEW_AT_ONCE, of_tile = FEW_AT_ONCE;
-  while (first + of_tile > rows) {
-    of_tile /= 2;
-    if (m >= first + of_tile && first + of_tile <= rows) first += of_tile;
+  int64_t first = 0, of_tile = FEW_AT_ONCE;
+  for (;; first += of_tile) {
+    while (of_tile > rows - first) of_tile /= 2;
+    if (m < first + of_tile) break;
   }
   T* to = out + first * count + (m - first);
   const char* from = static_cast<const char*>(row);  // words of int8 rows need not be aligned
