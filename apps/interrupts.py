@@ -44,6 +44,7 @@ _watched = False
 @contextmanager
 def obeyed() -> Iterator[None]:
     """Watch signals inside this context."""
+    global _watched
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -51,7 +52,6 @@ def obeyed() -> Iterator[None]:
         signal.signal(signal.SIGTERM, leave)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    global _watched
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     previous_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -72,6 +72,8 @@ def obeyed() -> Iterator[None]:
 
 def _after_fork() -> None:
     """Stop watching in a forked child: its signals would go to the parent's pipe and end it."""
+    global _watched
+    _watched = False
     if signal.getsignal(signal.SIGTERM) is leave:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)

@@ -90,13 +90,17 @@ def test_a_long_run_says_that_it_stops_and_a_second_signal_ends_it(tmp_path: Pat
 FORKED = """
 import os, signal, sys, time
 from edge.apps.exits import exit_code_of
+from edge.apps.interrupts import raising_nothing
 
 def forks():
     read, write = os.pipe()
     if not (child := os.fork()):
-        os.write(write, b"x")
-        signal.pause()
-    os.read(read, 1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with raising_nothing():
+            still = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            os.write(write, b"x" if still else b"-")
+            signal.pause()
+    assert os.read(read, 1) == b"x"  # no thread would obey for the child
     os.kill(child, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
     time.sleep(1)  # twice the patience of who watches, should it have heard of it
@@ -127,6 +131,14 @@ def test_programs_import_nothing_before_an_interrupt_is_quiet() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=PATIENCE)
 
 
+def ended(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that imports from `folder` first."""
+    return subprocess.run(
+        [sys.executable, "-c", code], text=True, capture_output=True, timeout=PATIENCE,
+        cwd=folder, env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+
+
 # C++ that loads torch calls Python like this, and aborts on an exception
 LOADED = """
 import os, signal, time
@@ -147,12 +159,9 @@ def test_a_signal_while_torch_is_loaded_ends_the_program_in_order(
         "import sys\nfrom edge.apps import exporter\nfrom edge.apps.exits import exit_code_of\n"
         "sys.exit(exit_code_of(lambda: exporter.needs('this')))\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], text=True, capture_output=True, timeout=PATIENCE,
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-    )  # fmt: skip
+    done = ended(code, tmp_path)
     said = "interrupted\n" if name == "SIGINT" else ""
-    assert (ended.returncode, ended.stderr) == (128 + signal.Signals[name], said)
+    assert (done.returncode, done.stderr) == (128 + signal.Signals[name], said)
 
 
 def test_pip_ends_without_a_traceback(tmp_path: Path) -> None:
@@ -165,8 +174,5 @@ def test_pip_ends_without_a_traceback(tmp_path: Path) -> None:
         "from pathlib import Path\nfrom edge.apps.models.index import _pip\n"
         "print(_pip(['download'], 'nothing', Path('.')).returncode)\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], text=True, capture_output=True, timeout=PATIENCE,
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-    )  # fmt: skip
-    assert (ended.stdout, ended.stderr) == (f"{-signal.SIGINT}\n", "")
+    done = ended(code, tmp_path)
+    assert (done.stdout, done.stderr) == (f"{-signal.SIGINT}\n", "")
