@@ -120,6 +120,23 @@ def test_a_stream_that_nobody_reads_makes_room() -> None:
         assert _answers(server.client())
 
 
+def test_a_stream_that_is_read_slowly_goes_on_while_others_wait() -> None:
+    """The client reads a tenth of what the model could write, and more than half of WAITED_FOR."""
+    with (
+        Server("--parallel", "1", "--send-timeout", "1000", bundle=DRAFT) as server,
+        socket.socket() as slow,
+    ):
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        slow.connect(("127.0.0.1", server.port))
+        slow.sendall(_request(server, {"messages": HELLO, "stream": True, **ENDLESS}))
+        with _asked(server, {"messages": HELLO, "max_tokens": 2}) as waiting:
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                assert len(slow.recv(2048)) > 0
+                time.sleep(0.01)
+            assert not select.select([waiting], [], [], 0)[0]
+
+
 # -- signals and exit codes (fault 35) -----------------------------------------------------------
 
 
