@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from edge.apps.bench import models, peers, run
+from edge.apps.bench import peers, run, weights
 from edge.apps.bench.__main__ import app
 from edge.apps.bench.models import SHAPES
 from edge.apps.bench.peers import ModelFolder, Rounding, Tokens, TransformersPeer
@@ -31,7 +31,7 @@ TINY = SHAPES["tiny"]
 Facts = dict[str, Any]
 HAS_LLAMA = all(importlib.util.find_spec(name) for name in ("llama_cpp", "gguf"))
 needs_llama = pytest.mark.skipif(not HAS_LLAMA, reason=peers.INSTALL_LLAMA)
-NAMES = ["edge-w8", "edge-fp32", "transformers"]
+NAMES = ["edge-w8-cpu", "edge-w8", "edge-fp32", "transformers"]
 LLAMA = ["llama-f16", "llama-q8_0", "llama-q4_0"]
 
 
@@ -43,18 +43,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Iterator[run.Reference]:
     """Return transformers' results for the tiny shape, made once and shared by all runs."""
-    made = run.make_reference(ModelFolder("tiny", folder), 1, lambda text: None)
+    make = run.make_reference
+    made = make(ModelFolder("tiny", folder), 1, lambda text: None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "make_reference", lambda *_: made)
+        patch.setattr(
+            run, "make_reference", lambda w, *rest: made if w.name == "tiny" else make(w, *rest)
+        )
         yield made
 
 
 @pytest.fixture(scope="module")
 def measured(folder: Path, reference: run.Reference) -> Facts:
+    return _measured("tiny", folder)
+
+
+def _measured(shape: str, folder: Path) -> Facts:
     names = NAMES + (LLAMA if HAS_LLAMA else [])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "BUDGET", 0.01)
-        return run.run("tiny", names, folder, threads=1, rounds=1, profiled=True)
+        return run.run(shape, names, folder, threads=1, rounds=1, profiled=True)
 
 
 def test_every_peer_is_right_and_timed(measured: Facts) -> None:
@@ -64,18 +71,25 @@ def test_every_peer_is_right_and_timed(measured: Facts) -> None:
     assert found.keys() >= set(NAMES) and all("decode" in peer for peer in found.values())
 
 
+def test_every_peer_is_right_on_mamba2(folder: Path) -> None:
+    found = _measured("tiny-mamba2", folder)["peers"]
+    assert found.keys() >= set(NAMES) and all(peer["right"] for peer in found.values()), found
+
+
 def test_report_says_what_was_measured_where(measured: Facts) -> None:
     found: Facts = json.loads(json.dumps(measured))
     assert found["machine"]["cpu"] and found["versions"]["onnxruntime"] and found["date"]
-    ours = found["peers"]["edge-w8"]
+    ours = found["peers"]["edge-w8-cpu"]
     assert ours["right"] and ours["agreement"].keys() == {"prompt", "run", "steps", "prefill"}
     assert ours["decode"]["rounds_ms"] and ours["prefill"]["median_ms"] > 0
-    assert found["costs"].keys() == {f"edge-w8 {figure}" for figure in ("decode", "prefill", "run")}
-    assert all("MatMulNBits" in cost["ops"] for cost in found["costs"].values())
+    assert found["costs"].keys() == {f"edge-w8-cpu {figure}" for figure in run.FIGURES}
+    assert all(
+        any("linear" in kernel for kernel in cost["ops"]) for cost in found["costs"].values()
+    )
     console = Console(file=io.StringIO(), width=80)
     show(run.parts(found), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "run ≤ 1.5 × a step" in text
+    assert "run ≤ 1.15 × a step" in text and "decode ≤ 1.15 × reading its bytes" in text
     assert "…" not in text  # nothing is cut off in 80 columns
 
 
@@ -145,7 +159,7 @@ def test_unknown_peer_is_refused_by_name() -> None:
 
 
 def test_weights_are_the_same_every_time() -> None:
-    first, second = models.mamba_tensors(TINY), models.mamba_tensors(TINY)
+    first, second = weights.mamba_tensors(TINY), weights.mamba_tensors(TINY)
     assert all(np.array_equal(first[name], second[name]) for name in first)
     assert sum(tensor.size for tensor in first.values()) == parameters(TINY)
     assert not np.array_equal(first["layers.0.D"], first["layers.1.D"])
@@ -157,13 +171,13 @@ def test_gguf_holds_the_same_weights(folder: Path) -> None:
     from gguf.quants import dequantize
 
     workspace = ModelFolder("tiny", folder)
-    weights = models.mamba_tensors(TINY)
+    tensors = weights.mamba_tensors(TINY)
     stored = {tensor.name: tensor for tensor in GGUFReader(workspace.gguf("q8_0")).tensors}
-    assert stored.keys() == {models.gguf_name(name) for name in weights}
+    assert stored.keys() == {weights.gguf_name(name) for name in tensors}
     mixer = "layers.1."
     decay = stored["blk.1.ssm_a"].data
-    assert np.array_equal(decay, -np.exp(weights[f"{mixer}A_log"]))
-    matrix = weights[f"{mixer}in_proj.weight"]
+    assert np.array_equal(decay, -np.exp(tensors[f"{mixer}A_log"]))
+    matrix = tensors[f"{mixer}in_proj.weight"]
     packed = stored["blk.1.ssm_in.weight"]
     assert packed.tensor_type.name == "Q8_0"
     assert np.abs(dequantize(packed.data, packed.tensor_type) - matrix).max() < 0.01

@@ -1,8 +1,7 @@
-"""Models with random weights: a bundle made in seconds, a GGUF file, or a transformers model."""
+"""Models with random weights, and a bundle of one, made in seconds."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import tempfile
 import zlib
@@ -35,10 +34,7 @@ Array = NDArray[np.float32]
 SEED = 20261121
 EMBEDDING_STD = 0.02  # larger, and every token would predict itself through the tied head
 DT_RANGE = (1e-3, 0.1)  # range of Δ at the start of training Mamba
-# gain of B and C in `make bench`, which makes the state's part of an output as large as D·x
-STATE_GAIN = 4.0
 CALIBRATION = (4, 48)  # sequences and tokens of random ids that scales are calibrated on
-GGUF_BLOCK = 32
 
 
 def _model(family: str, d_model: int, layers: tuple[Mixer, ...], vocab: int) -> ModelConfig:
@@ -96,10 +92,12 @@ def _deltanet(d_model: int, blocks: int, d_state: int = 128, vocab: int = 248320
     return _model("qwen3_5", d_model, block * blocks, vocab)
 
 
-# shapes of `make bench`: sizes of the published Mamba checkpoints, and one for tests
+# shapes of `make bench`: sizes of the published Mamba and Mamba-2 checkpoints, and two for tests
 SHAPES: Mapping[str, ModelConfig] = {
     "tiny": _mamba(64, 2, vocab=512),
+    "tiny-mamba2": _mamba2(64, 2, d_state=16, vocab=512),
     "130m": _mamba(768, 24),
+    "mamba2-130m": _mamba2(768, 24),
     "370m": _mamba(1024, 48),
     "790m": _mamba(1536, 48),
     "1.4b": _mamba(2048, 48),
@@ -187,128 +185,6 @@ def _draw(
     return (std * rng.standard_normal(shape, np.float32)).astype(np.float32)
 
 
-# -- the model of `make bench` --------------------------------------------------------------------
-
-
-def _mamba1(config: ModelConfig) -> Mamba1Config:
-    layer = config.layers[0]
-    assert isinstance(layer, Mamba1Config)
-    return layer
-
-
-def mamba_tensors(config: ModelConfig) -> dict[str, Array]:
-    """Return the canonical tensors that every peer of `make bench` gets, the same every time.
-
-    They are drawn as Mamba initializes, so that states neither decay nor grow. Every part is large
-    enough to matter: a lost state changes the logits far more than rounding does.
-    """
-    rng, shapes = np.random.default_rng(20260101), tensor_shapes(config)
-    outer = [name for name in shapes if not name.startswith("layers.")]
-    names = [*outer, *(name for name in shapes if name.startswith("layers."))]
-    return {name: _draw_mamba(rng, name, shapes[name], config) for name in names}
-
-
-def _draw_mamba(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...], config: ModelConfig
-) -> Array:
-    def normal(std: float) -> Array:
-        return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
-
-    def uniform(low: float, high: float) -> Array:
-        return rng.random(shape, dtype=np.float32) * np.float32(high - low) + np.float32(low)
-
-    if name == "embedding.weight":
-        return normal(EMBEDDING_STD)
-    if name == "norm_f.weight":  # makes logits differ by about one
-        return np.float32(1 / EMBEDDING_STD / math.sqrt(config.d_model)) * uniform(0.8, 1.2)
-    part = name.split(".", 2)[2]
-    if part == "norm.weight":
-        return uniform(0.8, 1.2)
-    if part == "A_log":
-        rates = np.arange(1, shape[1] + 1, dtype=np.float32)
-        return np.log(np.tile(rates, (shape[0], 1))) + normal(0.05)
-    if part == "D":
-        return uniform(0.5, 1.5)
-    if part == "dt_proj.bias":
-        delta = np.exp(uniform(*(math.log(bound) for bound in DT_RANGE)))
-        return np.log(np.expm1(delta))  # inverse of softplus
-    if part.startswith("conv1d"):
-        bound = 1 / math.sqrt(_mamba1(config).d_conv)
-        return uniform(-bound, bound)
-    matrix = normal(1 / math.sqrt(shape[-1]))
-    if part == "x_proj.weight":
-        matrix[_mamba1(config).dt_rank :] *= np.float32(STATE_GAIN)
-    return matrix
-
-
-def transformers_model(config: ModelConfig) -> Any:
-    """Return transformers' `MambaForCausalLM` with the weights of `mamba_tensors`, fp32."""
-    import torch
-    from transformers import MambaConfig, MambaForCausalLM
-
-    from edge.export.checkpoint.state_spaces import place_transformers
-
-    hf_config = MambaConfig(
-        vocab_size=config.vocab_size, hidden_size=config.d_model,
-        num_hidden_layers=len(config.layers), time_step_rank=_mamba1(config).dt_rank,
-        tie_word_embeddings=True,
-    )  # fmt: skip
-    model: Any = MambaForCausalLM(hf_config)
-    tensors, places = mamba_tensors(config), place_transformers(config).pieces
-    weights = {
-        place.source: torch.tensor(tensors[name]).reshape(place.source_shape)
-        for name, place in places.items()
-    }
-    absent, unknown = model.load_state_dict(weights, strict=False)
-    assert absent == ["lm_head.weight"] and not unknown  # the head is tied to the embedding
-    model.tie_weights()
-    return model.eval()
-
-
-def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
-    """Write the same weights as llama.cpp's converter stores Mamba. `kind`: f16, q8_0 or q4_0.
-
-    Matrices are quantized. Norms, biases, D, the convolution and A are fp32, A as -exp(A_log). A
-    matrix whose rows are not a multiple of 32 long (dt_proj: 48) stays fp16. The file has no
-    vocabulary, because only token ids are run. Needs the package gguf.
-    """
-    gguf = importlib.import_module("gguf")
-    writer, layer = gguf.GGUFWriter(path, "mamba"), _mamba1(config)
-    for field, value in {
-        "name": "random mamba", "context_length": 1 << 20, "embedding_length": config.d_model,
-        "feed_forward_length": 0, "head_count": 0, "block_count": len(config.layers),
-        "ssm_conv_kernel": layer.d_conv, "ssm_inner_size": layer.d_inner,
-        "ssm_state_size": layer.d_state, "ssm_time_step_rank": layer.dt_rank,
-        "layer_norm_rms_eps": config.norm.eps, "vocab_size": config.vocab_size,
-        "tokenizer_model": "no_vocab", "file_type": gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"],
-        "quantization_version": gguf.GGML_QUANT_VERSION,
-    }.items():  # fmt: skip
-        getattr(writer, f"add_{field}")(value)
-    for name, tensor in mamba_tensors(config).items():
-        stored = -np.exp(tensor) if name.endswith("A_log") else tensor
-        matrix = name.endswith(".weight") and tensor.ndim == 2 and "conv1d" not in name
-        storage = "f32" if not matrix else "f16" if tensor.shape[-1] % GGUF_BLOCK else kind
-        qtype = gguf.GGMLQuantizationType[storage.upper()]
-        packed = gguf.quants.quantize(np.ascontiguousarray(stored), qtype)
-        writer.add_tensor(gguf_name(name), packed, raw_dtype=qtype)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def gguf_name(name: str) -> str:
-    """Return llama.cpp's name of a canonical tensor."""
-    top_level = {"embedding.weight": "token_embd.weight", "norm_f.weight": "output_norm.weight"}
-    if name in top_level:
-        return top_level[name]
-    _, index, rest = name.split(".", 2)
-    names = {"norm.weight": "attn_norm.weight", "A_log": "ssm_a", "D": "ssm_d"}
-    tensor = names.get(rest) or "ssm_" + rest.replace("_proj", "")
-    return f"blk.{index}.{tensor}"
-
-
 # -- a bundle -------------------------------------------------------------------------------------
 
 
@@ -325,6 +201,7 @@ def write_bundle(
     It has one period of layers, calibrated alone and repeated, or with `whole` the model of
     `make bench`, calibrated on all layers. Raises ExportError as exporting does.
     """
+    from edge.apps.bench.weights import mamba_tensors
     from edge.export.exporter import check_graph
     from edge.export.graph import GRAPH_FILE, build_graph
     from edge.export.kernels import add_kernels, add_plan

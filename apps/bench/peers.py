@@ -14,12 +14,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.apps.bench import models
+from edge.apps.bench import models, weights
 from edge.apps.measure.agreement import Logits
 from edge.apps.measure.machine import installed
 from edge.bundle import open_bundle
 from edge.config import ModelConfig
 from edge.errors import EngineError, InputError
+from edge.plugins.cpu import library
 from edge.runtime.engine import Rows
 from edge.runtime.engines import open_engine
 from edge.tensors import parameters
@@ -85,11 +86,11 @@ class ModelFolder:
 
         A file from an earlier run is reused if the module that writes it has not changed.
         """
-        writer_hash = hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()
+        writer_hash = hashlib.sha256(Path(weights.__file__).read_bytes()).hexdigest()
         final = self.path / f"{self.name}-{writer_hash[:8]}-{kind}.gguf"
         if not final.exists():
             partial_path = final.with_name(f".{final.name}.partial")
-            models.write_gguf(self.config, partial_path, kind)
+            weights.write_gguf(self.config, partial_path, kind)
             partial_path.rename(final)
         return final
 
@@ -267,7 +268,7 @@ class TransformersPeer:
         log.disable_progress_bar()
         self.version = f"{installed('transformers')}, torch {torch.__version__}"
         self.weight_bytes = 4 * parameters(workspace.config)
-        self._model = models.transformers_model(workspace.config)
+        self._model = weights.transformers_model(workspace.config)
         self._cache: Any = None
 
     def prefill(self, tokens: Tokens, *, every_row: bool = False) -> Logits:
@@ -323,7 +324,10 @@ def _edge(recipe: Rounding, spin: bool = False, engine: Literal["ort", "cpu"] = 
     def make(workspace: ModelFolder, threads: int) -> Peer:
         return EdgePeer(workspace.bundle(recipe), recipe, threads, spin=spin, engine=engine)
 
-    return PeerEntry(*_NEEDS_EXPORT, make)
+    packages, install = _NEEDS_EXPORT
+    if engine == "cpu":
+        install += ", with a C++ compiler"
+    return PeerEntry(packages, install, make)
 
 
 def _llama(kind: str) -> PeerEntry:
@@ -350,15 +354,16 @@ PEERS = {
     "transformers": PeerEntry(*_NEEDS_TORCH, TransformersPeer),
 }
 DEFAULT = (
-    "edge-w8", "edge-w8-spin", "edge-w8a8", "edge-w8a8-spin", "edge-w8a8-cpu", "edge-w4",
-    "edge-w4-cpu", "edge-fp32",
+    "edge-w8a8-cpu", "edge-w8-cpu", "edge-w4-cpu", "edge-w8a8", "edge-w8",
     "llama-q8_0", "llama-q4_0", "transformers",
 )  # fmt: skip
 
 
 def missing(name: str) -> tuple[str, ...]:
-    """Return the packages that a peer lacks. Raises InputError for an unknown peer."""
+    """Return the packages, or kernels, that a peer lacks. Raises InputError for an unknown peer."""
     if name not in PEERS:
         remedy = f"choose {', '.join(PEERS)}"
         raise InputError(f"unknown peer {name!r}", field="peers", remedy=remedy)
-    return tuple(package for package in PEERS[name].packages if not installed(package))
+    lacking = tuple(package for package in PEERS[name].packages if not installed(package))
+    compiled = not name.endswith("-cpu") or library.path() is not None
+    return lacking if compiled else (*lacking, "kernels compiled at installation")

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from edge.apps.bench.constrained import mask_table, masks
+from edge.apps.bench.goals import GOALS, check_goals, over
 from edge.apps.bench.models import SHAPES, model_named
 from edge.apps.bench.peers import PEERS, RUN, ModelFolder, Peer, Tokens, TransformersPeer, missing
 from edge.apps.measure.agreement import Agreement, Logits, agreement
+from edge.apps.measure.cpu_profile import breakdown
 from edge.apps.measure.machine import OtherLoad, installed
-from edge.apps.measure.ort_profile import breakdown
+from edge.apps.measure.roofline import measure_roof
 from edge.apps.measure.run_cost import DECODE, PREFILL, RunKind, ranked
 from edge.apps.measure.stopwatch import PAUSE, Say, in_turn, seconds, silent, without_collections
 from edge.apps.measure.table import FigureTable, shares
@@ -42,13 +44,7 @@ SHOWN = 8  # operators
 # limits are wide: unrelated logits are 1 nat apart, lost scan states cost 0.5, of one layer 0.14.
 KL_LIMITS = {"fp32": 1e-5, "fp16": 1e-3, "w8": 0.06, "w4": 0.8, "w8a8": 0.12}
 
-OURS = "edge-w8"  # denominator of ratios
-THEIRS = "llama-q8_0"
-# goals of our recipes: decode and prefill relative to THEIRS, a short run in steps
-GOALS = {
-    OURS: {"decode": 1.5, "prefill": 2.0, "run": 1.5},
-    "edge-w8a8": {"decode": 1.8, "prefill": 3.0, "run": 1.3},
-}
+OURS = "edge-w8a8-cpu"  # denominator of ratios
 PACKAGES = ("mamba-edge", "onnxruntime", "numpy", "torch", "transformers", "llama-cpp-python")
 
 
@@ -81,7 +77,8 @@ def run(
     for name, times in timed(peers, reference.long[:PREFILL_TOKENS], rounds, say).items():
         results[name] |= times
     head = others.facts()
-    expected = [*_check_goals(results)]
+    roof = measure_roof(threads, arithmetic=False)
+    expected = [*check_goals(results, config, roof)]
     return head | {
         "command": command,
         "versions": {name: installed(name) for name in PACKAGES},
@@ -90,6 +87,7 @@ def run(
         "rounds": rounds,
         "prefill_tokens": PREFILL_TOKENS,
         "run_tokens": RUN,
+        "roof": roof.to_dict(),
         "peers": results,
         "absent": absent,
         "expected": expected,
@@ -251,28 +249,6 @@ def _timed_call(peer: Peer, figure: str, tokens: Tokens) -> Callable[[], object]
     return (lambda: peer.step(token)) if figure == "decode" else (lambda: peer.run(run_tokens))
 
 
-def over(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Return the ratio of times, the median over rounds."""
-    pairs = zip(one["rounds_ms"], other["rounds_ms"], strict=True)
-    return float(median(a / b for a, b in pairs))
-
-
-def _check_goals(results: Mapping[str, Facts]) -> Iterator[Facts]:
-    """Yield the goals of our recipes with measured values, as far as they were measured."""
-    for name, goal in GOALS.items():
-        ours, theirs = results.get(name, {}), results.get(THEIRS, {})
-        if "decode" not in ours:
-            continue
-        for figure in ("decode", "prefill") if "decode" in theirs else ():
-            value, text = over(theirs[figure], ours[figure]), f"≥ {goal[figure]:g} × {THEIRS}"
-            yield {"peer": name, "figure": figure, "expected": f"{name} {figure} {text}",
-                   "value": value, "met": value >= goal[figure]}  # fmt: skip
-        value = over(ours["run"], ours["decode"])
-        yield {"peer": name, "figure": "run",
-               "expected": f"{name} {RUN}-token run ≤ {goal['run']:g} × a step",
-               "value": value, "met": value <= goal["run"]}  # fmt: skip
-
-
 def _break_down(
     workspace: ModelFolder,
     threads: int,
@@ -292,7 +268,7 @@ def _break_down(
         figures = {*FIGURES} if profiled else missed | ({"decode"} if "run" in missed else set())
         say(f"profiling {name}")
         figure_kinds = {figure: kinds[figure] for figure in FIGURES if figure in figures}
-        bundle = workspace.bundle(name.removeprefix("edge-"))
+        bundle = workspace.bundle(name.removeprefix("edge-").removesuffix("-cpu"))
         for figure, cost in breakdown(bundle, threads, figure_kinds).items():
             costs[f"{name} {figure}"] = cost.to_dict() | {"title": cost.title}
     return costs
@@ -312,6 +288,8 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
     yield f"{facts['threads']} threads on {cpu}, {others:.0%} of it in use by others"
     if not facts["trustworthy"]:
         yield "the machine was busy with something else: do not trust the times and ratios"
+    bandwidth = max(facts["roof"]["read_bytes_per_s"], facts["roof"]["copy_bytes_per_s"])
+    yield f"memory reads at {bandwidth / 1e9:.1f} GB/s"
     yield _agreements(facts["peers"])
     timed_peers = {name: peer for name, peer in facts["peers"].items() if "decode" in peer}
     if timed_peers:
@@ -330,7 +308,7 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
     for cost in facts["costs"].values():
         yield f"{cost['title']}: {cost['total_ms']:.2f} ms while profiled"
         spent = {f"{op} ({entry['count']}×)": entry["ms"] for op, entry in cost["ops"].items()}
-        rows = [*ranked(spent, SHOWN), ("between operators", cost["between_ms"])]
+        rows = [*ranked(spent, SHOWN), ("between kernels", cost["between_ms"])]
         yield from shares(rows, cost["total_ms"])
 
 

@@ -1,0 +1,173 @@
+"""The random weights of `make bench`: by canonical name, in GGUF, and in transformers."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.apps.bench.models import DT_RANGE, EMBEDDING_STD
+from edge.config import Mamba1Config, Mamba2Config, ModelConfig
+from edge.tensors import tensor_shapes
+
+Array = NDArray[np.float32]
+# gain of B and C, which makes the state's part of an output as large as D·x
+STATE_GAIN = 4.0
+GGUF_BLOCK = 32
+
+
+def _mixer(config: ModelConfig) -> Mamba1Config | Mamba2Config:
+    layer = config.layers[0]
+    assert isinstance(layer, Mamba1Config | Mamba2Config)
+    return layer
+
+
+def mamba_tensors(config: ModelConfig) -> dict[str, Array]:
+    """Return the canonical tensors that every peer of `make bench` gets, the same every time.
+
+    They are drawn as Mamba initializes, so that states neither decay nor grow. Every part is large
+    enough to matter: a lost state changes the logits far more than rounding does.
+    """
+    rng, shapes = np.random.default_rng(20260101), tensor_shapes(config)
+    outer = [name for name in shapes if not name.startswith("layers.")]
+    names = [*outer, *(name for name in shapes if name.startswith("layers."))]
+    return {name: _draw_mamba(rng, name, shapes[name], config) for name in names}
+
+
+def _draw_mamba(
+    rng: np.random.Generator, name: str, shape: tuple[int, ...], config: ModelConfig
+) -> Array:
+    def normal(std: float) -> Array:
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
+
+    def uniform(low: float, high: float) -> Array:
+        return rng.random(shape, dtype=np.float32) * np.float32(high - low) + np.float32(low)
+
+    if name == "embedding.weight":
+        return normal(EMBEDDING_STD)
+    if name == "norm_f.weight":  # makes logits differ by about one
+        return np.float32(1 / EMBEDDING_STD / math.sqrt(config.d_model)) * uniform(0.8, 1.2)
+    part = name.split(".", 2)[2]
+    if part in {"norm.weight", "gated_norm.weight"}:
+        return uniform(0.8, 1.2)
+    if part == "A_log" and len(shape) == 1:
+        return np.log(uniform(1, 16))
+    if part == "A_log":
+        rates = np.arange(1, shape[1] + 1, dtype=np.float32)
+        return np.log(np.tile(rates, (shape[0], 1))) + normal(0.05)
+    if part == "D":
+        return uniform(0.5, 1.5)
+    if part in {"dt_proj.bias", "dt_bias"}:
+        delta = np.exp(uniform(*(math.log(bound) for bound in DT_RANGE)))
+        return np.log(np.expm1(delta))  # inverse of softplus
+    mixer = _mixer(config)
+    if part.startswith("conv1d"):
+        bound = 1 / math.sqrt(mixer.d_conv)
+        return uniform(-bound, bound)
+    matrix = normal(1 / math.sqrt(shape[-1]))
+    if part == "x_proj.weight" and isinstance(mixer, Mamba1Config):
+        matrix[mixer.dt_rank :] *= np.float32(STATE_GAIN)
+    if part == "in_proj.weight" and isinstance(mixer, Mamba2Config):
+        inner, groups = mixer.d_inner, mixer.n_groups * mixer.d_state
+        matrix[2 * inner : 2 * (inner + groups)] *= np.float32(STATE_GAIN)
+    return matrix
+
+
+def transformers_model(config: ModelConfig) -> Any:
+    """Return transformers' causal language model with the weights of `mamba_tensors`, fp32."""
+    import torch
+    from transformers import Mamba2Config as HfMamba2Config
+    from transformers import Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+    from edge.export.checkpoint.state_spaces import place_transformers
+
+    mixer, sizes = _mixer(config), {
+        "vocab_size": config.vocab_size, "hidden_size": config.d_model,
+        "num_hidden_layers": len(config.layers), "tie_word_embeddings": True,
+    }  # fmt: skip
+    model: Any
+    if isinstance(mixer, Mamba1Config):
+        model = MambaForCausalLM(MambaConfig(**sizes, time_step_rank=mixer.dt_rank))
+    else:
+        hf_config = HfMamba2Config(
+            **sizes, num_heads=mixer.n_heads, head_dim=mixer.head_dim, state_size=mixer.d_state,
+            n_groups=mixer.n_groups,
+        )  # fmt: skip
+        model = Mamba2ForCausalLM(hf_config)
+    tensors, places = mamba_tensors(config), place_transformers(config).pieces
+    weights = {
+        place.source: torch.tensor(tensors[name]).reshape(place.source_shape)
+        for name, place in places.items()
+    }
+    absent, unknown = model.load_state_dict(weights, strict=False)
+    assert absent == ["lm_head.weight"] and not unknown  # the head is tied to the embedding
+    model.tie_weights()
+    return model.eval()
+
+
+def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
+    """Write the same weights as llama.cpp's converter stores them. `kind`: f16, q8_0 or q4_0.
+
+    Matrices are quantized. Norms, biases, D, the convolution and A are fp32, A as -exp(A_log). A
+    matrix whose rows are not a multiple of 32 long (dt_proj: 48) stays fp16. The file has no
+    vocabulary, because only token ids are run. Needs the package gguf.
+    """
+    gguf = importlib.import_module("gguf")
+    mixer = _mixer(config)
+    writer = gguf.GGUFWriter(path, config.family)
+    for field, value in {
+        "name": f"random {config.family}", "context_length": 1 << 20,
+        "embedding_length": config.d_model,
+        "feed_forward_length": 0, "head_count": 0, "block_count": len(config.layers),
+        "ssm_conv_kernel": mixer.d_conv, "ssm_inner_size": mixer.d_inner,
+        "ssm_state_size": mixer.d_state,
+        "layer_norm_rms_eps": config.norm.eps, "vocab_size": config.vocab_size,
+        "tokenizer_model": "no_vocab", "file_type": gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"],
+        "quantization_version": gguf.GGML_QUANT_VERSION,
+    }.items():  # fmt: skip
+        getattr(writer, f"add_{field}")(value)
+    if isinstance(mixer, Mamba1Config):
+        writer.add_ssm_time_step_rank(mixer.dt_rank)
+    else:
+        writer.add_ssm_time_step_rank(mixer.n_heads)
+        writer.add_ssm_group_count(mixer.n_groups)
+    for name, tensor in mamba_tensors(config).items():
+        matrix = name.endswith(".weight") and tensor.ndim == 2 and "conv1d" not in name
+        storage = "f32" if not matrix else "f16" if tensor.shape[-1] % GGUF_BLOCK else kind
+        qtype = gguf.GGMLQuantizationType[storage.upper()]
+        packed = gguf.quants.quantize(np.ascontiguousarray(_stored(name, tensor, mixer)), qtype)
+        writer.add_tensor(gguf_name(name), packed, raw_dtype=qtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _stored(name: str, tensor: Array, mixer: Mamba1Config | Mamba2Config) -> Array:
+    """Return a tensor as llama.cpp's converter stores it."""
+    part = name.rpartition(".")[2]
+    stored = -np.exp(tensor) if part == "A_log" else tensor
+    if isinstance(mixer, Mamba1Config):
+        return stored
+    if part in {"A_log", "D"}:
+        return stored[:, None]
+    return stored.reshape(mixer.n_groups, -1) if "gated_norm" in name else stored
+
+
+def gguf_name(name: str) -> str:
+    """Return llama.cpp's name of a canonical tensor."""
+    top_level = {"embedding.weight": "token_embd.weight", "norm_f.weight": "output_norm.weight"}
+    if name in top_level:
+        return top_level[name]
+    _, index, rest = name.split(".", 2)
+    names = {
+        "norm.weight": "attn_norm.weight", "A_log": "ssm_a", "D": "ssm_d",
+        "gated_norm.weight": "ssm_norm.weight", "dt_bias": "ssm_dt.bias",
+    }  # fmt: skip
+    tensor = names.get(rest) or "ssm_" + rest.replace("_proj", "")
+    return f"blk.{index}.{tensor}"
