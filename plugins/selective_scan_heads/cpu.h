@@ -1,5 +1,5 @@
 // Mamba-2's scan (arXiv 2405.21060, equation 1), token by token: the C++ counterpart of
-// triton_scan_heads.py and triton_scan_chunks.py.
+// triton_scan_heads.py.
 
 struct ScanHeads : Kernel {
   Argument x, dt, B, C, A, D, dt_bias, A_scale, D_scale, dt_bias_scale;
@@ -9,7 +9,9 @@ struct ScanHeads : Kernel {
   float dt_min, dt_max;
   bool tree;
   static constexpr int64_t LIMIT = 256;  // maximum of N
-  static constexpr int PAIR = 2;         // channels at a time, which share a token's B and C
+  static constexpr int PAIR = 2, ACROSS = REGISTERS / 4;  // channels and vectors of a tile
+  static constexpr int64_t AHEAD = 1024;     // floats of the state to fetch ahead
+  static constexpr int64_t LARGE = 1 << 14;  // elements of a state whose stores bypass the caches
 
   ScanHeads(const Variant& v)
       : x(numbers(v, "x")), dt(numbers(v, "dt")), B(numbers(v, "B")), C(numbers(v, "C")),
@@ -53,6 +55,7 @@ struct ScanHeads : Kernel {
         Head one(*this, a, course, sequence, head, b, b + of_group, padded);
         one.all_channels();
       }
+      drain();
     });
   }
 
@@ -81,181 +84,217 @@ struct ScanHeads : Kernel {
     }
   }
 
-  // The channels of one head of one sequence.
+  // The tokens of one head of one sequence, those to replay before those of the run. `x` has rows of
+  // `wide` floats, scaled, with zeros beyond P.
+  struct HeadTokens {
+    float *delta, *decay, *x;
+    float skip;
+    int64_t wide;
+  };
+
+  // Computes them in `room` of `room_for` floats, and logs x and dt of the run's tokens.
+  HeadTokens tokens_of(const Value* a, const Course& course, int64_t sequence, int64_t head,
+                       int64_t wide, float* room) const {
+    int64_t all = course.pending + course.tokens;
+    HeadTokens of{room, room + all + W, room + 2 * (all + W), 0.f, wide};
+    Rows of_dt = rows_of(dt, a, dt_stride), logged_dt = rows_of(log_dt, a, heads);
+    Rows of_x = rows_of(x, a, x_stride), logged_x = rows_of(log_x, a, heads * P);
+    bool scaled = bool(A_scale);
+    float rate = rows_of(A, a, 0).one_at(0, head), bias = rows_of(dt_bias, a, 0).one_at(0, head);
+    of.skip = rows_of(D, a, 0).one_at(0, head);
+    if (scaled) {
+      rate = -exp1(rate * *A_scale.in<const float>(a));
+      of.skip *= *D_scale.in<const float>(a);
+      bias *= *dt_bias_scale.in<const float>(a);
+    }
+    float unit = dt_scale.one(a, head);
+    const int64_t beyond = (P + W - 1) / W * W;
+    for (int64_t j = 0; j < all; j++) {
+      int64_t t = j - course.pending, kept = t < 0 ? -1 : course.slots[t];
+      int64_t row = (t < 0 ? course.replay[j] : t) * course.batch + sequence;
+      float raw = (t < 0 ? logged_dt : of_dt).one_at(row, head);
+      of.delta[j] = raw * unit + bias;
+      if (kept >= 0)
+        store_as_type(log_dt.in<void>(a), log_dt.type,
+                      (kept * course.batch + sequence) * heads + head, splat(raw), 1);
+      for (int64_t p = 0; p < P; p += W) {
+        int some = (int)std::min<int64_t>(W, P - p);
+        vf raw_x = (t < 0 ? logged_x : of_x).at(row, head * P + p, some);
+        store(of.x + j * wide + p, raw_x * x_scale.at(a, head * P + p, some));
+        if (kept >= 0)
+          store_as_type(log_x.in<void>(a), log_x.type,
+                        ((kept * course.batch + sequence) * heads + head) * P + p, raw_x, some);
+      }
+      std::memset(of.x + j * wide + beyond, 0, size_t(wide - beyond) * sizeof(float));
+    }
+    blocks(all, [&](int64_t j, int n) {
+      vf d = softplus(load(of.delta + j));
+      d = choose(d < dt_min, splat(dt_min), d);
+      d = choose(d > dt_max, splat(dt_max), d);
+      store_some(of.delta + j, d, n);
+      store_some(of.decay + j, expv(d * rate), n);
+    });
+    return of;
+  }
+  int64_t room_for(int64_t all, int64_t wide) const { return 2 * (all + W) + all * wide; }
+
+  // One head of one sequence, token by token: a vector is W columns of a channel's state. A tile of
+  // PAIR channels and up to ACROSS vectors goes through all tokens before the next.
   struct Head {
     const ScanHeads& s;
     const Value* a;
     const Course& course;
-    int64_t sequence, head, padded;
+    const int64_t sequence, head, padded;
     const float *b, *c;
-    float *delta, *decay;
-    float skip;
-    Type kind;
-    Rows xs, log_xs, states;
-    int64_t state_size;
+    const Type kind;
+    const Rows states;
+    const int64_t state_size, wide;
+    HeadTokens of;
+    float* read;  // C·h, a row of `wide` floats for each token of the run
+    vf* seen;     // C·h of the tiles so far, PAIR vectors for each token of the run
 
     Head(const ScanHeads& s_, const Value* a_, const Course& course_, int64_t sequence_,
          int64_t head_, const float* b_, const float* c_, int64_t padded_)
         : s(s_), a(a_), course(course_), sequence(sequence_), head(head_), padded(padded_), b(b_),
-          c(c_), kind(s.state.type), xs(rows_of(s.x, a, s.x_stride)),
-          log_xs(rows_of(s.log_x, a, s.heads * s.P)), states(rows_of(s.state, a, 0)),
-          state_size(course.batch * s.heads * s.P * s.N) {
-      int64_t all = course.pending + course.tokens;
-      delta = local(2 * all + W);
-      decay = delta + all + W;
-      Rows of_dt = rows_of(s.dt, a, s.dt_stride), logged = rows_of(s.log_dt, a, s.heads);
-      bool scaled = bool(s.A_scale);
-      float A = rows_of(s.A, a, 0).one_at(0, head), bias = rows_of(s.dt_bias, a, 0).one_at(0, head);
-      skip = rows_of(s.D, a, 0).one_at(0, head);
-      if (scaled) {
-        A = -exp1(A * *s.A_scale.in<const float>(a));
-        skip *= *s.D_scale.in<const float>(a);
-        bias *= *s.dt_bias_scale.in<const float>(a);
-      }
-      float unit = s.dt_scale.one(a, head);
-      for (int64_t j = 0; j < all; j++) {
-        int64_t t = j - course.pending;
-        float raw = t < 0 ? logged.one_at(course.replay[j] * course.batch + sequence, head)
-                          : of_dt.one_at(t * course.batch + sequence, head);
-        delta[j] = raw * unit + bias;
-        if (t >= 0 && course.slots[t] >= 0) {
-          int64_t at = (course.slots[t] * course.batch + sequence) * s.heads + head;
-          store_as_type(s.log_dt.in<void>(a), s.log_dt.type, at, splat(raw), 1);
-        }
-      }
-      blocks(all, [&](int64_t j, int n) {
-        vf d = softplus(load(delta + j));
-        d = choose(d < s.dt_min, splat(s.dt_min), d);
-        d = choose(d > s.dt_max, splat(s.dt_max), d);
-        store_some(delta + j, d, n);
-        store_some(decay + j, expv(d * A), n);
-      });
+          c(c_), kind(s.state.type), states(rows_of(s.state, a, 0)),
+          state_size(course.batch * s.heads * s.P * s.N), wide((s.P + W - 1) / W * W) {
+      int64_t all = course.pending + course.tokens, of_seen = course.tokens * PAIR * W;
+      int64_t size = of_seen + course.tokens * wide + s.room_for(all, wide);
+      float* memory = static_cast<float*>(thread_bytes(0, size * int64_t(sizeof(float))));
+      seen = reinterpret_cast<vf*>(memory);
+      read = memory + of_seen;
+      of = s.tokens_of(a, course, sequence, head, wide, read + course.tokens * wide);
     }
 
-    void all_channels() {
+    void all_channels() const {
       for (int64_t p = 0; p < s.P; p += PAIR) {
         int some = (int)std::min<int64_t>(PAIR, s.P - p);
-        if (padded == 128 && W == 16 && some == PAIR)
-          channels<8>(p, some);
-        else
-          channels<0>(p, some);
+        std::memset(seen, 0, size_t(course.tokens * PAIR) * sizeof(vf));
+        int64_t v = 0;
+        for (; (v + ACROSS) * W <= padded; v += ACROSS)
+          if (kind == Type::f32 && some == PAIR && (v + ACROSS) * W <= s.N)
+            Tile<ACROSS, true>(*this, p, some, v * W).run();
+          else
+            Tile<ACROSS, false>(*this, p, some, v * W).run();
+        for (; v * W < padded; v++) Tile<1, false>(*this, p, some, v * W).run();
+        for (int64_t t = 0; t < course.tokens; t++)
+          for (int i = 0; i < some; i++) read[t * wide + p + i] = sum(seen[t * PAIR + i]);
       }
+      s.write(a, course, sequence, head, of, read);
     }
+  };
 
-    int64_t state_at(int64_t slot, int64_t p) const {
-      return slot * state_size + ((sequence * s.heads + head) * s.P + p) * s.N;
-    }
-    // Scale of the stored states; 1 in lanes beyond the last state.
-    vf unit_of(int64_t n, int some) const {
-      vf unit = s.state_scale.at(a, head * s.N + n, some);
-      return choose(unit > 0.f, unit, splat(1.f));
-    }
-    int some_of(int64_t n) const { return (int)std::min<int64_t>(W, s.N - n); }
+  // V vectors of each of some channels from p on, from column n on. WHOLE: of floats, PAIR channels,
+  // and no lane beyond N.
+  template <int V, bool WHOLE> struct Tile {
+    const Head& of;
+    const Course& course;
+    const int64_t p, n, padded;
+    const int some;
+    vf h[PAIR][V];
+    vf unit[V];  // scale of the stored states
 
-    template <int V> void channels(int64_t p, int some) const {
-      const int64_t vectors = V ? V : padded / W;
-      vf h[PAIR][V ? V : LIMIT / W];
-      for (int i = 0; i < some; i++)
-        for (int64_t v = 0; v < vectors; v++) {
-          int n = some_of(v * W);
-          h[i][v] = states.at(0, state_at(course.source, p + i) + v * W, n);
-          if (kind == Type::i8) h[i][v] *= unit_of(v * W, n);
-        }
+    Tile(const Head& head, int64_t p_, int some_, int64_t n_)
+        : of(head), course(head.course), p(p_), n(n_), padded(head.padded),
+          some(WHOLE ? PAIR : some_) {}
+
+    EDGE_INLINE void run() {
+      load_all();
       for (int64_t j = 0; j < course.pending; j++) {
-        int64_t row = course.replay[j] * course.batch + sequence;
-        for (int i = 0; i < some; i++) {
-          float x = log_xs.one_at(row, head * s.P + p + i) * s.x_scale.one(a, head * s.P + p + i);
-          advance<V>(h[i], j, x);
-          round<V>(h[i]);
-        }
-        if (j + 1 == course.advance) store_all<V>(h, p, some);
+        advance(j);
+        if (j + 1 == course.advance) store_all();
       }
-      if (course.ancestors) return branches<V>(h, p, some);
-      for (int64_t t = 0; t < course.tokens; t++) {
-        token<V>(h, t, p, some);
-        if (kind != Type::f32)
-          for (int i = 0; i < some; i++) round<V>(h[i]);
-      }
-      if (course.store == 2) store_all<V>(h, p, some);
+      if (course.ancestors) return branches();
+      for (int64_t t = 0; t < course.tokens; t++) advance(course.pending + t, of.seen + t * PAIR);
+      if (course.store == 2) store_all();
     }
 
-    template <int V> void advance(vf* h, int64_t j, float x) const {
-      const int64_t vectors = V ? V : padded / W;
-      const float* row = b + j * padded;
-      float fed = delta[j] * x, fade = decay[j];
-      for (int64_t v = 0; v < vectors; v++) h[v] = fade * h[v] + fed * load(row + v * W);
-    }
-    template <int V> void round(vf* h) const {
-      if (kind == Type::f32) return;
-      const int64_t vectors = V ? V : padded / W;
-      for (int64_t v = 0; v < vectors; v++) {
-        vf unit = kind == Type::i8 ? unit_of(v * W, some_of(v * W)) : splat(1.f);
-        h[v] = kept(h[v], kind, unit, 1.f / unit);
-      }
-    }
-    template <int V> void store_all(const vf (*h)[V ? V : LIMIT / W], int64_t p, int some) const {
-      const int64_t vectors = V ? V : padded / W;
-      for (int i = 0; i < some; i++)
-        for (int64_t v = 0; v < vectors; v++) {
-          int n = some_of(v * W);
-          vf inverse = kind == Type::i8 ? 1.f / unit_of(v * W, n) : splat(1.f);
-          store_state(s.state.in<void>(a), kind, state_at(course.target, p + i) + v * W, h[i][v],
-                      inverse, n);
-        }
-    }
-
-    // Runs token t from h, writes its output and logs its x.
-    template <int V> void token(vf (*h)[V ? V : LIMIT / W], int64_t t, int64_t p, int some) const {
-      const int64_t vectors = V ? V : padded / W, row = t * course.batch + sequence;
-      const int64_t j = course.pending + t, channel = head * s.P + p;
-      const float *of_b = b + j * padded, *of_c = c + j * padded;
-      float x[PAIR], fed[PAIR], fade = decay[j];
-      for (int i = 0; i < some; i++) {
-        float raw = xs.one_at(row, channel + i);
-        if (course.slots[t] >= 0)
-          store_as_type(s.log_x.in<void>(a), s.log_x.type,
-                        (course.slots[t] * course.batch + sequence) * s.heads * s.P + channel + i,
-                        splat(raw), 1);
-        x[i] = raw * s.x_scale.one(a, channel + i);
-        fed[i] = delta[j] * x[i];
-      }
-      vf out[PAIR] = {};
-      for (int64_t v = 0; v < vectors; v++) {
-        vf now = load(of_b + v * W), read = load(of_c + v * W);
-        for (int i = 0; i < some; i++) {
-          h[i][v] = fade * h[i][v] + fed[i] * now;
-          out[i] += h[i][v] * read;
+   private:
+    // Runs token j, and adds C·h, before h is rounded, to `seen` if given.
+    EDGE_INLINE void advance(int64_t j, vf* seen = nullptr) {
+      const float *now = of.b + j * padded + n, *c = of.c + j * padded + n;
+      const float *x = of.of.x + j * of.wide + p, fade = of.of.decay[j];
+      float fed[PAIR];
+      for (int i = 0; i < some; i++) fed[i] = of.of.delta[j] * x[i];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) {
+        vf new_B = load(now + v * W);
+        for (int i = 0; i < some; i++) h[i][v] = fade * h[i][v] + fed[i] * new_B;
+        if (seen) {
+          vf of_c = load(c + v * W);
+          for (int i = 0; i < some; i++) seen[i] += h[i][v] * of_c;
         }
       }
-      for (int i = 0; i < some; i++)
-        s.y.in<float>(a)[row * s.heads * s.P + channel + i] = sum(out[i]) + skip * x[i];
+      if (WHOLE || of.kind == Type::f32) return;
+      for (int v = 0; v < V; v++)
+        for (int i = 0; i < some; i++) h[i][v] = kept(h[i][v], of.kind, unit[v], 1.f / unit[v]);
     }
 
-    template <int V> void branches(const vf (*start)[V ? V : LIMIT / W], int64_t p, int some) const {
-      const int64_t vectors = V ? V : padded / W;
-      vf h[PAIR][V ? V : LIMIT / W];
-      for (int64_t t = 0; t < course.tokens; t++) {
-        for (int i = 0; i < some; i++)
-          for (int64_t v = 0; v < vectors; v++) h[i][v] = start[i][v];
-        for (int64_t j = 0; j < t; j++) {
-          if (!course.ancestors[t * course.tokens + j]) continue;
-          for (int i = 0; i < some; i++) {
-            int64_t channel = head * s.P + p + i;
-            float x = xs.one_at(j * course.batch + sequence, channel) * s.x_scale.one(a, channel);
-            advance<V>(h[i], course.pending + j, x);
-            round<V>(h[i]);
+    int64_t place(int64_t slot, int i) const {
+      return slot * of.state_size +
+             ((of.sequence * of.s.heads + of.head) * of.s.P + p + i) * of.s.N + n;
+    }
+    int some_of(int v) const { return (int)std::min<int64_t>(W, of.s.N - n - v * W); }
+
+    // The processor does not fetch a state by itself fast enough.
+    EDGE_INLINE void load_all() {
+      if (WHOLE) {
+        for (int i = 0; i < PAIR; i++) {
+          const float* from = of.s.state.in<const float>(of.a) + place(course.source, i);
+#pragma GCC unroll 8
+          for (int v = 0; v < V; v++) {
+            h[i][v] = load(from + v * W);
+            __builtin_prefetch(from + v * W + AHEAD, 0, 2);
           }
         }
-        token<V>(h, t, p, some);
+        return;
+      }
+      for (int v = 0; v < V; v++) {
+        vf stored = of.s.state_scale.at(of.a, of.head * of.s.N + n + v * W, some_of(v));
+        unit[v] = of.kind == Type::i8 ? choose(stored > 0.f, stored, splat(1.f)) : splat(1.f);
+        for (int i = 0; i < some; i++)
+          h[i][v] = of.states.at(0, place(course.source, i) + v * W, some_of(v)) * unit[v];
+      }
+    }
+    EDGE_INLINE void store_all() const {
+      const bool past = of.state_size >= LARGE;
+      for (int i = 0; i < some; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) {
+          int64_t at = place(course.target, i) + v * W;
+          if (WHOLE) {
+            float* to = of.s.state.in<float>(of.a) + at;
+            past ? store_past(to, h[i][v]) : store(to, h[i][v]);
+          } else {
+            store_state(of.s.state.in<void>(of.a), of.kind, at, h[i][v], 1.f / unit[v], some_of(v));
+          }
+        }
+    }
+
+    // Runs each token of a tree along its own path.
+    void branches() {
+      vf start[PAIR][V];
+      std::memcpy(start, h, sizeof h);
+      for (int64_t t = 0; t < course.tokens; t++) {
+        std::memcpy(h, start, sizeof h);
+        for (int64_t k = 0; k < t; k++)
+          if (course.ancestors[t * course.tokens + k]) advance(course.pending + k);
+        advance(course.pending + t, of.seen + t * PAIR);
       }
     }
   };
+
+  // y = C·h + D·x of the run's tokens; `read` has rows of `of.wide` floats.
+  void write(const Value* a, const Course& course, int64_t sequence, int64_t head,
+             const HeadTokens& of, const float* read) const {
+    for (int64_t t = 0; t < course.tokens; t++)
+      for (int64_t p = 0; p < P; p += W) {
+        vf out = load(read + t * of.wide + p);
+        out += of.skip * load(of.x + (course.pending + t) * of.wide + p);
+        store_some(y.in<float>(a) + ((t * course.batch + sequence) * heads + head) * P + p, out,
+                   (int)std::min<int64_t>(W, P - p));
+      }
+  }
 };
 
 KERNEL("scan_heads.scan", ScanHeads)
-KERNEL("scan_chunked.scan", ScanHeads)  // of older plans
-
-// Other launches of a scan in chunks: on a CPU `states` computes the outputs too.
-KERNEL("scan_chunks.states", ScanHeads)
-KERNEL("scan_terms.prepare", NoScan)
-KERNEL("scan_chunks.outputs", NoScan)

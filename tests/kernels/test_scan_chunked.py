@@ -61,7 +61,7 @@ def test_every_chunk_starts_from_its_own_state(batch: int) -> None:
     layer = FORMS["int8"]
     tokens, state = layer.tokens(150, batch), layer.start(batch)
     out = launch(Run(layer, state, tokens, store=2, regime=MANY))
-    if native():  # which runs token by token
+    if native():  # which keeps no such states
         return
     assert len(out.starts) == 2
     for chunk in (1, 2):
@@ -126,6 +126,19 @@ def test_decay_of_any_strength_is_safe() -> None:
     y, last = layer.reference(tokens, state)
     close(out.y, y)
     close(out.state[1], last)
+
+
+def test_a_token_that_is_no_number_reaches_later_tokens_alone() -> None:
+    if not native():
+        pytest.skip("a chunk of a GPU is one product of matrices")
+    tokens, state = FLOAT.tokens(40, 1), FLOAT.start(1)
+    expected, _ = FLOAT.reference(tokens, state)
+    tokens["dt"][20, 0, 0] = float("nan")  # of head 0
+    found = launch(Run(FLOAT, state, tokens, store=2, regime=MANY)).y.unflatten(-1, (2, -1))
+    assert found[20:, :, 0].isnan().all()
+    expected = expected.unflatten(-1, (2, -1))
+    close(found[:20], expected[:20])
+    close(found[:, :, 1], expected[:, :, 1])
 
 
 def run_after(layer: Layer, pending: int, steps: int, **how: int) -> Run:

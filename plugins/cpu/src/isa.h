@@ -42,6 +42,7 @@ template <int> struct Entry;
 #include "../../experts/cpu.h"
 #include "../../selective_scan/cpu.h"
 #include "../../selective_scan_heads/cpu.h"
+#include "../../selective_scan_heads/cpu_chunks.h"
 
 constexpr int KERNELS = __COUNTER__ - FIRST;
 
