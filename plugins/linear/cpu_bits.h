@@ -544,6 +544,7 @@ struct Blocked {
   void by_groups(const Prepared& x, const T* rows_of_x, const uint8_t* packed, Units<S> units,
                  int64_t rows, Pool& pool, Sink f) const {
     const int64_t of_row = blocks_a_row(), of_block = block / 4, half = K / 2;
+    const int64_t ahead = AHEAD / (block * BITS / 8);  // scales of the weights that are fetched
     Add add;
     pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(bytes(), rows) / W),
               [&](int64_t first, int64_t last) {
@@ -588,6 +589,8 @@ struct Blocked {
               }
             }
             vf worth = beside(unit.scales, b, count);
+            __builtin_prefetch(unit.scales + b * count + ahead, 0, 2);
+            if (MINIMUM) __builtin_prefetch(unit.minimums + b * count + ahead, 0, 2);
             for (int r = 0; r < R; r++)
               acc[r] += __builtin_convertvector(total[r], vf) * (worth * worths[b * R + r]);
           }
