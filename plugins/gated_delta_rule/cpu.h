@@ -33,6 +33,7 @@ struct DeltaRule : Kernel {
               [&](int64_t first, int64_t last) {
       for (int64_t each = first; each < last; each++)
         Head(*this, a, course, each / heads, each % heads).all_channels();
+      drain();
     });
   }
 
@@ -117,8 +118,11 @@ struct DeltaRule : Kernel {
       const int64_t vectors = V ? V : padded / W;
       vf h[PAIR][V ? V : LIMIT / W];
       for (int i = 0; i < some; i++)
-        for (int64_t v = 0; v < vectors; v++)
-          h[i][v] = load_some(state_of(course.source, p + i) + v * W, some_of(v));
+        for (int64_t v = 0; v < vectors; v++) {
+          const float* from = state_of(course.source, p + i) + v * W;
+          h[i][v] = load_some(from, some_of(v));
+          __builtin_prefetch(from + AHEAD_OF_STATE, 0, 2);
+        }
       for (int64_t j = 0; j < course.pending; j++) {
         advance<V>(h, j, p, some);
         if (j + 1 == course.advance) store_all<V>(h, p, some);
@@ -147,9 +151,12 @@ struct DeltaRule : Kernel {
 
     template <int V> void store_all(const vf (*h)[V ? V : LIMIT / W], int64_t p, int some) const {
       const int64_t vectors = V ? V : padded / W;
+      const bool past = course.batch * s.heads * s.P * s.N >= LARGE_STATE;
       for (int i = 0; i < some; i++)
-        for (int64_t v = 0; v < vectors; v++)
-          store_some(state_of(course.target, p + i) + v * W, h[i][v], some_of(v));
+        for (int64_t v = 0; v < vectors; v++) {
+          float* to = state_of(course.target, p + i) + v * W;
+          past && some_of(v) == W ? store_past(to, h[i][v]) : store_some(to, h[i][v], some_of(v));
+        }
     }
 
     // Runs token t from h and writes its output.

@@ -39,7 +39,6 @@ struct Scan : Kernel {
       refuse("B_GROUPS must divide C_GROUPS, and C_GROUPS must divide E");
   }
   static constexpr int64_t LIMIT = 256;
-  static constexpr int64_t LARGE = 1 << 14;  // elements of a state whose stores bypass the caches
 
   // The run of one state: its course, and its rows of dt, B and C.
   struct Part {
@@ -383,8 +382,8 @@ struct Scan : Kernel {
         }
       });
     }
-    // Whether stores bypass the processor's caches: the next step reads from memory in any case.
-    bool past() const { return kind == Type::f32 && N * s.E >= LARGE; }
+    // Whether stores bypass the processor's caches.
+    bool past() const { return kind == Type::f32 && N * s.E >= LARGE_STATE; }
     void load_all(vf* h) const {
       each_state(h, course.source, [&](vf& of_n, const auto* from, int some) {
         of_n = load_some(from, some);

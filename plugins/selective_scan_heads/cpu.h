@@ -10,8 +10,6 @@ struct ScanHeads : Kernel {
   bool tree;
   static constexpr int64_t LIMIT = 256;  // maximum of N
   static constexpr int PAIR = 2, ACROSS = REGISTERS / 4;  // channels and vectors of a tile
-  static constexpr int64_t AHEAD = 1024;     // floats of the state to fetch ahead
-  static constexpr int64_t LARGE = 1 << 14;  // elements of a state whose stores bypass the caches
 
   ScanHeads(const Variant& v)
       : x(numbers(v, "x")), dt(numbers(v, "dt")), B(numbers(v, "B")), C(numbers(v, "C")),
@@ -244,7 +242,7 @@ struct ScanHeads : Kernel {
 #pragma GCC unroll 8
           for (int v = 0; v < V; v++) {
             h[i][v] = load(from + v * W);
-            __builtin_prefetch(from + v * W + AHEAD, 0, 2);
+            __builtin_prefetch(from + v * W + AHEAD_OF_STATE, 0, 2);
           }
         }
         return;
@@ -257,7 +255,7 @@ struct ScanHeads : Kernel {
       }
     }
     EDGE_INLINE void store_all() const {
-      const bool past = of.state_size >= LARGE;
+      const bool past = of.state_size >= LARGE_STATE;
       for (int i = 0; i < some; i++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) {

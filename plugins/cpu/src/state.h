@@ -44,6 +44,10 @@ inline void store_state(void* state, Type kind, int64_t at, vf h, vf inverse, in
   store_as_type(state, kind, at, kind == Type::i8 ? round_even(h * inverse) : h, n);
 }
 
+// The processor does not fetch a state by itself fast enough: floats of it to fetch ahead. Stores to
+// one of so many elements bypass the caches, because the next step reads it from memory in any case.
+constexpr int64_t AHEAD_OF_STATE = 1024, LARGE_STATE = 1 << 14;
+
 // What a run does to a recurrent state: see RUN_FIELDS of edge/launch.py.
 struct Course {
   int64_t pending, advance, source, target, store, tokens, batch;
