@@ -141,12 +141,13 @@ struct DeltaRule : Kernel {
       for (int64_t v = 0; v < vectors; v++)
         for (int i = 0; i < some; i++) {
           h[i][v] = fade * h[i][v];
-          known[i] += h[i][v] * load(key + v * W);
+          known[i] = fused(h[i][v], load(key + v * W), known[i]);
         }
       float written[PAIR];
       for (int i = 0; i < some; i++) written[i] = beta[j] * (x[i] - sum(known[i]));
       for (int64_t v = 0; v < vectors; v++)
-        for (int i = 0; i < some; i++) h[i][v] += written[i] * load(key + v * W);
+        for (int i = 0; i < some; i++)
+          h[i][v] = fused(splat(written[i]), load(key + v * W), h[i][v]);
     }
 
     template <int V> void store_all(const vf (*h)[V ? V : LIMIT / W], int64_t p, int some) const {

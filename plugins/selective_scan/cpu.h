@@ -349,7 +349,7 @@ struct Scan : Kernel {
 #pragma GCC unroll 16
       for (int64_t n = 0; n < (COUNT ? COUNT : N); n++)
         for (int j = 0; j < SIDE; j++) {
-          vf now = exp2v(delta[j] * c[j].rate[n]) * h[j].get(n) + fed[j] * B[n];
+          vf now = fused(fed[j], splat(B[n]), exp2v(delta[j] * c[j].rate[n]) * h[j].get(n));
           h[j].put(n, now);
           if (READ) out[j] += now * C[n];
         }

@@ -168,17 +168,22 @@ struct ScanHeads : Kernel {
       for (int64_t p = 0; p < s.P; p += PAIR) {
         int some = (int)std::min<int64_t>(PAIR, s.P - p);
         std::memset(seen, 0, size_t(course.tokens * PAIR) * sizeof(vf));
-        int64_t v = 0;
-        for (; (v + ACROSS) * W <= padded; v += ACROSS)
-          if (kind == Type::f32 && some == PAIR && (v + ACROSS) * W <= s.N)
-            Tile<ACROSS, true>(*this, p, some, v * W).run();
-          else
-            Tile<ACROSS, false>(*this, p, some, v * W).run();
-        for (; v * W < padded; v++) Tile<1, false>(*this, p, some, v * W).run();
+        int64_t n = 0;
+        tiles<ACROSS>(p, some, n);
+        tiles<1>(p, some, n);
         for (int64_t t = 0; t < course.tokens; t++)
           for (int i = 0; i < some; i++) read[t * wide + p + i] = sum(seen[t * PAIR + i]);
       }
       s.write(a, course, sequence, head, of, read);
+    }
+
+    // Runs tiles of V vectors from column n on, as far as they fit.
+    template <int V> void tiles(int64_t p, int some, int64_t& n) const {
+      for (; n + V * W <= padded; n += V * W)
+        if (kind == Type::f32 && some == PAIR && n + V * W <= s.N)
+          Tile<V, true>(*this, p, some, n).run();
+        else
+          Tile<V, false>(*this, p, some, n).run();
     }
   };
 
@@ -217,10 +222,10 @@ struct ScanHeads : Kernel {
 #pragma GCC unroll 8
       for (int v = 0; v < V; v++) {
         vf new_B = load(now + v * W);
-        for (int i = 0; i < some; i++) h[i][v] = fade * h[i][v] + fed[i] * new_B;
+        for (int i = 0; i < some; i++) h[i][v] = fused(splat(fed[i]), new_B, fade * h[i][v]);
         if (seen) {
           vf of_c = load(c + v * W);
-          for (int i = 0; i < some; i++) seen[i] += h[i][v] * of_c;
+          for (int i = 0; i < some; i++) seen[i] = fused(h[i][v], of_c, seen[i]);
         }
       }
       if (WHOLE || of.kind == Type::f32) return;

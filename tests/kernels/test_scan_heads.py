@@ -28,11 +28,14 @@ FORMS = {
     "int8-i8": Layer(bits=8),
     "channels-i8": Layer(bits=8, channels=True),
     "channels-f16": Layer(bits=16, channels=True),
+    "wide": Layer(p=5, n=200, bits=32, int8=False),  # tiles of every size
+    "wide-i8": Layer(p=5, n=200, bits=8),
     "delta": DeltaLayer(),
+    "wide-delta": DeltaLayer(p=5, n=128),
 }
 forms = pytest.mark.parametrize("layer", FORMS.values(), ids=FORMS)
 # each type of state, and each number of scales
-_EACH = ("float", "int8-f32", "int8-i8", "channels-f16", "delta")
+_EACH = ("float", "int8-f32", "int8-i8", "channels-f16", "wide", "wide-i8", "delta", "wide-delta")
 some_forms = pytest.mark.parametrize("layer", [FORMS[name] for name in _EACH], ids=_EACH)
 
 

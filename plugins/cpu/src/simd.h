@@ -33,6 +33,19 @@ inline vf splat(float x) {  // 0 + x would be an addition
   return vf{x, x, x, x};
 #endif
 }
+// a·b + c, rounded once or twice, but the same way wherever it is compiled: the compiler's own choice
+// differs between copies of an expression, and replayed tokens must have the bits of those run before.
+inline vf fused(vf a, vf b, vf c) {
+#if EDGE_ISA_AVX512
+  return vf(_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c));
+#elif EDGE_ISA_AVX2
+  return vf(_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c));
+#elif EDGE_ISA_NEON
+  return vf(vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b));
+#else
+  return a * b + c;
+#endif
+}
 // A lane of `where` is all ones to choose a, or all zeros to choose b.
 inline vf choose(vi where, vf a, vf b) {
   return vf((vi(a) & where) | (vi(b) & ~where));
