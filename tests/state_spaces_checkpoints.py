@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.checkpoints import TOKENS, random_tensor, save_tokenizer, write_json
@@ -46,6 +46,24 @@ def save_state_spaces(
     write_json(path / "config.json", config)
     torch.save(tensors, path / "pytorch_model.bin")
     return save_tokenizer(path) if tokenizer else path
+
+
+def save_codestral(path: Path) -> Path:
+    """Write Mamba-2 in the layout of mistral-inference: params.json, of the published sizes."""
+    ours = save_state_spaces(
+        path.with_name(f"{path.name}-ours"), 2, d_model=128, tie_embeddings=False,
+        ssm_cfg={"headdim": 64, "d_state": 128, "ngroups": 2},
+    )  # fmt: skip
+    path.mkdir()
+    params = {
+        "dim": 128, "n_layers": 2, "vocab_size": 272, "n_groups": 2, "rms_norm": True,
+        "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 1,
+        "tie_embeddings": False, "model_type": "mamba",
+    }  # fmt: skip
+    write_json(path / "params.json", params)
+    stored = torch.load(ours / "pytorch_model.bin", weights_only=True)
+    save_file({f"model.{n}": t for n, t in stored.items()}, path / "consolidated.safetensors")
+    return save_tokenizer(path)
 
 
 def save_mambabyte(path: Path, layout: str = "rmsnorm", **overrides: Any) -> Path:

@@ -18,17 +18,13 @@ from edge.export.checkpoint.checkpoint import as_stored
 from edge.export.distill.save import source_layout
 from tests.checkpoints import edit_config, refusal
 from tests.transformers_checkpoints import (
+    LLAMA3,
     save_gemma3,
     save_gpt_neox,
     save_granite,
     save_llama,
     save_mistral,
 )
-
-LLAMA3: dict[str, Any] = {
-    "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 256,
-}  # fmt: skip
 
 
 def attention_of(config: ModelConfig) -> AttentionConfig:

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.network import Network
-from tests.state_spaces_checkpoints import save_mambabyte, save_state_spaces
+from tests.state_spaces_checkpoints import save_codestral, save_mambabyte, save_state_spaces
 from tests.transformers_checkpoints import save_mamba, save_mamba2
 
 TOKENS = torch.randint(256, (1, 70), generator=torch.Generator().manual_seed(2))
@@ -214,20 +213,9 @@ def test_mambabyte_with_layernorm_in_the_state_spaces_layout(tmp_path: Path) -> 
 
 
 def test_codestral_mamba_in_the_layout_of_mistral_inference(tmp_path: Path) -> None:
-    ours = save_state_spaces(
-        tmp_path / "ours", 2, d_model=128, tie_embeddings=False, ssm_cfg={
-            "headdim": 64, "d_state": 128, "ngroups": 2},
-    )  # fmt: skip
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    params = {
-        "dim": 128, "n_layers": 2, "vocab_size": 272, "n_groups": 2, "rms_norm": True,
-        "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 1,
-        "tie_embeddings": False, "model_type": "mamba",
-    }  # fmt: skip
-    (theirs / "params.json").write_text(json.dumps(params))
-    stored = torch.load(ours / "pytorch_model.bin", weights_only=True)
-    save_file({f"model.{n}": t for n, t in stored.items()}, theirs / "consolidated.safetensors")
+    theirs = save_codestral(tmp_path / "theirs")
+    ours = tmp_path / "theirs-ours"
+    params = json.loads((theirs / "params.json").read_text())
     one, other = open_checkpoint(ours), open_checkpoint(theirs)
     assert one.config == other.config and other.family == "mistral_mamba"
     for (name, a), (same, b) in zip(one.tensors(), other.tensors(), strict=True):

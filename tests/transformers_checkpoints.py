@@ -57,6 +57,11 @@ _LLAMA: dict[str, Any] = dict(
 )  # fmt: skip
 _PADDED = _LLAMA | _ENDS
 save_llama = partial(save, "llama", _LLAMA)
+# the RoPE of Llama 3.2
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}  # fmt: skip
 save_mistral = partial(save, "mistral", _LLAMA | {"sliding_window": 256})
 # parallel blocks, a quarter of each head rotated
 save_gpt_neox = partial(

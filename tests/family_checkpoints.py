@@ -1,0 +1,120 @@
+"""A tiny random checkpoint of every family: one that has all that the family may have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.mamba_in_llama import save_mamba_in_llama
+from tests.state_spaces_checkpoints import save_codestral, save_mambabyte
+from tests.transformers_checkpoints import (
+    GRANITE,
+    LLAMA3,
+    save_arcee,
+    save_bamba,
+    save_falcon_h1,
+    save_falcon_mamba,
+    save_gemma,
+    save_gemma2,
+    save_gemma3,
+    save_gpt_neox,
+    save_granite,
+    save_granite_hybrid,
+    save_jamba,
+    save_lfm2,
+    save_lfm3,
+    save_llama,
+    save_mamba,
+    save_mamba2,
+    save_mistral,
+    save_nemotron_h,
+    save_olmo2,
+    save_olmo3,
+    save_olmo_hybrid,
+    save_phi3,
+    save_qwen2,
+    save_qwen3,
+    save_qwen3_5,
+    save_qwen3_5_moe,
+    save_smollm3,
+    save_with_experts,
+    save_zamba,
+    save_zamba2,
+)
+
+Save = Callable[[Path], Path]
+SAVE: dict[str, Save] = {
+    "arcee": save_arcee,
+    "bamba": save_bamba,
+    "falcon_h1": partial(save_falcon_h1, mamba_rms_norm=True),
+    "falcon_mamba": save_falcon_mamba,
+    "gemma": save_gemma,
+    "gemma2": partial(save_gemma2, sliding_window=13, max_position_embeddings=64),
+    "gemma3_text": partial(save_gemma3, sliding_window=13, max_position_embeddings=64),
+    "gpt_neox": partial(save_gpt_neox, num_attention_heads=2, max_position_embeddings=64),
+    "granite": save_granite,
+    "granitemoe": partial(save_with_experts, family="granitemoe", residual_multiplier=0.5),
+    "granitemoeshared": partial(
+        save_with_experts, family="granitemoeshared", shared_intermediate_size=24, **GRANITE
+    ),
+    "granitemoehybrid": partial(
+        save_granite_hybrid, num_local_experts=6, num_experts_per_tok=3, intermediate_size=32
+    ),
+    "jamba": partial(save_jamba, num_experts=5),
+    "lfm2": save_lfm2,
+    "lfm3": save_lfm3,
+    "lfm2_moe": partial(
+        save_with_experts,
+        family="lfm2_moe",
+        num_dense_layers=1,
+        routed_scaling_factor=1.5,
+        layer_types=["conv", "full_attention", "conv"],
+    ),
+    "llama": partial(
+        save_llama,
+        head_dim=12,
+        max_position_embeddings=2048,
+        rope_parameters=LLAMA3 | {"rope_theta": 100.0, "original_max_position_embeddings": 64},
+    ),
+    "mamba_in_llama": partial(save_mamba_in_llama, mamba2=False),
+    "mamba": save_mamba,
+    "mamba2": save_mamba2,
+    "mambabyte": save_mambabyte,
+    "mistral": partial(save_mistral, sliding_window=4, max_position_embeddings=64),
+    "mistral_mamba": save_codestral,
+    "mixtral": partial(save_with_experts, family="mixtral"),
+    "nemotron_h": partial(
+        save_nemotron_h,
+        num_hidden_layers=5,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=40,
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "moe"],
+    ),
+    "olmo2": save_olmo2,
+    "olmo3": partial(
+        save_olmo3, sliding_window=13, head_dim=12, hidden_size=48, max_position_embeddings=64
+    ),
+    "olmo_hybrid": save_olmo_hybrid,
+    "phi3": partial(save_phi3, sliding_window=20),
+    "qwen2": partial(save_qwen2, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+    "qwen3": save_qwen3,
+    "qwen3_5": save_qwen3_5,
+    "qwen3_5_moe": partial(save_qwen3_5_moe, stacked=True),
+    "qwen3_next": partial(
+        save_with_experts,
+        family="qwen3_next",
+        shared_expert_intermediate_size=24,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+    ),
+    "qwen3_moe": partial(save_with_experts, family="qwen3_moe", head_dim=12, decoder_sparse_step=2),
+    "qwen2_moe": partial(save_with_experts, family="qwen2_moe", shared_expert_intermediate_size=24),
+    "smollm3": save_smollm3,
+    "zamba": partial(save_zamba, hidden_size=32),
+    "zamba2": partial(save_zamba2, hidden_size=32),
+}
