@@ -134,6 +134,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "head gate": (SHORT_WIDE, HEAD_GATED, MLP),
     "deltanet": (DELTANET, GATED, DELTANET_WIDE, MLP),
     "experts": (EXPERTS, SHARED, LATENT),
+    "routed": (MAMBA2_GROUPS, EXPERTS, NO_ROPE, LATENT),
     "all": (MAMBA1, ATTENTION_ODD, MLP, MAMBA2_MLP, MAMBA1_ODD, MAMBA2_GROUPS),
 }
 LAYERNORM = {"mamba1", "all", "parallel"}

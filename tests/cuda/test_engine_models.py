@@ -25,10 +25,12 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "short": ("short", "fp32", None),
     "head-gate": ("head gate", "fp32", None),
     "deltanet": ("deltanet", "fp32", None),
+    "experts": ("routed", "fp32", None),
     "mamba2-fp16": ("mamba2 groups", "fp16", None),
     "mamba1-w8a8": ("mamba1", "w8a8", "int8"),
     "mamba2-w8a8": ("mamba2", "w8a8", "int8"),
     "hybrid-w8a8": ("all", "w8a8", None),
+    "experts-w8a8": ("routed", "w8a8", None),
 }
 # one case for each kernel that runs trees, in each of its types; other cases differ only in other
 # kernels
