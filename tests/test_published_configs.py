@@ -22,8 +22,13 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     "bamba-9b-v1": ("bamba", 64, 9_780_235_392, 262144),
     # the norm that both mixers of a block read is counted twice here
     "falcon-h1-0.5b-base": ("falcon_h1", 108, 521_411_104 + 36 * 1024, 16384),
+    "falcon-h1-tiny-90m-instruct": ("falcon_h1", 72, 91_131_072 + 24 * 512, 262144),
     # and the norms of dt, B and C are stored
     "falcon-mamba-7b": ("falcon_mamba", 64, 7_272_665_088 + 64 * (256 + 32), None),
+    # the fields that public code reads; the multipliers of the second and third are left out
+    "granite-4.0-h-350m": ("granitemoehybrid", 64, 340_332_224, 32768),
+    "granite-4.0-h-1b": ("granitemoehybrid", 80, 1_461_538_368, 131072),
+    "granite-4.0-h-tiny": ("granitemoehybrid", 120, 6_939_037_248 + 40 * 1536, 131072),
     # here too, where experts and their shared MLP read it
     "granite-4.0-h-small": ("granitemoehybrid", 120, 32_207_337_984 + 40 * 4096, 131072),
     # whose windows are 512 tokens
