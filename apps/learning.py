@@ -100,7 +100,7 @@ class Learning:
         """Return the command that exports the result: the tokenizer is in its folder, except for
         bytes, which have no file.
         """
-        from edge.export.text_files import AS_BYTES, reads_bytes
+        from edge.export.tokenizer_files import AS_BYTES, reads_bytes
 
         given = f" --tokenizer {AS_BYTES}" if reads_bytes(self.tokenizer) else ""
         return f"edge export {folder} -o BUNDLE{given}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -122,6 +122,14 @@ class Faults:
             self._faults.append((field, message))
         if remedy:
             self._remedies[remedy] = None
+
+    def count(self, field: str, messages: Iterable[str], remedy: str | None = None) -> None:
+        """Record the first of several faults of one kind, and how many more there are."""
+        first, others = None, 0
+        for message in messages:
+            first, others = first or message, others + (first is not None)
+        if first is not None:
+            self.add(field, f"{first}, and {others} more like it" if others else first, remedy)
 
     def extend(self, others: Faults) -> None:
         """Append the faults recorded in `others`."""

@@ -26,6 +26,7 @@ from edge.export.kernels import add_kernels, add_plan, check_can_compile
 from edge.export.quantize.plan import CacheType, StateType
 from edge.export.recipes import Choices, Mixture, Recipe, mixture, recipe
 from edge.export.recipes.mixture import EndType
+from edge.export.tokenizer_files import CHAT_TEMPLATE
 from edge.plugins.catalogue import OPS
 from edge.tensors import parameters
 
@@ -290,8 +291,8 @@ def _copy_text(
     template = text_files.chat_template(source)
     if template is None:
         return None
-    writer.path(text_files.CHAT_TEMPLATE).write_text(template, "utf-8", newline="\n")
-    return text_files.CHAT_TEMPLATE
+    writer.path(CHAT_TEMPLATE).write_text(template, "utf-8", newline="\n")
+    return CHAT_TEMPLATE
 
 
 def check_graph(folder: Path) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,21 +14,23 @@ from edge.bundle import GenerationDefaults, TokenizerInfo
 from edge.config import ModelConfig
 from edge.errors import EdgeError, ExportError, Faults
 from edge.export.checkpoint import Checkpoint
+from edge.export.checkpoint.checkpoint import is_model_file
 from edge.export.checkpoint.files import MAX_TEMPLATE_BYTES, read_file, read_utf8
-from edge.export.checkpoint.weights import check_pointer
-from edge.protobuf import VARINT, put
+from edge.export.tokenizer_files import (
+    CHAT_TEMPLATE,
+    GENERATION,
+    find_tokenizer,
+    given_files,
+    read_settings,
+)
 from edge.text.hf_checks import growth
-from edge.text.spm import CONTROL, UNUSED, USER_DEFINED, read_model
 
 BYTES = 256
-CHAT_TEMPLATE = "chat_template.jinja"
-GENERATION = "generation_config.json"
 # state-spaces' checkpoints ship without the tokenizer they were trained with
 _REMEDY = (
     "name the tokenizer it was trained with: --tokenizer FILE; state-spaces' models use "
     "EleutherAI/gpt-neox-20b's tokenizer.json, and --tokenizer bytes reads text as bytes"
 )
-AS_BYTES = "bytes"
 # these classes prepend `bos` unless their settings say otherwise
 _ADD_BOS = ("LlamaTokenizer", "CodeLlamaTokenizer")
 
@@ -42,47 +41,40 @@ def tokenizer_info(
     """Return the manifest's tokenizer entry, and (file to copy, path in the bundle) pairs.
 
     `given` is a tokenizer file, or a directory with one, to use instead of the checkpoint's, or
-    AS_BYTES to read text as bytes, the default for models of 256 tokens. tokenizer.json takes
-    precedence over a SentencePiece model. Raises ExportError when there is no tokenizer, when it
-    cannot be read, or when it has more tokens than the model.
+    AS_BYTES to read text as bytes, the default for models of 256 tokens. Of several, the first
+    counts: tokenizer.json, a SentencePiece model, tekken.json, vocab.json with merges.txt. Raises
+    ExportError when there is no tokenizer, when it cannot be read, or when it has more tokens than
+    the model.
     """
     files = {p.name: p for p in checkpoint.tokenizer_files}
     if given is not None:
-        files = _given_files(given)
-    sentencepiece = next((p for name, p in files.items() if name.endswith(".model")), None)
-    tokenizer_file = files.get("tokenizer.json") or sentencepiece
-    settings = _read_settings(files.get("tokenizer_config.json"))
+        files = given_files(given)
+    found = find_tokenizer(checkpoint, files)
     special = _special_ids(checkpoint.generation)
-    if tokenizer_file is None:
+    if found is None:
         _check_reads_bytes(checkpoint, config, given)
         return TokenizerInfo(kind="bytes", vocab_size=BYTES, **_ids_below(BYTES, special)), []
-    check_pointer(tokenizer_file)
-    original, added = tokenizer_file, _read_settings(files.get("added_tokens.json"))
-    if tokenizer_file is sentencepiece and (tokens := added_tokens(settings, added)):
-        tokenizer_file = sentencepiece = with_added_tokens(checkpoint, tokenizer_file, tokens)
-    size, ids = _read_vocabulary(tokenizer_file)
+    size, ids = _read_vocabulary(found.file)
     if size > config.vocab_size:
         raise ExportError(
             f"has {size} tokens, the model {config.vocab_size}",
-            file=original,
+            file=found.original,
             remedy="do tokenizer and weights come from the same model?",
         )
     for key in ("bos", "eos"):
-        token = _token_text(settings.get(f"{key}_token"))
+        token = _token_text(found.settings.get(f"{key}_token"))
         if not special.get(key) and token in ids:
             special[key] = ids[token] if key == "bos" else (ids[token],)
-    copies = [
-        (p, f"tokenizer/{p.name}")
-        for p in (tokenizer_file, files.get("tokenizer_config.json"))
-        if p
-    ]
+    copies = [(found.file, f"tokenizer/{found.name}")]
+    if (settings := files.get("tokenizer_config.json")) is not None:
+        copies.append((settings, f"tokenizer/{settings.name}"))
     bos = next((piece for piece, i in ids.items() if i == special["bos"]), None)
     info = TokenizerInfo(
-        kind="sentencepiece" if tokenizer_file is sentencepiece else "tokenizer.json",
+        kind="tokenizer.json" if found.name == "tokenizer.json" else "sentencepiece",
         file=copies[0][1],
-        sha256=hashlib.sha256(read_file(tokenizer_file)).hexdigest(),
+        sha256=hashlib.sha256(read_file(found.file)).hexdigest(),
         vocab_size=size,
-        add_bos=bos is not None and _adds_bos(settings, tokenizer_file, bos),
+        add_bos=bos is not None and _adds_bos(found.settings, found.file, bos),
         **special,
     )
     return info, copies
@@ -101,49 +93,24 @@ def _check_reads_bytes(checkpoint: Checkpoint, config: ModelConfig, given: Path 
         raise ExportError("has no tokenizer", file=checkpoint.path, remedy=_REMEDY)
 
 
-def _adds_bos(settings: dict[str, Any], tokenizer_file: Path, bos: str) -> bool:
+def _adds_bos(settings: Mapping[str, Any], tokenizer_file: Path, bos: str) -> bool:
     """Return whether texts begin with `bos`, decided as transformers does."""
     stated = settings.get("add_bos_token")
     if isinstance(stated, bool):
         return stated
     kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
     # Llama 1 checkpoints may lack tokenizer_config.json
-    if kind in _ADD_BOS or (not kind and tokenizer_file.suffix == ".model"):
+    if kind in _ADD_BOS or (not kind and is_model_file(tokenizer_file)):
         return True
     if tokenizer_file.name != "tokenizer.json":
         return False
-    step = _read_settings(tokenizer_file).get("post_processor")
+    step = read_settings(tokenizer_file).get("post_processor")
     steps = step.get("processors") if isinstance(step, dict) else None
     for processor in [step, *(steps if isinstance(steps, list) else [])]:
         if isinstance(processor, dict) and processor.get("type") == "TemplateProcessing":
             first = (processor.get("single") or [None])[0]
             return isinstance(first, dict) and first.get("SpecialToken", {}).get("id") == bos
     return False
-
-
-def reads_bytes(given: Path | None) -> bool:
-    """Return whether a given tokenizer is AS_BYTES, and no file or folder of that name."""
-    return given is not None and str(given) == AS_BYTES and not given.exists()
-
-
-def _given_files(path: Path) -> dict[str, Path]:
-    """Return name → tokenizer file at a path the user gave; none for AS_BYTES. Raises ExportError
-    if none is there.
-    """
-    if reads_bytes(path):
-        return {}
-    candidates = [path] if path.is_file() else sorted(path.glob("*")) if path.is_dir() else []
-    names = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
-    files = {p.name: p for p in candidates if p.name in names or p.suffix == ".model"}
-    if not any(name == "tokenizer.json" or name.endswith(".model") for name in files):
-        what = "holds no tokenizer.json and no .model file" if path.exists() else "does not exist"
-        raise ExportError(
-            what,
-            file=path,
-            field="--tokenizer",
-            remedy="give a tokenizer file, its folder, or bytes",
-        )
-    return files
 
 
 def copied(checkpoint: Checkpoint, given: Path | None = None) -> dict[str, bytes]:
@@ -161,7 +128,7 @@ def copied(checkpoint: Checkpoint, given: Path | None = None) -> dict[str, bytes
     if (template := chat_template(checkpoint)) is not None:
         contents[CHAT_TEMPLATE] = template.encode()
     kept = {name: contents[name] for name in (CHAT_TEMPLATE, GENERATION) if name in contents}
-    return kept | {name: read_file(file) for name, file in _given_files(given).items()}
+    return kept | {name: read_file(file) for name, file in given_files(given).items()}
 
 
 def _special_ids(generation: dict[str, Any]) -> dict[str, Any]:
@@ -176,16 +143,6 @@ def _ids_below(limit: int, special: dict[str, Any]) -> dict[str, Any]:
     """Return the special tokens whose ids are below `limit`."""
     bos, pad = (special[k] if (special[k] or 0) < limit else None for k in ("bos", "pad"))
     return {"bos": bos, "pad": pad, "eos": tuple(t for t in special["eos"] if t < limit)}
-
-
-def _read_settings(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        values = json.loads(read_file(path))
-    except (ValueError, RecursionError) as problem:
-        raise ExportError(f"cannot be read as JSON: {problem}", file=path) from None
-    return values if isinstance(values, dict) else {}
 
 
 def _token_text(token: Any) -> str | None:
@@ -223,7 +180,7 @@ def chat_template(checkpoint: Checkpoint) -> str | None:
     files = {p.name: p for p in checkpoint.tokenizer_files}
     if CHAT_TEMPLATE in files:
         return read_utf8(files[CHAT_TEMPLATE], MAX_TEMPLATE_BYTES)
-    template = _read_settings(files.get("tokenizer_config.json")).get("chat_template")
+    template = read_settings(files.get("tokenizer_config.json")).get("chat_template")
     if isinstance(template, list):
         defaults = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
         template = defaults[-1].get("template") if defaults else None
@@ -243,7 +200,7 @@ def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
         return checkpoint.manifest.generation
     files = {p.name: p for p in checkpoint.tokenizer_files}
     path = files.get(GENERATION)
-    values = _read_settings(path)
+    values = read_settings(path)
     stops = values.get("stop_strings")
     stops = [stops] if isinstance(stops, str) else stops
     renamed = {
@@ -285,62 +242,3 @@ def licence(checkpoint: Checkpoint) -> str | None:
         if key.strip() == "license" and value.strip():
             return value.strip()[:200]
     return None
-
-
-_BYTES = 2  # wire type of a length-delimited protobuf field
-MAX_ADDED = 1 << 16
-
-
-def added_tokens(
-    settings: Mapping[str, Any], added: Mapping[str, Any]
-) -> dict[int, tuple[str, bool]]:
-    """Return the tokens added to a SentencePiece model after training, such as `<|im_end|>`.
-
-    Maps id to text and whether it is a control token, read from `added_tokens_decoder` of
-    tokenizer_config.json and from added_tokens.json. Malformed entries are skipped.
-    """
-    tokens = {i: (text, True) for text, i in added.items() if isinstance(i, int) and text}
-    decoder = settings.get("added_tokens_decoder")
-    for key, token in decoder.items() if isinstance(decoder, dict) else ():
-        text = token.get("content") if isinstance(token, dict) else None
-        if isinstance(text, str) and key.isdecimal() and len(key) < 12:
-            tokens[int(key)] = (text, token.get("special") is not False)
-    return tokens
-
-
-def with_added_tokens(
-    checkpoint: Checkpoint, model: Path, tokens: Mapping[int, tuple[str, bool]]
-) -> Path:
-    """Append tokens to a SentencePiece model, in a file that lasts as long as `checkpoint`.
-
-    Returns `model` itself when it has all of them already. Raises ExportError when an id is far
-    beyond the model's last, or the model cannot be read.
-    """
-    data = model.read_bytes()
-    try:
-        pieces = read_model(data).pieces
-    except ValueError as problem:
-        raise ExportError(f"cannot be read as a tokenizer: {problem}", file=model) from None
-    extra = {i: token for i, token in tokens.items() if i >= len(pieces)}
-    if not extra:
-        return model
-    if max(extra) - len(pieces) > MAX_ADDED:
-        raise ExportError(
-            f"has {len(pieces)} pieces, and token {max(extra)} was added to it", file=model,
-            remedy="do the tokenizer's files come from the same model?",
-        )  # fmt: skip
-    known = {piece.text for piece in pieces}
-    out = bytearray(data)
-    for i in range(len(pieces), max(extra) + 1):
-        text, control = extra.get(i, (f"[unused {i}]", True))
-        kind = CONTROL if control else USER_DEFINED
-        if i not in extra or text in known:
-            text, kind = f"[unused {i}]", UNUSED
-        piece = put(1, _BYTES, text.encode()) + put(3, VARINT, kind)
-        out += put(1, _BYTES, piece)
-        known.add(text)
-    folder = Path(tempfile.mkdtemp(prefix="edge-tokenizer-"))
-    weakref.finalize(checkpoint, shutil.rmtree, folder, ignore_errors=True)
-    extended = folder / model.name
-    extended.write_bytes(out)
-    return extended

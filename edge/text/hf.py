@@ -247,7 +247,7 @@ def _decoder(config: Any, file: str) -> tuple[Callable[[str], bytes], bool]:
     steps = config.get("decoders", []) if _kind(config) == "Sequence" else [config]
     kinds = [_kind(step) for step in steps]
     if kinds == ["ByteLevel"]:
-        alphabet = _byte_alphabet()
+        alphabet = byte_alphabet()
 
         def from_alphabet(piece: str) -> bytes:
             if all(character in alphabet for character in piece):
@@ -296,7 +296,7 @@ def _space_spelling(steps: list[Any]) -> str | None:
     return spelling if isinstance(spelling, str) and 0 < len(spelling) <= MAX_PIECE else None
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Return GPT-2's printable stand-ins for the 256 bytes (openai/gpt-2, encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     stand_ins = {chr(value): value for value in printable}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,11 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
 )
+_MODEL_FILE = re.compile(r".*\.model(\.v[0-9]+[a-z0-9]*)?")  # Mistral's tokenizer.model.v3
 INTEGER_BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
 
@@ -306,11 +311,16 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
 
 
+def is_model_file(path: Path) -> bool:
+    """Return whether a path is named like a SentencePiece model."""
+    return _MODEL_FILE.fullmatch(path.name) is not None
+
+
 def _tokenizer_files(path: Path) -> list[Path]:
     standard = [path / name for name in TOKENIZER_FILES]
     existing = [
         file
-        for file in [*standard, *sorted(path.glob("*.model"))]
+        for file in [*standard, *sorted(filter(is_model_file, path.glob("*.model*")))]
         if os.path.lexists(file) and not file.is_dir()
     ]
     for file in existing:

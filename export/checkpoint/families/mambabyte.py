@@ -21,7 +21,7 @@ NAME = "mambabyte"
 BYTES = 256
 _OWN = {"d_conv", "d_model", "d_state", "expand", "norm_eps", "num_layers", "rms_norm",
         "tie_embeddings"}  # fmt: skip
-TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
 def claims(fields: Fields) -> bool:

@@ -1,8 +1,8 @@
 """Write the tokenizer in a GGUF file as the files of a checkpoint.
 
 Byte-level BPE becomes a tokenizer.json. GGUF has the vocabulary and merges, but only a name for the
-pre-tokenizer, which splits text into words (`tokenizer.ggml.pre`). Its patterns are from llama.cpp,
-src/llama-vocab.cpp. A SentencePiece vocabulary becomes a `.model` again.
+pre-tokenizer, which splits text into words (`tokenizer.ggml.pre`). A SentencePiece vocabulary
+becomes a `.model` again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import CheckpointError, EdgeError
+from edge.export.checkpoint.bpe import (
+    NAMED,
+    WHOLE_WORDS,
+    AddedToken,
+    bpe_document,
+    merged_pair,
+)
 from edge.export.checkpoint.checkpoint import TOKENIZER_MODEL
 from edge.protobuf import VARINT, put
 
@@ -25,75 +32,6 @@ _TOKENIZER_REMEDY = "pass the original checkpoint's tokenizer.json with --tokeni
 _PADDING = re.compile(r"\[PAD\d+\]")  # pads a vocabulary to the embedding's size in conversions
 # tokens that end a message in the families' templates, which GGUF need not name
 _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>")
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"
-_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"
-# a Unicode mark belongs to the letter before it
-_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"^\s\p{L}", r"^\s\p{L}\p{M}")
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED_TAIL = _TAIL.replace(r"[\r\n]*", r"[\r\n/]*")
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    rf"|\p{{N}}|{_CASED_TAIL}"
-)
-_GPT4O = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
-    rf"|\p{{N}}{{1,3}}|{_CASED_TAIL}"
-)
-
-Step = dict[str, Any]
-_BYTE_LEVEL: Step = {
-    "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True,
-}  # fmt: skip
-_BYTE_LEVEL_ONLY = _BYTE_LEVEL | {"use_regex": False}
-_DIGITS: Step = {"type": "Digits", "individual_digits": True}
-
-
-def _split_step(pattern: str) -> Step:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-def _split_and_map(pattern: str) -> list[Step]:
-    return [_split_step(pattern), _BYTE_LEVEL_ONLY]
-
-
-# Falcon and Falcon-Mamba split digits after the byte-level step, which turns some bytes into digits
-_FALCON: list[Step] = [
-    {"type": "Punctuation", "behavior": "Contiguous"},
-    _BYTE_LEVEL,
-    _DIGITS | {"individual_digits": False},
-    _split_step("[0-9][0-9][0-9]"),
-]
-# pre-tokenizers, each with its names
-_PRE_TOKENIZERS: tuple[tuple[list[Step], str], ...] = (
-    ([_BYTE_LEVEL], "gpt-2 phi-2 mpt olmo jais exaone4 trillion granite-docling"),
-    ([_DIGITS, _BYTE_LEVEL], "smollm starcoder refact command-r codeshell exaone minerva-7b"),
-    (
-        _split_and_map(_LLAMA3),
-        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2 dbrx smaug-bpe",
-    ),
-    (_split_and_map(_QWEN2), "qwen2 deepseek-r1-qwen stablelm2 megrez"),
-    (_split_and_map(_QWEN35), "qwen35"),
-    (_split_and_map(_TEKKEN), "tekken"),
-    (_split_and_map(_GPT4O), "gpt-4o llama4"),
-    (_FALCON, "falcon"),
-)
-_STEPS = {name: steps for steps, names in _PRE_TOKENIZERS for name in names.split()}
-# words in the vocabulary are not split by merges, and texts begin with `bos`
-_WHOLE_WORDS = {
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-    "falcon3",
-    "falcon-h1",
-    "pixtral",
-    "lfm2",
-    "tekken",
-}
-_NORMALIZED = {"mpt", "olmo", "qwen2", "qwen35", "deepseek-r1-qwen"}  # apply Unicode NFC
 
 
 class GgufTokenizer:
@@ -189,7 +127,7 @@ class GgufTokenizer:
         return settings
 
     def _adds_bos(self) -> bool:
-        implied = self._string("model") == "llama" or self._string("pre") in _WHOLE_WORDS
+        implied = self._string("model") == "llama" or self._string("pre") in WHOLE_WORDS
         return bool(self._get("add_bos_token", implied))
 
     def _list(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> Any:
@@ -228,7 +166,7 @@ class GgufTokenizer:
 
     def _make_bpe(self, tokens: list[str], kinds: list[int]) -> tuple[str, bytes]:
         pre = self._string("pre")
-        if pre not in _STEPS:
+        if pre not in NAMED:
             value = self._get("pre")
             raise self._refusal("pre", f"is {value!r:.60}, an unknown pre-tokenizer")
         vocabulary = {
@@ -236,36 +174,19 @@ class GgufTokenizer:
             for index, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
             if not (kind == UNUSED and _PADDING.fullmatch(text))
         }
-        document: dict[str, Any] = {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [
-                {"id": index, "content": text, "single_word": False, "lstrip": False,
-                 "rstrip": False, "normalized": False, "special": kinds[index] != USER_DEFINED}
-                for text, index in vocabulary.items()
-                if kinds[index] in (UNKNOWN, CONTROL, USER_DEFINED)
-            ],
-            "normalizer": {"type": "NFC"} if pre in _NORMALIZED else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": _STEPS[pre]},
-            "post_processor": None,
-            "decoder": {**_BYTE_LEVEL, "type": "ByteLevel"},
-            "model": {
-                "type": "BPE", "dropout": None, "unk_token": None,
-                "continuing_subword_prefix": None, "end_of_word_suffix": None,
-                "fuse_unk": False, "byte_fallback": False, "ignore_merges": pre in _WHOLE_WORDS,
-                "vocab": vocabulary, "merges": self._merges(vocabulary),
-            },
-        }  # fmt: skip
-        return "tokenizer.json", json.dumps(document, ensure_ascii=False).encode()
+        added = {
+            index: AddedToken(text, special=kinds[index] != USER_DEFINED)
+            for text, index in vocabulary.items()
+            if kinds[index] in (UNKNOWN, CONTROL, USER_DEFINED)
+        }
+        data = bpe_document(NAMED[pre], vocabulary, self._merges(vocabulary), added)
+        return "tokenizer.json", data
 
-    def _merges(self, vocabulary: dict[str, int]) -> list[list[str]]:
+    def _merges(self, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
         merges = []
         for index, merge in enumerate(self._list("merges", str)):
-            # the first part has at least one character, which may itself be a space
-            cut = merge.find(" ", 1)
-            pair = [merge[:cut], merge[cut + 1 :]]
-            if cut < 0 or not {*pair, "".join(pair)} <= vocabulary.keys():
+            pair = merged_pair(merge, vocabulary)
+            if pair is None:
                 raise self._refusal("merges", f"entry {index} joins no tokens: {merge!r:.60}")
             merges.append(pair)
         return merges
