@@ -319,6 +319,25 @@ def test_another_repositorys_tokenizer(hub: FakeHub, tmp_path: Path) -> None:
     assert len(hub.served("model.safetensors")) == 0
 
 
+def test_the_first_form_of_a_tokenizer_is_fetched(
+    hub: FakeHub, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "slow"))
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    hub.add("someone/both", folder)
+    (folder / "tokenizer.json").unlink()
+    hub.add("someone/slow", folder)
+    assert call("pull", "someone/both", *QUICK).exit_code == 0
+    assert hub.served("vocab.json") == []
+    assert call("pull", "someone/slow", *QUICK).exit_code == 0
+    assert hub.served("vocab.json") == hub.served("merges.txt") == [None]
+    one, two = (edge.load(name, threads=1).tokenizer for name in ("both", "slow"))
+    assert one.encode("the state of 12 robots") == two.encode("the state of 12 robots")
+
+
 # -- from files and packages -------------------------------------------------------------------
 
 

@@ -23,12 +23,19 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 _TEXT = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja", "tokenizer.model", "README.md",
+    "config.json", "generation_config.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "README.md",
     "mamba_config.json",
 )  # fmt: skip
 _CONFIGS = ("config.json", "mamba_config.json")
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+# forms of a tokenizer, of which the first one there counts; the others are not fetched
+_TOKENIZER = (
+    re.compile(r"tokenizer\.json"),
+    re.compile(r"[^/]+\.model(\.v[0-9]+[a-z0-9]*)?"),
+    re.compile(r"tekken\.json"),
+    re.compile(r"vocab\.json|merges\.txt"),
+)
+_BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 MANIFEST = "manifest.json"
 MAX_FILES = 10_000
@@ -114,10 +121,13 @@ def look_up(repository: str, revision: str | None, file: str | None = None) -> H
 def look_up_tokenizer(repository: str) -> HubModel:
     """Look up only the tokenizer files of a repository. Raises PullError."""
     info = _ask(repository, None)
-    files = [each for each in _remote(repository, info) if each.name in _TOKENIZER]
-    if not any(file.name != "tokenizer_config.json" for file in files):
-        raise PullError("has no tokenizer.json and no tokenizer.model", file=repository)
-    return HubModel(repository, str(info.sha), None, files)
+    found = {each.name: each for each in _remote(repository, info)}
+    if not (files := _tokenizer(found)):
+        raise PullError(
+            "has no tokenizer.json, tokenizer.model, tekken.json or vocab.json", file=repository
+        )
+    beside = [found[name] for name in _BESIDE if name in found]
+    return HubModel(repository, str(info.sha), None, [*files, *beside])
 
 
 def look_up_config(repository: str) -> HubModel:
@@ -190,7 +200,7 @@ def _refused(named: str, problem: HTTPError) -> PullError:
 
 def _choose(repository: str, info: ModelInfo, file: str | None) -> HubModel:
     found = {each.name: each for each in _remote(repository, info)}
-    texts = [found[name] for name in _TEXT if name in found]
+    texts = [*(found[name] for name in _TEXT if name in found), *_tokenizer(found)]
     licence = _licence(info)
     if file is None and MANIFEST in found and "config.json" not in found:
         return HubModel(repository, str(info.sha), licence, list(found.values()), is_bundle=True)
@@ -213,6 +223,12 @@ def _choose(repository: str, info: ModelInfo, file: str | None) -> HubModel:
 
 def _list(offered: list[str]) -> str:
     return f"choose one with --file: {some(offered, 8)}" if offered else "it has none"
+
+
+def _tokenizer(found: dict[str, RemoteFile]) -> list[RemoteFile]:
+    """Return the files of a repository's tokenizer; none if it has no known form."""
+    of_forms = ([found[name] for name in found if form.fullmatch(name)] for form in _TOKENIZER)
+    return next(filter(None, of_forms), [])
 
 
 def _weights(found: dict[str, RemoteFile]) -> list[RemoteFile]:
