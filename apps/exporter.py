@@ -19,7 +19,14 @@ _OPTIONS = (
 
 
 def needs(doing: str, kind: type[EdgeError] = ExportError, *extras: str) -> None:
-    """Load torch. Raise `kind` when packages are missing, naming all and the pip command.
+    """Load torch. Raises as `check_packages` does."""
+    check_packages(doing, kind, *extras)
+    with interrupts.raising_nothing():
+        import_module("torch")
+
+
+def check_packages(doing: str, kind: type[EdgeError] = ExportError, *extras: str) -> None:
+    """Raise `kind` when packages are missing, naming all and the pip command.
 
     `extras`: extras to install besides those of the exporter.
     """
@@ -33,8 +40,6 @@ def needs(doing: str, kind: type[EdgeError] = ExportError, *extras: str) -> None
             remedy=f"pip install 'mamba-edge[{','.join(required)}]', on Python 3.11 or later; in a "
             "checkout, run make test",
         )
-    with interrupts.raising_nothing():
-        import_module("torch")
 
 
 @contextmanager

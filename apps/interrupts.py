@@ -109,6 +109,25 @@ def raising_nothing() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _leave_to_child(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+@contextmanager
+def left_to_child() -> Iterator[None]:
+    """Leave Ctrl-C to a child process on the same terminal, which gets it too and says so."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.default_int_handler:
+        yield
+        return
+    # a function, not SIG_IGN, which the child would inherit
+    signal.signal(signal.SIGINT, _leave_to_child)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _watch(read_end: int, acknowledged: threading.Event, finished: threading.Event) -> None:
     warned: Callable[..., Any] | None = None
     while numbers := os.read(read_end, 64):

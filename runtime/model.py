@@ -223,8 +223,8 @@ def resolve(bundle: str | os.PathLike[str], words: Sequence[str] = ()) -> Path:
             return path.expanduser()
         if (pulled := store.find(bundle)) is not None:
             return pulled
-        if store.is_repository(bundle):
-            name = store.name_for(bundle)
+        if store.is_source(bundle):
+            name = store.name_for(bundle.removeprefix(store.PYPI).partition("@")[0])
             available = store.find(name) is not None
             raise BundleError(
                 "is not a folder",

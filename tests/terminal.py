@@ -27,7 +27,7 @@ class Terminal:
 
     def __init__(
         self, *arguments: str, term: str = "xterm", size: tuple[int, int] = (24, 80),
-        **environment: str,
+        module: str = "edge.apps.chat", **environment: str,
     ) -> None:  # fmt: skip
         self._master, slave = pty.openpty()
         self._size = size
@@ -37,7 +37,7 @@ class Terminal:
         # opening a terminal makes it the controlling one of a new session, so that Ctrl-C works
         self.process = subprocess.Popen(
             ["sh", "-c", 'exec "$@" <"$TTY" >"$TTY" 2>&1', "sh", sys.executable, "-m",
-             "edge.apps.chat", *arguments],
+             module, *arguments],
             start_new_session=True,
             env=inherited | {"TTY": os.ttyname(slave), "TERM": term} | environment,
         )  # fmt: skip

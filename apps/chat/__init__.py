@@ -145,6 +145,10 @@ def chat(
     once = conversation.given_prompt(prompt)
     if as_json and once is None:
         raise InputError("works only for one answer", field="--json", remedy="give -p, or a pipe")
+    if not store.find(bundle) and (store.is_source(bundle) or bundle == HYBRID):
+        from edge.apps.models import offer
+
+        bundle = offer.ready(bundle)
     model, drafter = run.load(bundle), run.load_drafter(drafting.draft)
     with options.named_as_options():  # compiles the grammar for the model's vocabulary
         open_mask(model.tokenizer, params.constraint, continued=model.template is None)

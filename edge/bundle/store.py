@@ -15,6 +15,7 @@ NAME = re.compile(r"[a-z0-9](?:[._-]?[a-z0-9])*")
 MAX_NAME = 96
 DOWNLOADS = ".downloads"
 _USED = ".used"
+PYPI = "pypi:"
 # ends of file names that state the weights' type: model.Q4_K_M.gguf, model-f16.gguf
 _SUFFIX = re.compile(r"[-._](?:(?:iq|q|tq)\d+(?:_[a-z0-9]+)*|b?f16|f32|fp16|fp32|mxfp4)$", re.I)
 # a repository as hubs name it: OWNER/NAME
@@ -39,6 +40,12 @@ def is_name(text: str) -> bool:
 def is_repository(text: str) -> bool:
     """Return whether `text` has the form OWNER/NAME."""
     return _REPOSITORY.fullmatch(text) is not None and ".." not in text
+
+
+def is_source(text: str) -> bool:
+    """Return whether `text` is OWNER/NAME, with @REVISION or not, or pypi:PACKAGE."""
+    repository, at, revision = text.partition("@")
+    return text.startswith(PYPI) or (is_repository(repository) and bool(revision) == bool(at))
 
 
 def name_for(text: str) -> str:
