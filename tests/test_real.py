@@ -1,6 +1,7 @@
 """Published weights, if the package index has them: SmolLM2-135M-Instruct in a GGUF file.
 
-The cheap part of `make real`: the result matches the file and the known facts about the model.
+The cheap part of `make real`: the result matches the file, the known facts about the model, and
+transformers on 256 tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from edge.apps.bench import real
 from edge.apps.models import delta
 from edge.errors import PullError
 from edge.export.checkpoint import Checkpoint, open_checkpoint
+from edge.export.exporter import export_checkpoint
 from edge.export.text_files import chat_template, licence, tokenizer_info
 from edge.text import ChatTemplate, Message
 from edge.text.load import make_tokenizer
@@ -27,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     try:
         file = real.fetch(tmp_path_factory.mktemp("real"))
     except PullError as problem:
-        pytest.skip(f"{real.PACKAGE} cannot be had here: {problem.message}")
+        pytest.skip(f"{real.PACKAGE} cannot be had here, run make real: {problem.message}")
     return open_checkpoint(file)
 
 
@@ -60,6 +62,24 @@ def test_smollm2_speaks_its_own_tokens(checkpoint: Checkpoint) -> None:
     assert template is not None
     ids = ChatTemplate(template, tokenizer).encode([Message("user", "Hi")])
     assert ids[0] == 1 and ids.count(1) == 3 and ids.count(2) == 2
+
+
+def test_smollm2_reads_a_text_as_transformers_does(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """On one window: `fp16` token for token, `w8` within the limits of `make real`."""
+    judge = real.TransformersJudge(checkpoint.path)
+    judged: list[tuple[real.Ints, real.Logits]] = []
+    for recipe in ("fp16", "w8"):
+        export_checkpoint(checkpoint.path, tmp_path / recipe, quant=recipe, verify=False)
+        model = edge.load(tmp_path / recipe)
+        if not judged:
+            text = real.texts()[1][: 8 * real.WINDOW]
+            tokens = np.array(model.tokenizer.encode(text), np.int64)[: real.WINDOW]
+            judged = [(tokens, judge.logits(tokens)[:-1])]
+        assert len(judged[0][0]) == real.WINDOW
+        found = real.compare(real.logits_of(model), judged, recipe, 0)
+        ratio, kl = real.MOST.get(recipe, (1.001, 1e-4))
+        assert found.ratio < ratio and found.kl < kl, found
+        assert found.top1 > (0.85 if recipe == "w8" else 0.99), found
 
 
 def test_smollm2_hybrid_is_assembled_and_answers(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -180,18 +180,22 @@ def compare(read: Callable[[Ints], Logits], judged: Judged, name: str, size: int
     return RecipeFigures(name, size, comparison.this.perplexity, comparison.ratio, kl, top1)
 
 
-def compare_bundle(
-    model: Model, judged: Judged, name: str, judge: TransformersJudge
-) -> RecipeFigures:
-    """Compare a bundle with the judge on the windows and on greedy answers."""
+def logits_of(model: Model) -> Callable[[Ints], Logits]:
+    """Return the function from a window to a bundle's logits, all but the last."""
     reader, predicted = RunReader(model.engine, Windows(WINDOW, WINDOW)), np.arange(WINDOW) > 0
 
     def read(tokens: Ints) -> Logits:
         run = TextRun(tokens, predicted, fresh=True, carried=False, first=True, bytes=0, words=0)
         return np.concatenate([logits.copy() for _, logits in reader.read(run)])
 
-    size = model.manifest.nbytes
-    figures = compare(read, judged, name, size)
+    return read
+
+
+def compare_bundle(
+    model: Model, judged: Judged, name: str, judge: TransformersJudge
+) -> RecipeFigures:
+    """Compare a bundle with the judge on the windows and on greedy answers."""
+    figures = compare(logits_of(model), judged, name, model.manifest.nbytes)
     same, gap, token_ms = answers(model, judge)
     return replace(figures, same=same, gap=gap, token_ms=token_ms)
 
