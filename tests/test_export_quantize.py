@@ -13,6 +13,7 @@ from edge.export.quantize.weights import (
     dequantize_blocks,
     dequantize_int8,
     on_a_grid,
+    on_an_8_bit_grid,
     quantize_blocks,
     quantize_int8,
     quantize_minimum,
@@ -63,6 +64,18 @@ def test_blocks_of_a_gguf_file_stay_as_they_are(kind: str) -> None:
     # Q4_1 keeps the file's numbers; Q4_0 has no minimum, and fp16 rounds the one it gets
     atol = 0 if kind == "Q4_1" else 5e-3 * float(scales.mean())
     np.testing.assert_allclose(back, weight, rtol=0 if atol else 1e-6, atol=atol)
+
+
+def test_blocks_of_a_q8_0_file_stay_as_they_are() -> None:
+    wide = np.random.default_rng(4).standard_normal((300, 192)).astype(np.float32)
+    wide[7, 32:64] = 0
+    kept = gguf.GGMLQuantizationType.Q8_0
+    weight = gguf.quants.dequantize(gguf.quants.quantize(wide, kept), kept)
+    assert on_an_8_bit_grid(weight) and not on_an_8_bit_grid(wide)
+    back = dequantize_blocks(*quantize_blocks(weight, 8, 32), 8)
+    np.testing.assert_array_equal(back, weight)
+    again = dequantize_blocks(*quantize_blocks(weight, 8, 64), 8)
+    assert np.abs(again - weight).max() > 1e-3, "larger blocks round a second time"
 
 
 def test_a_minimum_halves_the_error_of_weights_of_one_side() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import onnx
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -233,6 +234,27 @@ def test_each_quantized_type_is_read_as_the_package_reads_it(tmp_path: Path) -> 
             np.testing.assert_array_equal(found.tensor(name).float().numpy(), expected)
     assert found.dtype("embedding.weight") is torch.float16
     assert found.dtype("norm_f.weight") is torch.float32
+
+
+@pytest.mark.parametrize(("kind", "block"), [(Kind.Q8_0, 32), (Kind.F16, 128)])
+def test_blocks_of_8_bits_are_not_rounded_twice(kind: Kind, block: int, tmp_path: Path) -> None:
+    """Weights of a Q8_0 file keep its blocks in `w8`: the embedding's are the file's own."""
+    folder = save_llama(tmp_path / "hf", hidden_size=128, intermediate_size=128, head_dim=32)
+    file = write_gguf(folder, tmp_path / "x.gguf", kind=kind)
+    bundle = export_checkpoint(file, tmp_path / "bundle", quant="w8", verify=False).path
+    graph = onnx.load(bundle / "graphs/ort.onnx", load_external_data=False).graph
+    sizes = [a.i for node in graph.node for a in node.attribute if a.name == "block_size"]
+    assert set(sizes) == {block} and len(sizes) > 8
+    stored = {t.name: {e.key: e.value for e in t.external_data} for t in graph.initializer}
+    packed, scales = (
+        np.frombuffer((bundle / "weights.bin").read_bytes(), dtype, int(place["length"]) // width,
+                      int(place["offset"]))
+        for name, dtype, width in (("packed", np.uint8, 1), ("scales", np.float32, 4))
+        if (place := stored[f"embedding.weight.{name}"])
+    )  # fmt: skip
+    table = open_checkpoint(file).tensor("embedding.weight").float().numpy()
+    ours = (packed.reshape(-1, block).astype(np.float32) - 128) * scales[:, None]
+    assert np.array_equal(ours.reshape(table.shape), table) is (kind == Kind.Q8_0)
 
 
 def test_a_k_quant_of_random_bytes(tmp_path: Path) -> None:

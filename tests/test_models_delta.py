@@ -58,7 +58,7 @@ def test_what_is_assembled_is_the_bundle_to_the_bit(
         assert kinds == {"own", "f32", "q4_1.codes", "q4_1.scales", "q4_1.minimums"}
         assert {part.heads > 0 for part in tiny.parts} == {True, False}
     else:
-        assert kinds == {"own", "f32", "q8_0.codes", "q8_0.scales"}
+        assert kinds == {"own", "f32", "q8_0.codes32", "q8_0.scales32"}
     assembled = tiny.assemble(base, tmp_path / "again")
     files = {path.relative_to(bundle) for path in bundle.rglob("*") if path.is_file()}
     assert files == {p.relative_to(assembled) for p in assembled.rglob("*") if p.is_file()}

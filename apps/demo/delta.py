@@ -24,7 +24,7 @@ from edge.bundle.manifest import FileEntry
 _KINDS_OF = {
     "F32": ("f32",),
     "Q4_1": ("q4_1.codes", "q4_1.scales", "q4_1.minimums"),
-    "Q8_0": ("q8_0.codes", "q8_0.scales"),
+    "Q8_0": ("q8_0.codes32", "q8_0.scales32"),
 }
 _FIRST = 64  # leading bytes that identify a tensor
 _ALIGNED = 64  # tensors of weights.bin begin at multiples of this

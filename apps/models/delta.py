@@ -76,7 +76,7 @@ def _codes(base: Any, part: WeightRange) -> Bytes:
 
 
 def _eight(base: Any, part: WeightRange) -> tuple[Bytes, NDArray[np.float32]]:
-    """Return 8-bit codes and their scales, in the larger blocks that recipe `w4` uses."""
+    """Return 8-bit codes and their scales in larger blocks, as older exports had them."""
     blocks = _blocks(base, part, _Q8_0)
     wide = blocks["codes"] * blocks["scale"].astype(np.float32)[..., None]
     columns = part.shape[1]
@@ -90,6 +90,8 @@ KINDS: Mapping[str, Callable[[Any, WeightRange], NDArray[Any]]] = {
     "q4_1.minimums": lambda base, part: _blocks(base, part, _Q4_1)["minimum"],
     "q8_0.codes": lambda base, part: _eight(base, part)[0],
     "q8_0.scales": lambda base, part: _eight(base, part)[1],
+    "q8_0.codes32": lambda base, part: _blocks(base, part, _Q8_0)["codes"].view(np.uint8) ^ 128,
+    "q8_0.scales32": lambda base, part: _blocks(base, part, _Q8_0)["scale"].astype(np.float32),
 }
 
 

@@ -16,6 +16,7 @@ from edge.export.quantize.plan import Product, Rounding, Storage
 from edge.export.quantize.weights import (
     GRID_BLOCK,
     on_a_grid,
+    on_an_8_bit_grid,
     quantize_blocks,
     quantize_int8,
     quantize_minimum,
@@ -150,13 +151,13 @@ def store(
     *lead, rows, columns = array.shape
     original = array.reshape(-1, columns)
     array, storage = _prepare(g, name, product, original), product.weight
-    if storage.minimum and columns % GRID_BLOCK == 0:
+    if storage.block is not None and columns % GRID_BLOCK == 0:
         # restore outlier columns, which read zeros here: without them a block may leave its grid
         restored = array
         if product.outliers:
             restored = array.copy()
             restored[:, list(product.outliers)] = original[:, list(product.outliers)]
-        if on_a_grid(restored):
+        if _on_grid(restored, storage):
             array, storage = restored, replace(storage, block=GRID_BLOCK)
     g.stored[name] = (storage, (rows, columns))
     if storage.block is not None:
@@ -172,6 +173,13 @@ def store(
     else:
         g.constant(name, array.reshape(*lead, rows, columns))
     return rows, columns
+
+
+def _on_grid(array: F32, storage: Storage) -> bool:
+    """Return whether blocks of GRID_BLOCK columns keep a matrix as its file has it."""
+    if storage.minimum:
+        return on_a_grid(array)
+    return storage.bits == 8 and on_an_8_bit_grid(array)
 
 
 def _blocks(

@@ -21,7 +21,7 @@ _SLAB_ELEMENTS = 1 << 22
 _SHRINKS_4 = (1.0, 0.94, 0.88, 0.82)
 # For blocks with a minimum: steps from the smallest value to the largest. More than 15 clip both.
 _STEPS_4 = (15, 16, 17, 18)
-# Columns per block of llama.cpp's 4-bit types.
+# Columns per block of llama.cpp's types of 4 and 8 bits.
 GRID_BLOCK = 32
 # Steps to try for a block already on a grid of 16 values, and rows sampled to detect such grids.
 _STEPS_ON_GRID, _SAMPLED_ROWS = tuple(range(15, 7, -1)), 64
@@ -131,6 +131,16 @@ def on_a_grid(weight: F32) -> bool:
     """Return whether blocks of GRID_BLOCK columns, which must divide K, are on 4-bit grids."""
     sample = weight[:: max(1, len(weight) // _SAMPLED_ROWS)].reshape(-1, GRID_BLOCK)
     return _fits_grid(sample, _scale_type(sample))
+
+
+def on_an_8_bit_grid(weight: F32) -> bool:
+    """Return whether blocks of GRID_BLOCK columns, which must divide K, are those of a Q8_0 file,
+    so that `quantize_blocks` keeps them.
+    """
+    sample = weight[:: max(1, len(weight) // _SAMPLED_ROWS)]
+    packed, scales = quantize_blocks(sample, 8, GRID_BLOCK)
+    error = np.square(dequantize_blocks(packed, scales, 8) - sample).sum()
+    return bool(error <= 1e-4 * GRID_BLOCK * np.square(scales).sum())
 
 
 def _fits_grid(blocks: F32, dtype: type) -> bool:
