@@ -210,12 +210,23 @@ def other(kind: str) -> Model:
 
 
 def _fits(session: Session) -> None:
-    """Check that the state is that of the tokens it claims to have consumed."""
-    fresh = session.model.session()
-    fresh.generate(list(session.tokens), max_tokens=1).finish()
-    expected = states(fresh)
+    """Check that the state is that of the tokens it claims to have consumed.
+
+    A prompt differs from steps in the last bits, which int8 activations may round apart. One token
+    less makes thirty times the difference or more.
+    """
+    tokens = list(session.tokens)
+    expected, shorter = _after(session.model, tokens), _after(session.model, tokens[:-1])
     for name, values in states(session).items():
-        np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=1e-4)
+        apart = np.abs(values - expected[name]).max()
+        assert apart <= 1e-3 * np.abs(expected[name]).max()
+        assert 30 * apart <= np.abs(values - shorter[name]).max()
+
+
+def _after(model: Model, tokens: list[int]) -> dict[str, np.ndarray]:
+    fresh = model.session()
+    fresh.generate(tokens, max_tokens=1).finish()
+    return states(fresh)
 
 
 @pytest.mark.parametrize("shape", [{"draft_tokens": 4}, {"draft_tree": (2, 1, 1)}])
