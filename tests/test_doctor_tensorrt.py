@@ -47,6 +47,12 @@ def test_either_tensorrt_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     rtx = ort_tensorrt.module(ort_tensorrt.Stream(), "1.7.1.2")
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", rtx)
     assert doctor_tensorrt.tensorrt("") == ("ok", "TensorRT for RTX 1.7.1", None)
+    monkeypatch.setattr(library, "places", tuple)
+    status, _, remedy = doctor_tensorrt.plugins("")
+    assert status == "absent" and str(remedy).startswith("--rtx needs none; build it")
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", None)
+    assert str(doctor_tensorrt.plugins("")[2]).startswith("build it")
 
 
 def test_the_plugin_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,8 @@ def plugins(_: str) -> Found:
     except EngineError as problem:
         # a library that is named but missing is a mistake; one that nobody built is not
         status = "broken" if problem.file else "absent"
-        return status, problem.message, problem.remedy
+        without = "" if problem.file or list(_installed()[0]) != ["rtx"] else "--rtx needs none; "
+        return status, problem.message, f"{without}{problem.remedy}"
     plugin_library = library.open_library(path)
     detail = f"{path}, ABI {library.ABI}, built for TensorRT {plugin_library.built_for}"
     try:

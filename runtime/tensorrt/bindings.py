@@ -56,7 +56,10 @@ class TensorRT:
 
 
 def load(kind: Kind = "tensorrt") -> TensorRT:
-    """Import a TensorRT. Raises EngineError if it is missing, broken or too old."""
+    """Import a TensorRT. Raises EngineError if it is missing, broken or too old.
+
+    Where only TensorRT for RTX is installed, the error for TensorRT names `edge build --rtx`.
+    """
     problems: list[Exception] = []
     for name in _NAMES[kind]:
         try:
@@ -76,8 +79,19 @@ def load(kind: Kind = "tensorrt") -> TensorRT:
     raise EngineError(
         f"{_TITLE[kind]} is not installed for this Python {platform.python_version()}",
         field=_NAMES[kind][0],
-        remedy=how_to_install(kind),
+        remedy=_instead(kind) + how_to_install(kind),
     )
+
+
+def _instead(kind: Kind) -> str:
+    """Return what TensorRT for RTX can do where TensorRT is not installed; "" if it is not."""
+    if kind == "rtx":
+        return ""
+    try:
+        other = load("rtx")
+    except EngineError:
+        return ""
+    return f"edge build BUNDLE --rtx builds with {other.title}, which is installed; TensorRT: "
 
 
 def _check(kind: Kind, module: ModuleType) -> TensorRT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,27 @@ def test_either_name_of_tensorrt_for_rtx_will_do(packages: Path) -> None:
     package(packages, "tensorrt_rtx", REAL % "1.8.0")
     importlib.invalidate_caches()
     assert bindings.load("rtx").version == (1, 8, 0)
+
+
+@pytest.mark.skipif(not ABSENT, reason="TensorRT is installed here")
+def test_where_only_tensorrt_for_rtx_is_its_flag_is_named(packages: Path) -> None:
+    package(packages, "tensorrt_rtx", REAL % "1.8.0")
+    done = subprocess.run(
+        [sys.executable, "-m", "edge.apps.cli", "build", "demo"], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(packages)},
+    )  # fmt: skip
+    assert done.returncode == 1 and "TensorRT is not installed" in done.stderr
+    assert "edge build BUNDLE --rtx builds with TensorRT for RTX 1.8.0" in done.stderr
+    assert bindings.how_to_install("tensorrt") in done.stderr
+
+
+def test_what_cannot_be_imported_is_not_recommended(packages: Path) -> None:
+    package(packages, "tensorrt_rtx", "")
+    package(packages, "tensorrt_rtx_bindings", "raise OSError('libtensorrt_rtx.so.1')")
+    sys.modules["tensorrt"] = None  # type: ignore[assignment]
+    with pytest.raises(EngineError, match="TensorRT is not installed") as caught:
+        bindings.load()
+    assert caught.value.remedy == bindings.how_to_install("tensorrt")
 
 
 def test_old_numbers_of_tensorrt_for_rtx_are_not_tensorrt_s(packages: Path) -> None:
