@@ -68,8 +68,8 @@ bench-drafts: $(READY)
 
 # the API reference, from docstrings, into build/docs
 API := edge edge.errors edge.runtime.model edge.runtime.session edge.runtime.generate \
-	edge.runtime.result edge.runtime.sampling edge.bundle edge.config edge.export.exporter \
-	edge.export.checkpoint
+	edge.runtime.result edge.runtime.token_stream edge.runtime.sampling edge.bundle edge.config \
+	edge.export.exporter edge.export.checkpoint
 docs: $(READY)
 	@$(BIN)/python -m pdoc --docformat google --no-show-source -o build/docs $(API)
 	@echo "open build/docs/edge.html"

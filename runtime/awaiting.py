@@ -10,10 +10,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def next_piece(pieces: Iterator[str], hold: AbstractContextManager[None]) -> str | None:
+def next_piece(pieces: Iterator[str | None], hold: AbstractContextManager[None]) -> str | None:
     """Return the next piece of an answer, or None after the last."""
     with hold:
-        return next(pieces, None)
+        for piece in pieces:
+            if piece is not None:
+                return piece
+    return None
 
 
 async def in_worker(

@@ -27,6 +27,7 @@ from edge.text.tools import CallDelta
 if TYPE_CHECKING:
     from edge.runtime.constrain.tools import ToolUse
     from edge.runtime.speculate.decode import Drafting, Speculation
+    from edge.runtime.token_stream import TokenStream
 
 
 def generate(
@@ -37,10 +38,11 @@ def generate(
     *,
     prefill: Callable[[], Logits | None],
     finish: Callable[[bool], None],
-) -> Generator[str, None, None]:
-    """Generate an answer and yield its text, piece by piece.
+) -> Generator[str | None, None, None]:
+    """Generate an answer and yield its text, piece by piece: one after each token.
 
-    The first piece is "", before anything has run. Later pieces are "" when only a tool call grew.
+    The first piece is "", before anything has run. Later pieces are "" when only a tool call grew,
+    and None when no text is decided yet.
 
     `prefill` consumes the prompt and returns the logits [V] after it, or None if the answer was
     halted. `finish` is called once, however this ends, with whether it succeeded. After False the
@@ -62,9 +64,7 @@ def generate(
             decoding = steps if drafting is None else drafting.begin(steps, answer)
             with closing(decoding.tokens(logits)) as tokens:
                 for token in tokens:
-                    piece = answer.add(token, steps.noted)
-                    if piece is not None:
-                        yield piece
+                    yield answer.add(token, steps.noted)
                     if ended := _finish_reason(token, answer, context, sampler):
                         break
             if tail := answer.rest():
@@ -216,9 +216,8 @@ class Answer:
         self.params, self.tokenizer, self.continued = params, tokenizer, continued
         self.stops = StopMatcher(params.stop)
         self.reader = tools.reader() if tools else None
-        self._decoder = StreamDecoder(
-            tokenizer, continued=continued, spelled=tools.spelled if tools else {}
-        )
+        self._spelled = tools.spelled if tools else {}
+        self._decoder = self.decoder()
         self._decoded = 0  # characters
         self.tokens: list[int] = []
         self.token_s: list[float] = []
@@ -231,6 +230,10 @@ class Answer:
         self.speculation: Speculation | None = None
         self.result: GenerationResult | None = None
         self._started = time.monotonic()
+
+    def decoder(self) -> StreamDecoder:
+        """Return a decoder of the answer's tokens, from the first on."""
+        return StreamDecoder(self.tokenizer, continued=self.continued, spelled=self._spelled)
 
     def seconds(self) -> float:
         """Return the seconds since the request."""
@@ -311,7 +314,7 @@ class Generation(Iterator[str]):
     def __init__(
         self,
         answer: Answer,
-        pieces: Generator[str, None, None],
+        pieces: Generator[str | None, None, None],
         hold: AbstractContextManager[None],
     ) -> None:
         """Start at the first piece.
@@ -335,7 +338,9 @@ class Generation(Iterator[str]):
 
     def __next__(self) -> str:
         with self._hold:
-            return next(self._pieces)
+            while (piece := next(self._pieces)) is None:
+                pass
+        return piece
 
     def __aiter__(self) -> Generation:
         return self
@@ -389,6 +394,16 @@ class Generation(Iterator[str]):
         for _ in self:
             pass
         return self.result
+
+    def by_token(self) -> TokenStream:
+        """Return an iterator over the tokens, each with its id, text and log probability.
+
+        It runs the answer as iteration does, but stops after every token, whether or not text is
+        decided. It begins with the first token, even if others have been generated.
+        """
+        from edge.runtime.token_stream import TokenStream
+
+        return TokenStream(self, self._answer, self._pieces, self._hold)
 
     @property
     def prefill(self) -> tuple[int, int]:
