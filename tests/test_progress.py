@@ -12,6 +12,8 @@ import pytest
 
 import edge
 from edge.apps import progress
+from edge.apps.models import download
+from tests.hub_server import COMMIT, FakeHub, serving
 from tests.session_models import bundle, model
 
 
@@ -56,6 +58,26 @@ class _Screen(io.StringIO):
     def isatty(self) -> bool:
         return True
 
+    def text(self) -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.getvalue())
+
+
+@pytest.mark.parametrize("already", [0, 3 << 20], ids=["whole", "begun anew"])
+def test_a_pull_shows_bytes_rate_and_time_left(
+    already: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, content = _Screen(), bytes(8 << 20)
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("COLUMNS", "120")
+    with serving(FakeHub({"some/model": {"vocab.txt": content}})) as hub:
+        url = f"{hub.url}/some/model/resolve/{COMMIT}/vocab.txt"
+        if already:
+            (tmp_path / f"vocab.txt{download.PART}").write_bytes(content[:already])
+        # without a hash, the part is fetched again, and its bytes are no longer counted
+        download.fetch([download.RemoteFile("vocab.txt", url, len(content))], tmp_path, {})
+    assert (tmp_path / "vocab.txt").read_bytes() == content
+    assert re.search(r"fetching .*8\.4/8\.4 MB \d+\.\d [kMG]B/s 0:00:0\d", screen.text())
+
 
 @pytest.mark.parametrize(
     "unit, shown",
@@ -76,17 +98,14 @@ def test_the_bar_has_a_rate_and_the_time_left(
         now = next(seconds)
         return 4_200_000 * now, 9_000_000_000
 
-    def plain() -> str:
-        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
-
     monkeypatch.setattr("rich.console.monotonic", lambda: float(now))
     until = time.monotonic() + 60
     with progress.waiting("loading x", counts, unit):
-        while not re.search(shown, plain()) and time.monotonic() < until:
+        while not re.search(shown, screen.text()) and time.monotonic() < until:
             time.sleep(0.01)
     before = len(screen.getvalue())
     monkeypatch.setattr(progress, "PATIENCE_S", 10)
     with progress.waiting("loading x", counts, unit):
         pass  # over before anybody could read a bar
     assert len(screen.getvalue()) == before
-    assert "loading x" in plain() and re.search(shown, plain()), plain()
+    assert "loading x" in screen.text() and re.search(shown, screen.text()), screen.text()

@@ -227,6 +227,7 @@ def _try(file: RemoteFile, part: Path, headers: Mapping[str, str], advance: Any)
         except urllib.error.HTTPError as problem:
             if problem.code != 416 or attempt:
                 raise _refused(file, problem) from None
+            advance(-min(part.stat().st_size, file.size))
             part.unlink()  # the server's file is shorter than the part
         except _BROKEN as problem:
             if attempt == TRIES - 1:
@@ -243,6 +244,7 @@ def _continue(file: RemoteFile, part: Path, headers: Mapping[str, str], advance:
         have = out.tell()
         known = file.sha256 or file.git_id  # without a hash, parts of two versions could mix
         if have > file.size or (have < file.size and not known):
+            advance(-min(have, file.size))
             out.truncate(0)
             have = 0
         if have == file.size:
