@@ -83,7 +83,8 @@ def _context(sides: Sequence[Facts]) -> Iterator[Drawing]:
         labels = ("tokens of context", "ms per step")
         yield Drawing(
             "Latency against context",
-            "Median, shaded up to the 90th percentile. Constant memory makes it a flat line.",
+            "Median, shaded up to the 90th percentile. Constant memory keeps it flat; attention "
+            "makes it rise.",
             plots.lines(curves, labels, "{:g}".format),
         )
 
