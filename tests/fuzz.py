@@ -37,9 +37,12 @@ def _mutations(name: str, folder: Path) -> tuple[list[bytes], Parse]:
     from tests import test_faults_mutations as mutations
 
     makers = {
-        "manifest": mutations._manifest, "plan": mutations._plan, "json": mutations._json,
-        "wire": mutations._wire, "state": lambda: mutations._state(folder),
-    }  # fmt: skip
+        "manifest": mutations.manifest_bytes,
+        "plan": mutations.plan_bytes,
+        "json": mutations.json_bytes,
+        "wire": mutations.wire_bytes,
+        "state": lambda: mutations.state_bytes(folder),
+    }
     good, parse = makers[name]()
     return [good], lambda raw: parse(raw, len(raw))
 

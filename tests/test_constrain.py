@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -337,13 +338,27 @@ def test_control_tokens_are_no_text() -> None:
     assert allowed[list(tokenizer.eos)].all()
 
 
-def test_compiled_grammars_are_kept_and_the_oldest_goes() -> None:
+def test_compiled_grammars_are_kept_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = GrammarVocabulary(model("bytes").tokenizer)
-    for number in range(40):
+    compile_, compiled = llguidance.LLMatcher, []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        compiled.append(arguments)
+        return compile_(*arguments, **options)
+
+    monkeypatch.setattr(llguidance, "LLMatcher", counted)
+
+    def use(number: int) -> int:
+        """Return how many grammars have been compiled after this one was asked for."""
         constraint = constraint_of({"choices": [str(number)]})
         assert constraint is not None
         vocabulary.mask(constraint, False)
-    assert len(vocabulary._compiled) == 32
+        return len(compiled)
+
+    count = grammars.KEPT + 8
+    assert [use(number) for number in range(count)] == [*range(1, count + 1)]
+    assert {use(number) for number in range(8, count)} == {count}, "kept"
+    assert use(7) == count + 1, "gone"
 
 
 # -- refusals --------------------------------------------------------------------------------------

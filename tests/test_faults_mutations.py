@@ -38,7 +38,7 @@ COUNTS = {"manifest": 25_000, "plan": 75_000, "state": 12_500, "json": 68_750, "
 Parse = Callable[[bytes, int], None]
 
 
-def _manifest() -> tuple[bytes, Parse]:
+def manifest_bytes() -> tuple[bytes, Parse]:
     data = json.loads((bundle("base") / "manifest.json").read_text())
     # mutations in long lists add nothing new
     data["accuracy"] = {}
@@ -49,7 +49,7 @@ def _manifest() -> tuple[bytes, Parse]:
     return json.dumps(data).encode(), parse
 
 
-def _plan() -> tuple[bytes, Parse]:
+def plan_bytes() -> tuple[bytes, Parse]:
     pointer = Pointer(space="weight", name="w", at=3)
     plan = LaunchPlan(
         variants=(
@@ -74,7 +74,7 @@ def _plan() -> tuple[bytes, Parse]:
     return plan.to_json(), parse
 
 
-def _json() -> tuple[bytes, Parse]:
+def json_bytes() -> tuple[bytes, Parse]:
     text = b'{"a": [1, 2.5e3, {"b": "c\\n\\u00e9", "d": [[], {}]}], "e": null, "f": -0.0}'
 
     def parse(raw: bytes, seed: int) -> None:
@@ -87,7 +87,7 @@ def _json() -> tuple[bytes, Parse]:
     return text, parse
 
 
-def _wire() -> tuple[bytes, Parse]:
+def wire_bytes() -> tuple[bytes, Parse]:
     inner = protobuf.put(1, 0, 300) + protobuf.put(2, 2, b"piece") + protobuf.put(3, 5, b"\0" * 4)
     data = (
         protobuf.put(1, 2, inner) * 3 + protobuf.put(7, 1, b"\1" * 8) + protobuf.put(9, 0, 1 << 40)
@@ -104,7 +104,7 @@ def _wire() -> tuple[bytes, Parse]:
     return data, parse
 
 
-def _state(folder: Path) -> tuple[bytes, Parse]:
+def state_bytes(folder: Path) -> tuple[bytes, Parse]:
     config = model("hybrid").config
     layout = StateLayout.of(config, capacity=4)
     identity = Identity(model="m" * 64, quantization="fp32", tokenizer="t")
@@ -138,11 +138,11 @@ def _state(folder: Path) -> tuple[bytes, Parse]:
 @pytest.mark.parametrize("case", COUNTS)
 def test_mutations(case: str, group: int, tmp_path: Path) -> None:
     makers: dict[str, Callable[[], tuple[bytes, Parse]]] = {
-        "manifest": _manifest,
-        "plan": _plan,
-        "state": lambda: _state(tmp_path),
-        "json": _json,
-        "wire": _wire,
+        "manifest": manifest_bytes,
+        "plan": plan_bytes,
+        "state": lambda: state_bytes(tmp_path),
+        "json": json_bytes,
+        "wire": wire_bytes,
     }
     good, parse = makers[case]()
     parse(good, 0)

@@ -11,7 +11,7 @@ import pytest
 
 import edge
 from edge.apps.serve import slot as slot_module
-from edge.apps.serve.slot import WORTH, PrefixStore, Slot, agree, as_tokens
+from edge.apps.serve.slot import WORTH, KeptState, PrefixStore, Slot, agree, as_tokens
 from edge.runtime.context import Consumed, Context, ContextMark
 from edge.runtime.model import Model
 from edge.runtime.parameters import SamplingParams
@@ -279,19 +279,27 @@ def test_the_index_finds_what_a_search_of_all_finds() -> None:
     chosen = random.Random(0)
     state: Any = SimpleNamespace(nbytes=100)
     store = PrefixStore(100 * 400 + 48 * 2000)
+    kept: dict[tuple[int, ...], int] = {}  # tokens → bytes, the most recently used last
 
     def one() -> list[int]:
         return [chosen.choice((1, 2, 300)) for _ in range(chosen.randrange(1, 9))]
 
     for _ in range(800):
-        store.add(ContextMark(state, Consumed(tuple(one()))))
-        kept = [each.tokens.tolist() for each in store._kept.values()]
-        assert len(store) == len(store._order) == len(kept) > 0
-        wanted = one()
-        begins = [tokens for tokens in kept if tokens == wanted[: len(tokens)]]
-        longest = max((each for each in begins if len(each) < len(wanted)), key=len, default=None)
+        tokens = tuple(one())
+        mark = ContextMark(state, Consumed(tokens))
+        store.add(mark)
+        kept.pop(tokens, None)
+        kept[tokens] = KeptState(as_tokens(tokens), mark).nbytes
+        while sum(kept.values()) > store.budget:
+            del kept[next(iter(kept))]
+        assert len(store) == len(kept) > 0 and store.nbytes == sum(kept.values())
+        wanted = tuple(one())
+        begins = [each for each in kept if each == wanted[: len(each)] and each != wanted]
+        longest = max(begins, key=len, default=None)
         found = store.longest(as_tokens(wanted))
-        assert (None if found is None else found.tokens.tolist()) == longest
+        assert (None if found is None else tuple(found.tokens.tolist())) == longest
+        if longest is not None:
+            kept[longest] = kept.pop(longest)
         shared = max(
             next((i for i, (a, b) in enumerate(zip(each, wanted, strict=False)) if a != b),
                  min(len(each), len(wanted)))

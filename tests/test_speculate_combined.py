@@ -91,7 +91,7 @@ def test_two_tokens_are_distributed_as_the_target_says(sampling: dict[str, float
 def _drawn(drafter: NgramDrafter, tokens: list[int], pending: int, shape: Shape,
            *_: object) -> Draft:  # fmt: skip
     """Planted: treat looked-up tokens as drawn uniformly from all tokens."""
-    found = drafter._outlook.found[: shape.depth]
+    found = drafter.outlook(tokens, pending).found[: shape.depth]
     anything = Distribution(None, np.ones(VOCAB, np.float32))
     return Draft(found, (anything,) * len(found))
 

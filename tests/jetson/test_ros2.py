@@ -20,6 +20,7 @@ import pytest
 
 from edge.errors import BundleError, EngineError, InputError, StateError
 from edge.plugins.cpu import library
+from edge.runtime.transcript import read_conversation
 from tests.jetson import boards
 
 ROS2 = boards.JETSON / "ros2"
@@ -94,8 +95,11 @@ class TestTalker:
         assert len(pieces) <= 2 and outcome.text == "".join(pieces)
         assert done(talker, HELLO).finish_reason == "stop"
 
-    def test_cancelling_before_the_first_token_leaves_no_trace(self, talker: Talker) -> None:
+    def test_cancelling_before_the_first_token_leaves_no_trace(
+        self, talker: Talker, tmp_path: Path
+    ) -> None:
         done(talker, HELLO)
+        position = talker.save(str(tmp_path / "before"))
         held = threading.Event()
         talker._thread.submit(held.wait, LIMIT_S)
         goal = talker.start(replace(LONG, keep=True))
@@ -104,7 +108,9 @@ class TestTalker:
         outcome = goal.wait(LIMIT_S)
         assert outcome is not None
         assert (outcome.text, outcome.finish_reason, outcome.tokens) == ("", "cancelled", 0)
-        assert len(talker._session.messages) == 2
+        assert talker.save(str(tmp_path / "after")) == position > 0
+        before, after = (read_conversation(tmp_path / name) for name in ("before", "after"))
+        assert before == after and len(after.messages) == 2
 
     def test_a_deadline_gives_what_there_is(self, talker: Talker) -> None:
         outcome = done(talker, replace(LONG, deadline_s=1e-6))
@@ -185,7 +191,7 @@ class TestTalker:
         with pytest.raises(Refused, match="is inactive"):
             talker.configure(SETTINGS)
         talker.cleanup()
-        assert talker.state == "unconfigured" and talker._model is None
+        assert talker.state == "unconfigured" and talker.health()[2]["engine"] == ""
 
     def test_a_broken_transition_is_followed_by_a_fresh_start(self, monkeypatch: Any) -> None:
         talker = Talker()

@@ -31,8 +31,6 @@ const char *edge_tensorrt_last_error(void) { return "it is torn"; }
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_loaded", {})
-    monkeypatch.setattr(library, "_registered", set())
     monkeypatch.delenv(library.VARIABLE, raising=False)
 
 

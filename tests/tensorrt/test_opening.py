@@ -73,8 +73,6 @@ def test_an_engine_of_plugins(
     """It needs the library that it was built with, and writes states in place."""
     path, module = bundle("chat"), ort_tensorrt.module(device)
     monkeypatch.setitem(sys.modules, "tensorrt", module)
-    monkeypatch.setattr(library, "_loaded", {})
-    monkeypatch.setattr(library, "_registered", set())
     file = small_library(tmp_path)
     monkeypatch.setenv(library.VARIABLE, str(file))
     plugins = library.open_library()
