@@ -94,7 +94,7 @@ def test_refusals_in_a_run_leave_the_state_where_it_was(monkeypatch: pytest.Monk
     engine.run(tokens(5, seed=1), state, commit=True)
     before = state.arrays()
     execute = ort_tensorrt.Execution.execute_async_v3
-    refused = ort_tensorrt.Execution.refuse
+    refused = ort_tensorrt.Execution._refused
 
     monkeypatch.setattr(
         ort_tensorrt.Execution, "execute_async_v3", lambda self, _: refused(self, "no kernel image")
