@@ -139,7 +139,7 @@ def test_tensorrt_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(EngineError, match="TensorRT") as caught:
         edge.load(bundle("chat"), engine="tensorrt")
-    assert caught.value.remedy == bindings.how_to_install("tensorrt")
+    assert str(caught.value.remedy).endswith(bindings.how_to_install("tensorrt"))
 
 
 def test_sizes_that_it_was_not_built_for(device: ort_tensorrt.Stream) -> None:
