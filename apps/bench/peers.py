@@ -84,9 +84,10 @@ class ModelFolder:
     def gguf(self, kind: str) -> Path:
         """Return the model in llama.cpp's format, f16, q8_0 or q4_0.
 
-        A file from an earlier run is reused if the module that writes it has not changed.
+        A file from an earlier run is reused if the modules that make it have not changed.
         """
-        writer_hash = hashlib.sha256(Path(weights.__file__).read_bytes()).hexdigest()
+        sources = (Path(str(module.__file__)).read_bytes() for module in (models, weights))
+        writer_hash = hashlib.sha256(b"".join(sources)).hexdigest()
         final = self.path / f"{self.name}-{writer_hash[:8]}-{kind}.gguf"
         if not final.exists():
             partial_path = final.with_name(f".{final.name}.partial")
@@ -308,11 +309,14 @@ class TransformersPeer:
 
 @dataclass(frozen=True)
 class PeerEntry:
-    """Registry entry: packages that a peer needs, how to install them, and its factory."""
+    """Registry entry: packages that a peer needs, how to install them, its factory, and whether it
+    needs the kernels compiled at installation.
+    """
 
     packages: tuple[str, ...]
     install: str
     make: Callable[[ModelFolder, int], Peer]
+    compiled: bool = False
 
 
 _NEEDS_EXPORT = ("onnxruntime", "onnx", "torch"), ".venv/bin/pip install '.[export,ort]'"
@@ -326,7 +330,7 @@ def _edge(recipe: Rounding, spin: bool = False, engine: Literal["ort", "cpu"] = 
 
     packages, install = _NEEDS_EXPORT
     if engine == "cpu":
-        install += ", with a C++ compiler"
+        return PeerEntry(packages, f"{install}, with a C++ compiler", make, compiled=True)
     return PeerEntry(packages, install, make)
 
 
@@ -364,6 +368,7 @@ def missing(name: str) -> tuple[str, ...]:
     if name not in PEERS:
         remedy = f"choose {', '.join(PEERS)}"
         raise InputError(f"unknown peer {name!r}", field="peers", remedy=remedy)
-    lacking = tuple(package for package in PEERS[name].packages if not installed(package))
-    compiled = not name.endswith("-cpu") or library.path() is not None
-    return lacking if compiled else (*lacking, "kernels compiled at installation")
+    entry = PEERS[name]
+    lacking = tuple(package for package in entry.packages if not installed(package))
+    absent = entry.compiled and library.path() is None
+    return (*lacking, "kernels compiled at installation") if absent else lacking
