@@ -147,7 +147,7 @@ struct ScanHeads : Kernel {
     const Type kind;
     const Rows states;
     const int64_t state_size, wide;
-    HeadTokens of;
+    HeadTokens given;
     float* read;  // C·h, a row of `wide` floats for each token of the run
     vf* seen;     // C·h of the tiles so far, PAIR vectors for each token of the run
 
@@ -161,7 +161,7 @@ struct ScanHeads : Kernel {
       float* memory = static_cast<float*>(thread_bytes(0, size * int64_t(sizeof(float))));
       seen = reinterpret_cast<vf*>(memory);
       read = memory + of_seen;
-      of = s.tokens_of(a, course, sequence, head, wide, read + course.tokens * wide);
+      given = s.tokens_of(a, course, sequence, head, wide, read + course.tokens * wide);
     }
 
     void all_channels() const {
@@ -174,7 +174,7 @@ struct ScanHeads : Kernel {
         for (int64_t t = 0; t < course.tokens; t++)
           for (int i = 0; i < some; i++) read[t * wide + p + i] = sum(seen[t * PAIR + i]);
       }
-      s.write(a, course, sequence, head, of, read);
+      s.write(a, course, sequence, head, given, read);
     }
 
     // Runs tiles of V vectors from column n on, as far as they fit.
@@ -216,9 +216,9 @@ struct ScanHeads : Kernel {
     // Runs token j, and adds C·h, before h is rounded, to `seen` if given.
     EDGE_INLINE void advance(int64_t j, vf* seen = nullptr) {
       const float *now = of.b + j * padded + n, *c = of.c + j * padded + n;
-      const float *x = of.of.x + j * of.wide + p, fade = of.of.decay[j];
+      const float *x = of.given.x + j * of.wide + p, fade = of.given.decay[j];
       float fed[PAIR];
-      for (int i = 0; i < some; i++) fed[i] = of.of.delta[j] * x[i];
+      for (int i = 0; i < some; i++) fed[i] = of.given.delta[j] * x[i];
 #pragma GCC unroll 8
       for (int v = 0; v < V; v++) {
         vf new_B = load(now + v * W);
