@@ -118,8 +118,10 @@ class Forgetful:
         self._inner.close()
 
 
-def test_stale_state_is_wrong(folder: Path, reference: run.Reference) -> None:
-    parts = run.compare(Forgetful(ModelFolder("tiny", folder)), reference)
+@pytest.mark.parametrize("shape", ["tiny", "tiny-mamba2"])
+def test_stale_state_is_wrong(shape: str, folder: Path, reference: run.Reference) -> None:
+    workspace = ModelFolder(shape, folder)
+    parts = run.compare(Forgetful(workspace), run.make_reference(workspace, 1, lambda text: None))
     assert parts["prompt"].kl_nats <= run.KL_LIMITS["w8"] < parts["run"].kl_nats
 
 
