@@ -18,11 +18,12 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from edge.apps.bench import peers, run, weights
+from edge.apps.bench import goals, peers, run, weights
 from edge.apps.bench.__main__ import app
 from edge.apps.bench.models import SHAPES
 from edge.apps.bench.peers import ModelFolder, Rounding, Tokens, TransformersPeer
 from edge.apps.measure.agreement import Agreement, Logits, agreement
+from edge.apps.measure.roofline import Roof
 from edge.apps.measure.table import show
 from edge.errors import InputError
 from edge.tensors import parameters
@@ -179,7 +180,9 @@ def test_gguf_holds_the_same_weights(folder: Path) -> None:
     mixer = "layers.1."
     decay = stored["blk.1.ssm_a"].data
     assert np.array_equal(decay, -np.exp(tensors[f"{mixer}A_log"]))
+    plain = {tensor.name: tensor.data for tensor in GGUFReader(workspace.gguf("f16")).tensors}
     matrix = tensors[f"{mixer}in_proj.weight"]
+    assert np.array_equal(plain["blk.1.ssm_in.weight"], matrix.astype(np.float16))
     packed = stored["blk.1.ssm_in.weight"]
     assert packed.tensor_type.name == "Q8_0"
     assert np.abs(dequantize(packed.data, packed.tensor_type) - matrix).max() < 0.01
@@ -188,6 +191,16 @@ def test_gguf_holds_the_same_weights(folder: Path) -> None:
 def test_ratio_is_taken_within_rounds() -> None:
     ours, theirs = {"rounds_ms": (10.0, 200.0, 30.0)}, {"rounds_ms": (5.0, 100.0, 10.0)}
     assert run.over(ours, theirs) == 2.0
+
+
+def test_limit_of_memory_is_taken_within_rounds() -> None:
+    fast, slow = (Roof(speed, speed, 1 << 20, None) for speed in (4e9, 1e9))
+    limit = goals.limit_ms(TINY, 1 << 20, fast)
+    step = {"rounds_ms": (1.1 * limit, 4.4 * limit, 1.1 * limit)}
+    ours = {"decode": step, "run": step, "weight_bytes": 1 << 20}
+    found = goals.check_goals({"edge-w8a8-cpu": ours}, TINY, [fast, slow, fast])
+    values = {row["expected"]: row["value"] for row in found}
+    assert values["edge-w8a8-cpu decode ≤ 1.15 × reading its bytes"] == pytest.approx(1.1)
 
 
 @pytest.fixture(autouse=True)

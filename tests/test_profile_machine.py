@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge.apps.measure import memory, roofline
-from edge.apps.measure.machine import conditions, governor, machine, power_mode, throttled
+from edge.apps.measure.machine import commit, conditions, governor, machine, power_mode, throttled
 from edge.apps.measure.power import Meter, NvmlGpu, PowerLog, Rails, Rapl, why_none
 from edge.apps.profile import run
 from tests.engine_models import CONFIGS
@@ -306,3 +307,23 @@ def test_buffer_is_larger_than_the_last_cache(
     assert roofline.buffer_size(tmp_path / "nothing") == 64 << 20
     free.available = 128 << 20  # a small board
     assert roofline.buffer_size(root) == 16 << 20
+
+
+def test_commit_is_that_of_the_checkout_and_not_of_a_repository_around_it(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        done = subprocess.run(["git", "-C", tmp_path, *who, *arguments], check=True, text=True,
+                              capture_output=True)  # fmt: skip
+        return done.stdout
+
+    file = tmp_path / "__init__.py"
+    file.write_text("")
+    assert commit(file) is None
+    git("init", "--quiet")
+    assert commit(file) is None
+    git("add", file.name)
+    git("commit", "--quiet", "-m", "x")
+    head = git("rev-parse", "HEAD").strip()
+    assert head.startswith(commit(file) or "none")
+    file.write_text("changed")
+    assert (commit(file) or "").endswith("-dirty")

@@ -82,16 +82,20 @@ class ModelFolder:
         return models.model_named(self.name, models.SHAPES, "shape")
 
     def gguf(self, kind: str) -> Path:
-        """Return the model in llama.cpp's format, f16, q8_0 or q4_0.
+        """Return the model in llama.cpp's format, f16, or quantized by llama.cpp to q8_0 or q4_0.
 
-        A file from an earlier run is reused if the modules that make it have not changed.
+        A file from an earlier run is reused if the code that makes it has not changed.
         """
-        sources = (Path(str(module.__file__)).read_bytes() for module in (models, weights))
-        writer_hash = hashlib.sha256(b"".join(sources)).hexdigest()
+        sources = [Path(str(module.__file__)).read_bytes() for module in (models, weights)]
+        quantizer = f"{installed('llama-cpp-python')}".encode()
+        writer_hash = hashlib.sha256(b"".join([*sources, quantizer])).hexdigest()
         final = self.path / f"{self.name}-{writer_hash[:8]}-{kind}.gguf"
         if not final.exists():
             partial_path = final.with_name(f".{final.name}.partial")
-            weights.write_gguf(self.config, partial_path, kind)
+            if kind == "f16":
+                weights.write_gguf(self.config, partial_path)
+            else:
+                weights.quantize_gguf(self.gguf("f16"), partial_path, kind)
             partial_path.rename(final)
         return final
 

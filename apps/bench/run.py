@@ -1,7 +1,8 @@
 """Check every peer, time those whose results are right, in turn, and report.
 
 A round gives a median over a few calls, and the report gives the median over rounds. Ratios are
-taken within each round, because a slow round slows both sides down.
+taken within each round, because a slow round slows both sides down. Each round measures memory too:
+on a shared host its speed changes by a factor of two within minutes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from edge.apps.bench.peers import PEERS, RUN, ModelFolder, Peer, Tokens, Transfo
 from edge.apps.measure.agreement import Agreement, Logits, agreement
 from edge.apps.measure.cpu_profile import breakdown
 from edge.apps.measure.machine import OtherLoad, installed
-from edge.apps.measure.roofline import measure_roof
+from edge.apps.measure.roofline import Roof, measure_roof
 from edge.apps.measure.run_cost import DECODE, PREFILL, RunKind, ranked
 from edge.apps.measure.stopwatch import PAUSE, Say, in_turn, seconds, silent, without_collections
 from edge.apps.measure.table import FigureTable, shares
@@ -74,11 +75,16 @@ def run(
     reference = make_reference(workspace, threads, say)
     peers, results = _load_right_peers(names, absent, workspace, threads, reference, say)
     others = OtherLoad()
-    for name, times in timed(peers, reference.long[:PREFILL_TOKENS], rounds, say).items():
+    roofs: list[Roof] = []
+    prompt = reference.long[:PREFILL_TOKENS]
+    found = timed(
+        peers, prompt, rounds, say, lambda: roofs.append(measure_roof(threads, arithmetic=False))
+    )
+    for name, times in found.items():
         results[name] |= times
     head = others.facts()
-    roof = measure_roof(threads, arithmetic=False)
-    expected = [*check_goals(results, config, roof)]
+    expected = [*check_goals(results, config, roofs)]
+    typical = sorted(roofs, key=lambda roof: roof.bandwidth)[len(roofs) // 2] if roofs else None
     return head | {
         "command": command,
         "versions": {name: installed(name) for name in PACKAGES},
@@ -87,7 +93,8 @@ def run(
         "rounds": rounds,
         "prefill_tokens": PREFILL_TOKENS,
         "run_tokens": RUN,
-        "roof": roof.to_dict(),
+        "roof": typical.to_dict() if typical else None,
+        "roofs": [roof.to_dict() for roof in roofs],
         "peers": results,
         "absent": absent,
         "expected": expected,
@@ -196,10 +203,16 @@ def _check_peer(peer: Peer, reference: Reference) -> Facts:
 # -- times ----------------------------------------------------------------------------------------
 
 
-def timed(peers: Sequence[Peer], tokens: Tokens, rounds: int, say: Say) -> dict[str, Facts]:
+def timed(
+    peers: Sequence[Peer],
+    tokens: Tokens,
+    rounds: int,
+    say: Say,
+    each_round: Callable[[], None] = lambda: None,
+) -> dict[str, Facts]:
     """Time every figure of every peer, in milliseconds per call, by round.
 
-    Prefill reads all of `tokens`. Closes the peers.
+    Prefill reads all of `tokens`. `each_round` is called after every round. Closes the peers.
     """
     samples: dict[str, dict[str, list[float]]] = {
         peer.name: {figure: [] for figure in FIGURES} for peer in peers
@@ -213,6 +226,7 @@ def timed(peers: Sequence[Peer], tokens: Tokens, rounds: int, say: Say) -> dict[
                     samples[peer.name][figure].append(
                         1e3 * median(_time_turn(peer, figure, tokens))
                     )
+            each_round()
     for peer in peers:
         peer.close()
     return {
@@ -288,8 +302,8 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
     yield f"{facts['threads']} threads on {cpu}, {others:.0%} of it in use by others"
     if not facts["trustworthy"]:
         yield "the machine was busy with something else: do not trust the times and ratios"
-    bandwidth = max(facts["roof"]["read_bytes_per_s"], facts["roof"]["copy_bytes_per_s"])
-    yield f"memory reads at {bandwidth / 1e9:.1f} GB/s"
+    if facts["roofs"]:
+        yield _bandwidth(facts["roofs"])
     yield _agreements(facts["peers"])
     timed_peers = {name: peer for name, peer in facts["peers"].items() if "decode" in peer}
     if timed_peers:
@@ -310,6 +324,12 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
         spent = {f"{op} ({entry['count']}×)": entry["ms"] for op, entry in cost["ops"].items()}
         rows = [*ranked(spent, SHOWN), ("between kernels", cost["between_ms"])]
         yield from shares(rows, cost["total_ms"])
+
+
+def _bandwidth(roofs: Sequence[Facts]) -> str:
+    speeds = [max(roof["read_bytes_per_s"], roof["copy_bytes_per_s"]) / 1e9 for roof in roofs]
+    least, most = min(speeds), max(speeds)
+    return f"memory moves {median(speeds):.1f} GB/s, {least:.1f} to {most:.1f} by round"
 
 
 def _agreements(peers: Mapping[str, Facts]) -> FigureTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import math
 from pathlib import Path
@@ -12,12 +13,12 @@ from numpy.typing import NDArray
 
 from edge.apps.bench.models import DT_RANGE, EMBEDDING_STD
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
+from edge.errors import EngineError
 from edge.tensors import tensor_shapes
 
 Array = NDArray[np.float32]
 # gain of B and C, which makes the state's part of an output as large as D·x
 STATE_GAIN = 4.0
-GGUF_BLOCK = 32
 
 
 def _mixer(config: ModelConfig) -> Mamba1Config | Mamba2Config:
@@ -109,12 +110,11 @@ def transformers_model(config: ModelConfig) -> Any:
     return model.eval()
 
 
-def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
-    """Write the same weights as llama.cpp's converter stores them. `kind`: f16, q8_0 or q4_0.
+def write_gguf(config: ModelConfig, path: Path) -> Path:
+    """Write the same weights in fp16, as llama.cpp's converter stores them.
 
-    Matrices are quantized. Norms, biases, D, the convolution and A are fp32, A as -exp(A_log). A
-    matrix whose rows are not a multiple of 32 long (dt_proj: 48) stays fp16. The file has no
-    vocabulary, because only token ids are run. Needs the package gguf.
+    Norms, biases, D, the convolution and A are fp32, A as -exp(A_log). The file has no vocabulary,
+    because only token ids are run. Needs the package gguf.
     """
     gguf = importlib.import_module("gguf")
     mixer = _mixer(config)
@@ -126,7 +126,7 @@ def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
         "ssm_conv_kernel": mixer.d_conv, "ssm_inner_size": mixer.d_inner,
         "ssm_state_size": mixer.d_state,
         "layer_norm_rms_eps": config.norm.eps, "vocab_size": config.vocab_size,
-        "tokenizer_model": "no_vocab", "file_type": gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"],
+        "tokenizer_model": "no_vocab", "file_type": gguf.LlamaFileType.MOSTLY_F16,
         "quantization_version": gguf.GGML_QUANT_VERSION,
     }.items():  # fmt: skip
         getattr(writer, f"add_{field}")(value)
@@ -137,14 +137,27 @@ def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
         writer.add_ssm_group_count(mixer.n_groups)
     for name, tensor in mamba_tensors(config).items():
         matrix = name.endswith(".weight") and tensor.ndim == 2 and "conv1d" not in name
-        storage = "f32" if not matrix else "f16" if tensor.shape[-1] % GGUF_BLOCK else kind
-        qtype = gguf.GGMLQuantizationType[storage.upper()]
-        packed = gguf.quants.quantize(np.ascontiguousarray(_stored(name, tensor, mixer)), qtype)
-        writer.add_tensor(gguf_name(name), packed, raw_dtype=qtype)
+        stored = np.ascontiguousarray(_stored(name, tensor, mixer))
+        writer.add_tensor(gguf_name(name), stored.astype(np.float16) if matrix else stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
+
+
+def quantize_gguf(source: Path, path: Path, kind: str) -> Path:
+    """Quantize a file as llama.cpp's own `llama-quantize` does. `kind`: q8_0 or q4_0.
+
+    Its rules decide the type of each matrix: in q4_0, a tied embedding has 6 bits. Needs the
+    package llama-cpp-python. Raises EngineError if it fails.
+    """
+    llama = importlib.import_module("llama_cpp")
+    parameters = llama.llama_model_quantize_default_params()
+    parameters.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
+    names = (str(source).encode(), str(path).encode())
+    if llama.llama_model_quantize(*names, ctypes.byref(parameters)):
+        raise EngineError(f"llama.cpp cannot quantize the file to {kind}", file=source)
     return path
 
 

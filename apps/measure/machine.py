@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
+import edge
 from edge.runtime import ort_providers
 
 ROOT = Path("/")
@@ -222,14 +224,34 @@ class OtherLoad:
         return min(1.0, max(0.0, others / total))
 
     def facts(self) -> dict[str, Any]:
-        """Return the header of a report: date, machine, and its use by other programs."""
+        """Return the header of a report: date, commit, machine, and its use by other programs."""
         share = self.share()
         return {
             "date": stamp(),
+            "commit": commit(),
             "machine": machine(),
             "used_by_others": share,
             "trustworthy": share <= BUSY,
         }
+
+
+def commit(file: Path = Path(edge.__file__)) -> str | None:
+    """Return the commit of the checkout that `file` belongs to, with `-dirty` if it has changes.
+
+    None if the package is installed without a checkout, or git is missing.
+    """
+
+    def git(*arguments: str) -> str:
+        found = subprocess.run(
+            ["git", "-C", file.parent, *arguments], capture_output=True, text=True, check=True
+        )
+        return found.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", file.name)  # not of a repository around it
+        return git("describe", "--always", "--dirty", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _busy_and_total() -> tuple[float, float]:
