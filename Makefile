@@ -17,7 +17,7 @@ OTHERS = from importlib.metadata import packages_distributions as p; \
 ORT = $$(test -n "$$($(BIN)/python -c '$(OTHERS)')" || echo ort)
 
 .PHONY: lock audit sbom
-.PHONY: families fuzz soak chat real test jetpack6 aarch64 libedge lint types layers bench bench-drafts docs sanitize plugins plugins-aarch64 clean
+.PHONY: families fuzz soak chat real test jetpack6 aarch64 libedge sanitized lint types layers bench bench-drafts docs sanitize plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime $(VENV)/.model
 	@$(BIN)/edge-chat
@@ -77,6 +77,12 @@ docs: $(READY)
 # the C library, without Python: build/libedge/libedge.so (docs/use/c.md); ARGS=install PREFIX=… installs it
 libedge:
 	@$(MAKE) -C runtime/libedge $(ARGS)
+
+# its threads, an example and 500 mutated bundles under sanitizers, compiled fast; where there is a compiler
+sanitized:
+	@if command -v $(CXX) >/dev/null; \
+	then $(MAKE) -C runtime/libedge asan tsan CXXFLAGS=-O0 COUNT=500 BUILD=$(CURDIR)/build/sanitized; \
+	else echo "libedge was not run under sanitizers: $(CXX) is missing"; fi
 
 # TensorRT's plugin library, and the host that its tests drive it by (docs/inside/tensorrt-plugins.md):
 # make plugins TENSORRT_INCLUDE=/usr/include/aarch64-linux-gnu [CUDA_INCLUDE=…]

@@ -55,6 +55,7 @@ class Crowd:
 
     async def good(self, number: int) -> None:
         rng = random.Random(number)
+        await asyncio.sleep(rng.uniform(0, 2))  # 20 at once would wait for each other
         while time.monotonic() < self.until:
             began = time.monotonic()
             try:
