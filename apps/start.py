@@ -7,7 +7,7 @@ import signal
 
 def edge() -> None:
     """Entry point of the `edge` program."""
-    _quiet_interrupts()
+    quiet_interrupts()
     from edge.apps.cli import main
 
     main()
@@ -15,13 +15,13 @@ def edge() -> None:
 
 def edge_chat() -> None:
     """Entry point of the `edge-chat` program."""
-    _quiet_interrupts()
+    quiet_interrupts()
     from edge.apps.chat import main
 
     main()
 
 
-def _quiet_interrupts() -> None:
+def quiet_interrupts() -> None:
     """Make Ctrl-C during imports end the process without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -49,7 +49,7 @@ def test_the_oldest_turns_make_room_and_undo_brings_them_back(
     this = chat(system="be")
     for number in range(12):
         before = this.session.messages
-        assert not conversation._turn(this, f"turn {number}")
+        assert not conversation.answer_line(this, f"turn {number}")
         assert this.session.messages[0] == Message("system", "be")
         assert this.session.messages[-2].content == f"turn {number}"
         if len(this.session.messages) < len(before) + 2:
@@ -68,7 +68,7 @@ def test_stopping_refuses_instead(capsys: pytest.CaptureFixture[str]) -> None:
     this.drops = False
     with pytest.raises(ContextFullError):
         for number in range(20):
-            conversation._turn(this, f"turn {number}")
+            conversation.answer_line(this, f"turn {number}")
 
 
 def test_a_file_that_does_not_fit_is_refused_and_forgotten(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_a_file_that_does_not_fit_is_refused_and_forgotten(tmp_path: Path) -> No
     for _ in range(3):
         COMMANDS["/read"].run(this, str(tmp_path / "half.txt"))
     with pytest.raises(InputError, match="the text kept by /read is discarded"):
-        conversation._turn(this, "what is it?")
-    assert this.attached == "" and not conversation._turn(this, "hello")
+        conversation.answer_line(this, "what is it?")
+    assert this.attached == "" and not conversation.answer_line(this, "hello")
 
 
 def test_options_of_edge_chat(tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_what_read_kept_survives_a_message_that_was_not_read(
     this.attached = kept
     with monkeypatch.context() as patch:
         patch.setattr(conversation, "waiting", stopped)
-        assert conversation._turn(this, "What does it say?")
+        assert conversation.answer_line(this, "What does it say?")
     assert this.attached == kept and not this.session.messages
     assert "/read is kept for the next message" in capsys.readouterr().err
-    assert not conversation._turn(this, "And now?")
+    assert not conversation.answer_line(this, "And now?")
     assert this.attached == "" and this.session.messages[0].content.startswith(kept)

@@ -124,7 +124,7 @@ def test_programs_import_nothing_before_an_interrupt_is_quiet() -> None:
     code = (
         "import signal, sys; from edge.apps import start; "
         "assert 'typer' not in sys.modules and 'edge.apps.exits' not in sys.modules; "
-        f"assert all(callable(getattr(start, n)) for n in {names}); start._quiet_interrupts(); "
+        f"assert all(callable(getattr(start, n)) for n in {names}); start.quiet_interrupts(); "
         "assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL"
     )
     assert len(names) == 2

@@ -62,7 +62,7 @@ def test_expected_speedup_is_the_formula_of_one_chain_and_a_mean_of_several() ->
 
 def test_tree_of_the_costs_is_that_of_its_shape() -> None:
     # the root, its two children, three of each of them
-    parents = draft_costs._parents(draft_costs.Shape((2, 3)))
+    parents = draft_costs.parent_rows(draft_costs.Shape((2, 3)))
     assert parents == (-1, 0, 0, 1, 1, 1, 2, 2, 2)
 
 

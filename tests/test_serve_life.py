@@ -342,5 +342,5 @@ def test_the_start_says_how_many_answers_are_made_at_once(
     finally:
         server.__exit__()
     assert ready["parallel"] == int(parallel) and ready["joined"] == (said == "2 answers at once")
-    serve._say(ready)
+    serve.say_text(ready)
     assert f"; {said}" in capsys.readouterr().err

@@ -205,7 +205,7 @@ def _loop(this: Chat, ask: Callable[[], str], signals: list[int]) -> bool:
             output.note("press Ctrl-C again, or type /bye, to leave")
             continue
         try:
-            stopped = _turn(this, line)
+            stopped = answer_line(this, line)
         except EOFError:
             return False
         except KeyboardInterrupt:
@@ -217,7 +217,7 @@ def _loop(this: Chat, ask: Callable[[], str], signals: list[int]) -> bool:
             output.complain(problem)
 
 
-def _turn(this: Chat, line: str) -> bool:
+def answer_line(this: Chat, line: str) -> bool:
     """Run a command or answer a message; return whether an answer was stopped."""
     word, _, argument = line.strip().partition(" ")
     # a path such as /tmp/x is no command

@@ -177,7 +177,7 @@ class _TargetBench:
             window=max(8, count), capacity=room if engine.config.has_attention else None
         )
         self._tokens = _random_ids(engine, 1, count)
-        self._parents = None if shape.chain else _parents(shape)
+        self._parents = None if shape.chain else parent_rows(shape)
         _read_context(engine, self._state)
         self._snapshot = self._state.snapshot()
 
@@ -251,7 +251,7 @@ def _random_ids(
     return rng.integers(0, engine.config.vocab_size, (batch, count), dtype=np.int64)
 
 
-def _parents(shape: Shape) -> tuple[int, ...]:
+def parent_rows(shape: Shape) -> tuple[int, ...]:
     """Return the parents of the token before a tree, then of its nodes, depth by depth."""
     parents, level = [-1], [0]
     for count in shape.branches:

@@ -195,7 +195,7 @@ def serve(
         _settings(folder, key, host, callers, limits),
         name=name or Path(os.path.abspath(bundle)).name, pulled=pulled, log=log,
     )  # fmt: skip
-    say = _say_json if as_json else _say
+    say = _say_json if as_json else say_text
     say(
         {
             "event": "listening",
@@ -315,7 +315,7 @@ def _say_json(fact: dict[str, Any]) -> None:
     terminal.say(json.dumps(fact), flush=True)
 
 
-def _say(fact: dict[str, Any]) -> None:
+def say_text(fact: dict[str, Any]) -> None:
     """Print an event for people, on standard error."""
     if fact["event"] == "listening":
         lines = [f"{fact['model']} at {fact['url']}"]
