@@ -122,7 +122,7 @@ class HfTokenizer(Tokenizer):
         self._json = data
         self.__dict__.pop("_inner", None)
 
-    @property
+    @cached_property
     def longest_piece(self) -> int:
         return max(len(value) for value in self._bytes)
 

@@ -16,6 +16,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from edge.errors import TokenizerError
@@ -91,7 +92,7 @@ class SentencePieceTokenizer(Tokenizer):
         )
         self._processor = _load(rewritten, file)
 
-    @property
+    @cached_property
     def longest_piece(self) -> int:
         return max(len(value) for value in self._bytes)
 
