@@ -1,7 +1,7 @@
 /* Counts the allocations of libedge per token: none, once a session is prepared.
  *
- *   libedge_memory BUNDLE      prints the allocations of 200 tokens, and the status of a new
- *                              session without memory
+ *   libedge_memory BUNDLE [THREADS]    prints the allocations of 200 tokens, and the status of a
+ *                                      new session without memory
  */
 #define _GNU_SOURCE
 #include <edge.h>
@@ -14,14 +14,16 @@ extern void *__libc_calloc(size_t, size_t);
 extern void *__libc_realloc(void *, size_t);
 extern void *__libc_memalign(size_t, size_t);
 
-static long allocations;
+static long allocations; /* of all threads */
 
-void *malloc(size_t size) { return allocations++, __libc_malloc(size); }
-void *calloc(size_t count, size_t size) { return allocations++, __libc_calloc(count, size); }
-void *realloc(void *old, size_t size) { return allocations++, __libc_realloc(old, size); }
-void *aligned_alloc(size_t on, size_t size) { return allocations++, __libc_memalign(on, size); }
+static void counted(void) { __atomic_fetch_add(&allocations, 1, __ATOMIC_RELAXED); }
+
+void *malloc(size_t size) { return counted(), __libc_malloc(size); }
+void *calloc(size_t count, size_t size) { return counted(), __libc_calloc(count, size); }
+void *realloc(void *old, size_t size) { return counted(), __libc_realloc(old, size); }
+void *aligned_alloc(size_t on, size_t size) { return counted(), __libc_memalign(on, size); }
 int posix_memalign(void **out, size_t on, size_t size) {
-  allocations++;
+  counted();
   *out = __libc_memalign(on, size);
   return *out == NULL;
 }
@@ -38,6 +40,7 @@ int main(int count, char **words) {
   edge_bundle *bundle;
   edge_model *model;
   edge_session *session;
+  edge_model_options options = EDGE_MODEL_OPTIONS;
   edge_info info = EDGE_INFO;
   edge_sampling sampling = EDGE_SAMPLING;
   edge_generation how = EDGE_GENERATION;
@@ -48,10 +51,11 @@ int main(int count, char **words) {
   long before;
   size_t i;
 
-  if (count != 2) return 2;
+  if (count != 2 && count != 3) return 2;
+  if (count == 3) options.threads = atoi(words[2]);
   must(edge_bundle_open(words[1], &bundle, &error));
   must(edge_bundle_info(bundle, &info, &error));
-  must(edge_model_load(bundle, NULL, &model, &error));
+  must(edge_model_load(bundle, &options, &model, &error));
   edge_bundle_close(bundle);
   must(edge_session_new(model, NULL, &session, &error));
   must(edge_session_prepare(session, &error));

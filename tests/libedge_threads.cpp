@@ -60,6 +60,7 @@ int main(int count, char** words) {
   for (int i = 0; i < 3; i++)
     threads.emplace_back([&] {
       edge_session* own = begun(model);
+      must(!edge_session_prepare(own, nullptr), "prepared while others run");
       must(said(own, 24) == expected, "each session generates the same as alone");
       edge_session_free(own);
       running--;

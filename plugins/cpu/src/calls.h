@@ -25,6 +25,9 @@ EDGE_CPU_API int edge_cpu_version();
 EDGE_CPU_API int edge_cpu_sets(char* out, int size);
 EDGE_CPU_API void* edge_cpu_pool(int threads, int finest);
 EDGE_CPU_API void edge_cpu_pool_free(void* pool);
+// Gives every thread of the pool the memory that any of them has needed for kernels so far, so that
+// no thread asks for more in runs that are no longer. Returns 0, or 1 if there is no memory.
+EDGE_CPU_API int edge_cpu_level(void* pool);
 // Returns a variant's kernel, or null with the reason in `problem`. "copy" and "fill" exist too.
 EDGE_CPU_API void* edge_cpu_kernel(const char* set, const char* text, char* problem, int size);
 EDGE_CPU_API void edge_cpu_kernel_free(void* kernel);

@@ -275,6 +275,14 @@ void* edge_cpu_pool(int threads, int finest) {
   }
 }
 void edge_cpu_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
+int edge_cpu_level(void* pool) {
+  try {
+    static_cast<Pool*>(pool)->level();
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
 
 void* edge_cpu_kernel(const char* set, const char* text, char* problem, int size) {
   std::string kernel;

@@ -20,10 +20,6 @@ constexpr auto AWAKE = std::chrono::microseconds(200);
 constexpr int PIECES = 4;   // pieces per thread
 constexpr int FINEST = 64;  // pieces per job if `finest`
 
-}  // namespace
-
-namespace {
-
 // Memory that only grows, aligned to 64 bytes.
 struct Room {
   struct alignas(64) Line {
@@ -31,9 +27,38 @@ struct Room {
   };
   std::vector<Line> lines;
   void* of(int64_t count) {
-    size_t wanted = size_t(count) / 64 + 2;
-    if (lines.size() < wanted) lines.resize(wanted);
+    grow(size_t(count) / 64 + 2);
     return lines.data();
+  }
+  void grow(size_t wanted) {
+    if (lines.size() < wanted) lines.resize(wanted);
+  }
+};
+
+constexpr int LOCAL = 2;
+
+// The rooms of `thread_bytes`.
+Room* local_rooms() {
+  static thread_local Room rooms[LOCAL];
+  return rooms;
+}
+
+// What the threads of `Pool::level` share.
+struct Meeting {
+  explicit Meeting(int threads) : absent(threads) {}
+  std::atomic<int> absent;
+  std::atomic<size_t> most[LOCAL] = {};
+
+  void attend() {
+    Room* rooms = local_rooms();
+    for (int i = 0; i < LOCAL; i++) {
+      size_t own = rooms[i].lines.size(), known = most[i].load();
+      while (known < own && !most[i].compare_exchange_weak(known, own)) {
+      }
+    }
+    absent.fetch_sub(1);
+    while (absent.load() > 0) std::this_thread::yield();
+    for (int i = 0; i < LOCAL; i++) rooms[i].grow(most[i].load());
   }
 };
 
@@ -45,9 +70,12 @@ struct Pool::Scratch {
 
 void* Pool::bytes(int slot, int64_t count) { return scratch_->rooms[slot].of(count); }
 
-void* thread_bytes(int slot, int64_t count) {
-  static thread_local Room rooms[2];
-  return rooms[slot].of(count);
+void* thread_bytes(int slot, int64_t count) { return local_rooms()[slot].of(count); }
+
+// A piece a thread: nobody leaves the meeting, and so claims another piece, before all have come.
+void Pool::level() {
+  Meeting meeting(threads());
+  post(threads(), 1, [](void* at, int64_t, int64_t) { static_cast<Meeting*>(at)->attend(); }, &meeting);
 }
 
 Pool::Pool(int threads, bool finest) : scratch_(new Scratch), finest_(finest) {
@@ -100,7 +128,12 @@ void Pool::share(int64_t count, int64_t grain, Work work, void* context) {
   int64_t pieces = std::min<int64_t>(most, (count + grain - 1) / grain);
   int64_t size = (count + pieces - 1) / pieces;
   if (size > grain) size = (size + grain - 1) / grain * grain;  // two pieces of 4, not 7 and 1
-  pieces = (count + size - 1) / size;
+  post(count, size, work, context);
+}
+
+// Runs the job in pieces of `size`.
+void Pool::post(int64_t count, int64_t size, Work work, void* context) {
+  int64_t pieces = (count + size - 1) / size;
   uint64_t job = job_.load(std::memory_order_relaxed) + 1;
   // nothing can be claimed while the job changes: this piece is beyond the end of every job
   next_.store((((job - 1) & 0xffffffff) << 32) | 0xffffffff, std::memory_order_release);

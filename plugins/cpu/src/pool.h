@@ -32,6 +32,10 @@ class Pool {
     share(count, grain, [](void* f, int64_t a, int64_t b) { (*static_cast<F*>(f))(a, b); }, &work);
   }
 
+  // Gives every thread as much of `thread_bytes` as the one with the most has: a thread that got no
+  // piece of a job so far needs none later. Throws std::bad_alloc.
+  void level();
+
   // Uninitialised memory of the running kernel, in slots 0 to 5. Only grows.
   template <class T> T* scratch(int slot, int64_t count) {
     return static_cast<T*>(bytes(slot, count * int64_t(sizeof(T))));
@@ -41,6 +45,7 @@ class Pool {
   void* bytes(int slot, int64_t count);
   using Work = void (*)(void*, int64_t, int64_t);
   void share(int64_t count, int64_t grain, Work work, void* context);
+  void post(int64_t count, int64_t size, Work work, void* context);
   bool claim(uint64_t job);
   void serve();
   void end();

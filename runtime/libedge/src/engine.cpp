@@ -288,12 +288,22 @@ std::shared_ptr<Memory> Engine::values(int64_t size) {
   return values_;
 }
 
-void Engine::run(const EdgeCpuCall* calls, int64_t count) {
+void Engine::check_process() const {
   if (threads_ > 1 && getpid() != process_)
     throw Fault{EDGE_ERROR_ENGINE,
                 "the model was loaded before this process was forked: its threads are not here", "",
                 ""};
+}
+
+void Engine::run(const EdgeCpuCall* calls, int64_t count) {
+  check_process();
   if (edge_cpu_run(pool_, calls, count)) throw std::bad_alloc();
+}
+
+void Engine::level() {
+  std::lock_guard<std::mutex> turn(turn_);
+  check_process();
+  if (edge_cpu_level(pool_)) throw std::bad_alloc();
 }
 
 }  // namespace edge_lib

@@ -118,6 +118,8 @@ class Engine {
   std::shared_ptr<Memory> values(int64_t size);
   // Runs the calls; the caller holds `turn`. Throws Fault.
   void run(const EdgeCpuCall* calls, int64_t count);
+  // After a rehearsal: lets no thread of the model allocate in later runs. Throws Fault.
+  void level();
   std::mutex& turn() { return turn_; }
 
  private:
@@ -125,6 +127,7 @@ class Engine {
   void interleave_weights();
   void load_kernels();
   void free_all();
+  void check_process() const;  // throws Fault in a forked child
 
   std::shared_ptr<const OpenBundle> opened_;
   WeightPlaces places_;

@@ -200,6 +200,7 @@ void Session::prepare() {
   for (int64_t count : {longest, std::min(sizes_.window, longest), int64_t(1)})
     perform(PlanProgram::chain, {Step::rehearsal(ledger_, int(count)), nullptr, false});
   apply();
+  engine_->level();
   rows_ = 0;
 }
 
