@@ -55,6 +55,9 @@ class RunOptions:
         bool,
         running("--spin", help="Keep idle threads spinning, on a machine that runs nothing else."),
     ] = False
+    pin: Annotated[
+        bool, running("--pin", help="Keep each thread of the engine cpu on a CPU of its own.")
+    ] = False
 
     def load(self, bundle: str | Path) -> Model:
         """Load a bundle, with a progress bar if that takes a while."""

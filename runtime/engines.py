@@ -51,6 +51,18 @@ def check_provider(engine: str, provider: str | None) -> None:
         )
 
 
+def check_pin(pin: bool, engine: str, provider: str | None) -> None:
+    """Raise EngineError if `pin` is given with another engine than `cpu`."""
+    if engine == "auto" and (provider is not None or ort_providers.listed()):
+        engine = "ort"
+    if pin and engine not in ("auto", "cpu"):
+        raise EngineError(
+            f"engine {engine} does not pin its threads: only cpu does",
+            field="pin",
+            remedy="choose --engine cpu, or leave pin out",
+        )
+
+
 def on_cpu(engine: str, provider: str | None) -> bool:
     """Return whether an engine, with this provider if it is `ort`, runs on the CPU."""
     return engine == "cpu" or (engine == "ort" and provider in (None, ort_providers.CPU))
@@ -68,6 +80,7 @@ def open_engine(
     *,
     threads: int | None = None,
     spin: bool = False,
+    pin: bool = False,
     provider: str | None = None,
 ) -> Engine:
     """Load a bundle into the engine called `name`.
@@ -83,15 +96,19 @@ def open_engine(
             or one for a small model.
         spin: whether threads of `ort` busy-wait for work: faster on an otherwise idle machine, far
             slower beside other work.
+        pin: keep thread i of `cpu` on the i-th CPU this process may use. The caller, thread 0, is
+            left as it is.
         provider: provider of `ort`, `cpu`, `cuda` or `tensorrt`; None is the first that starts of
             those EDGE_ORT_PROVIDERS lists, or the CPU.
 
     Raises BundleError and EngineError, the latter also if the provider does not run here or is
-    given with another engine, or if the CPU kernels are not compiled.
+    given with another engine, if the CPU kernels are not compiled, or if another engine than `cpu`
+    or this system cannot pin threads; InputError for more pinned threads than CPUs.
     """
     check_provider(name, provider)
-    if name == "cpu":
-        return _open_cpu(bundle, threads)
+    check_pin(pin, name, provider)
+    if name == "cpu" or pin:
+        return _open_cpu(bundle, threads, pin)
     if name == "cuda":
         from edge.runtime.cuda.opening import from_bundle
 
@@ -103,7 +120,7 @@ def open_engine(
     if name == "ort" or provider is not None or ort_providers.listed():
         return _open_ort(bundle, threads, spin, provider)
     try:
-        return _open_cpu(bundle, threads)
+        return _open_cpu(bundle, threads, pin=False)
     except (BundleError, EngineError) as problem:
         if problem.field == SET_VARIABLE:
             raise
@@ -122,10 +139,10 @@ def open_engine(
     return engine
 
 
-def _open_cpu(bundle: Bundle, threads: int | None) -> CpuEngine:
+def _open_cpu(bundle: Bundle, threads: int | None, pin: bool) -> CpuEngine:
     from edge.runtime.cpu.engine import CpuEngine
 
-    return CpuEngine.from_bundle(bundle, threads=threads)
+    return CpuEngine.from_bundle(bundle, threads=threads, pin=pin)
 
 
 def _open_ort(bundle: Bundle, threads: int | None, spin: bool, provider: str | None) -> OrtEngine:

@@ -129,6 +129,7 @@ def load(
     engine: str = "auto",
     threads: int | None = None,
     spin: bool = False,
+    pin: bool = False,
     provider: str | None = None,
     on_progress: log.Progress | None = None,
 ) -> Model:
@@ -142,13 +143,14 @@ def load(
         engine: one of `edge.runtime.engines.ENGINES`.
         threads: CPU threads; None is one per core this process may use, or one for a small model.
         spin: whether threads busy-wait between products; see `open_engine`.
+        pin: keep each thread of `cpu` but the caller on a CPU of its own; see `open_engine`.
         provider: ONNX Runtime's provider, `cpu`, `cuda` or `tensorrt`; see `open_engine`.
         on_progress: called as `on_progress("loading", bytes, of)` while weights are read, and with
             "checking" before that if they must be hashed. An exception from it aborts loading.
 
     Raises BundleError, TokenizerError and EngineError, the latter also if memory is too small
-    (EDGE_MEMORY_CHECK=off tries anyway), the provider does not run here or ONNX Runtime is not
-    installed.
+    (EDGE_MEMORY_CHECK=off tries anyway), the provider does not run here, threads cannot be pinned
+    or ONNX Runtime is not installed. Raises InputError for more pinned threads than CPUs.
     """
     check_provider(engine, provider)
     if threads is not None:
@@ -159,7 +161,7 @@ def load(
         opened.on_progress = on_progress
         tokenizer = load_tokenizer(opened)
         template = load_template(opened, tokenizer)
-        loaded_engine = _shared_engine(opened, engine, threads, spin, provider)
+        loaded_engine = _shared_engine(opened, engine, threads, spin, pin, provider)
         store.mark_used(path)
         log.info("edge.load", "loaded %s on %s", path, title(loaded_engine))
         return Model(path, opened.manifest, opened.fingerprint, loaded_engine, tokenizer, template)
@@ -171,22 +173,27 @@ _ENGINE_VARIABLES = ("EDGE_CPU_LIBRARY", "EDGE_CPU_SET", "EDGE_ORT_PROVIDERS")
 
 
 def _shared_engine(
-    bundle: Bundle, name: str, threads: int | None, spin: bool, provider: str | None
+    bundle: Bundle, name: str, threads: int | None, spin: bool, pin: bool, provider: str | None
 ) -> Engine:
     """Return the engine for a bundle, shared with other models of the same bytes and options.
 
     Only `cpu` and `ort` are shared, so that their weights are in memory once.
     """
+
+    def opened() -> Engine:
+        return open_engine(bundle, name, threads=threads, spin=spin, pin=pin, provider=provider)
+
     if name in ("cuda", "tensorrt"):  # their device or build may have changed since
-        return open_engine(bundle, name, threads=threads, spin=spin, provider=provider)
+        return opened()
     environment = [os.environ.get(variable) for variable in _ENGINE_VARIABLES]
-    cores = cpu.usable_cores()  # determines `threads` None
-    key = (os.getpid(), bundle.fingerprint, name, threads, spin, provider, cores, *environment)
+    # they determine `threads` None, and where threads are pinned
+    cores = cpu.usable_cores(), *(os.sched_getaffinity(0) if pin else ())
+    key = (os.getpid(), bundle.fingerprint, name, threads, spin, provider, pin, cores, *environment)
     if (cached := _ENGINES.get(key)) is not None:
         bundle.verify()
         return cached
     memory.check_weights(bundle.manifest, bundle.path)
-    engine = open_engine(bundle, name, threads=threads, spin=spin, provider=provider)
+    engine = opened()
     _ENGINES[key] = engine
     return engine
 

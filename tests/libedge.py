@@ -70,6 +70,7 @@ class ModelOptions(Sized):
         ("size", c.c_size_t),
         ("threads", c.c_int32),
         ("instruction_set", c.c_char_p),
+        ("pin", c.c_int32),
     )
 
 
@@ -280,12 +281,16 @@ class CChoices:
 
 
 class CModel:
-    def __init__(self, folder: Path, threads: int = 1, instruction_set: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, threads: int = 1, instruction_set: str | None = None, **more: int
+    ) -> None:
         self.handle = Handle()
         self.bundle = CBundle(folder)
         self.vocab = self.bundle.info().vocab_size
         name = None if instruction_set is None else instruction_set.encode()
         options = ModelOptions(threads=threads, instruction_set=name)
+        for field, value in more.items():
+            setattr(options, field, value)
         call("edge_model_load", self.bundle.handle, c.byref(options), c.byref(self.handle))
 
     def __del__(self) -> None:

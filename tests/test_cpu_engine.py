@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import edge
+from edge.apps.options import RunOptions
 from edge.errors import EngineError, InputError
 from edge.launch import Variant
 from edge.plugins.cpu import library
@@ -240,16 +241,45 @@ def test_sets_and_kernels_that_are_not_there(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @compiled
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_threads_are_pinned() -> None:
+    """All but the caller, each to a CPU of its own, and only if that is asked for."""
+    cpus = sorted(os.sched_getaffinity(0))
+    for pin, expected in ((False, set(cpus)), (True, {cpus[1]})):
+        before = set(os.listdir("/proc/self/task"))
+        with edge.load("demo-draft", engine="cpu", threads=2, pin=pin) as model:
+            (started,) = set(os.listdir("/proc/self/task")) - before
+            assert os.sched_getaffinity(int(started)) == expected
+            assert os.sched_getaffinity(0) == set(cpus)
+            golden.check("demo-draft", model)
+        del model
+
+
+@compiled
+def test_threads_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = len(os.sched_getaffinity(0)) + 1
+    with pytest.raises(InputError, match=f"pin: cannot pin {many} threads: this process may use"):
+        RunOptions(threads=many, pin=True).load("demo-draft")
+    with pytest.raises(EngineError, match="pin: engine ort does not pin its threads"):
+        RunOptions(engine="ort", pin=True).load("demo-draft")
+    with pytest.raises(EngineError, match="pin: engine ort does not pin its threads"):
+        edge.load("demo-draft", provider="cpu", pin=True)
+    monkeypatch.setattr(library.library(), "edge_cpu_pinnable", lambda: 0)
+    with pytest.raises(EngineError, match="pin: threads cannot be pinned on this system"):
+        edge.load("demo-draft", threads=1, pin=True)
+
+
+@compiled
 def test_profile() -> None:
     """Its figures and its roofline are those of a CPU, also without a GPU."""
     command = [sys.executable, "-m", "edge.apps.cli", "profile", "demo-draft", "--engine", "cpu"]
     done = subprocess.run(
-        [*command, "-p", "8", "-n", "4", "-r", "1", "--json"],
+        [*command, "-p", "8", "-n", "4", "-r", "1", "--json", "--threads", "1", "--pin"],
         cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    assert facts["ttft_ms"] > 0 and facts["tpot_ms"] > 0
+    assert facts["ttft_ms"] > 0 and facts["tpot_ms"] > 0 and facts["pin"]
     assert {"decode", "prefill"} == facts["breakdown"].keys()
     assert "roofline" not in facts["absent"]
 

@@ -62,7 +62,7 @@ class Reader:
         values = (CallValue * (len(self.arrays) + 1))(*addresses)
         values[len(self.arrays)] = CallValue(integer=rows)
         call = CpuCall(self.kernel.handle, values, (rows, 1, 1))
-        own = pool is None and library.library().edge_cpu_pool(2, 1)
+        own = pool is None and library.library().edge_cpu_pool(2, 1, 0)
         library.library().edge_cpu_run(pool or own, ctypes.byref(call), 1)
         if own:
             library.library().edge_cpu_pool_free(own)

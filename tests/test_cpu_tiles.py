@@ -53,7 +53,7 @@ def test_int8_rows_times_4_bits(minimums: bool) -> None:
 
 def test_kernels_of_both_sets_share_a_pool() -> None:
     """Only the kernel of `amx` uses tiles."""
-    pool = library.library().edge_cpu_pool(2, 1)
+    pool = library.library().edge_cpu_pool(2, 1, 0)
     readers = [int8_product(isa, 33, 576) for isa in ("amx", "avx512", "amx")]
     found = [reader.run(49, pool).tobytes() for reader in readers]
     library.library().edge_cpu_pool_free(pool)

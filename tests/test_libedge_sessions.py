@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import fcntl
+import os
 import threading
 import time
 from pathlib import Path
@@ -230,6 +231,23 @@ def test_sessions_on_threads_of_their_own() -> None:
     for caller in callers:
         caller.join(60)
     assert said == [sentence.ids] * 4
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_threads_are_pinned() -> None:
+    """All but the caller. A program compiled without the option passes a shorter structure."""
+    cpus = sorted(os.sched_getaffinity(0))
+    shorter = {"size": libedge.ModelOptions.pin.offset, "pin": 1}
+    for options, expected in (({"pin": 0}, cpus), ({"pin": 1}, cpus[1:2]), (shorter, cpus)):
+        before = set(os.listdir("/proc/self/task"))
+        model = CModel(folder("demo-draft"), threads=2, **options)
+        (started,) = set(os.listdir("/proc/self/task")) - before
+        assert sorted(os.sched_getaffinity(int(started))) == expected
+        assert sorted(os.sched_getaffinity(0)) == cpus
+        model.session().run([1, 2, 3])
+        del model
+    fault = refused(libedge.INPUT, CModel, folder("demo-draft"), threads=len(cpus) + 1, pin=1)
+    assert fault.field == "pin" and f"may use {len(cpus)} CPUs" in fault.message
 
 
 def refused(status: int, work: object, *arguments: object, **options: object) -> EdgeFault:

@@ -33,7 +33,7 @@ def side(name: str, step: float = 0.1) -> ProfileSide:
         "bundle": str(bundle(name)), "fingerprint": name, "family": "mamba", "quantization": "w8",
         "parameters": 1_000_000, "weight_bytes": 1_000_000, "engine": "ort", "provider": "cpu",
         "threads": 2,
-        "spin": False, "chunk": 4, "state_bytes": 500, "kv_cache_bytes": 0,
+        "spin": False, "pin": False, "chunk": 4, "state_bytes": 500, "kv_cache_bytes": 0,
         "kv_cache_tokens": None, "peak_memory_bytes": 5_000_000, "memory": memory,
     }  # fmt: skip
     cost = RunCost("w8 decode", 10.0, {"MatMul": (8.0, 3)}, {"Linear": 8.0}, {"layer 0": 8.0})

@@ -35,8 +35,8 @@ class TimedPool(Pool):
         calls: calls since the list was last cleared.
     """
 
-    def __init__(self, threads: int) -> None:
-        super().__init__(threads)
+    def __init__(self, threads: int, *, pin: bool) -> None:
+        super().__init__(threads, pin=pin)
         self.calls: list[TimedCall] = []
 
     def run(self, calls: ctypes.Array[CpuCall]) -> None:
@@ -47,18 +47,18 @@ class TimedPool(Pool):
 
 
 def breakdown(
-    bundle: Path, threads: int | None, kinds: Mapping[str, RunKind]
+    bundle: Path, threads: int | None, kinds: Mapping[str, RunKind], *, pin: bool = False
 ) -> dict[str, RunCost]:
     """Profile each kind of run on the engine that a session uses; see `ort_profile.breakdown`.
 
     Raises BundleError, EngineError.
     """
     with open_bundle(bundle) as opened:
-        engine = CpuEngine.from_bundle(opened, threads=threads)
+        engine = CpuEngine.from_bundle(opened, threads=threads, pin=pin)
         recipe = opened.manifest.quantization.recipe
     device = engine.exclusive.device
     assert isinstance(device, CpuDevice)
-    pool = device.pool = TimedPool(device.pool.threads)
+    pool = device.pool = TimedPool(device.pool.threads, pin=pin)
     costs = {}
     for name, kind in kinds.items():
         samples = []

@@ -49,6 +49,7 @@ class ProfileRequest:
     provider: str | None = None
     threads: int | None = None
     spin: bool = False
+    pin: bool = False
     prompts: tuple[int, ...] | None = None
     generated: int = 128
     repetitions: int = 5
@@ -96,11 +97,11 @@ class Subject:
         shared_threads = usable_cores() if request.against is not None else None
         self.model: Model = load(
             bundle, engine=engine, threads=request.threads or shared_threads, spin=request.spin,
-            provider=request.provider_on(engine),
+            pin=request.pin, provider=request.provider_on(engine),
         )  # fmt: skip
         self.memory.loaded()
         self.threads = getattr(self.model.engine, "threads", request.threads)
-        self.spin = request.spin
+        self.spin, self.pin = request.spin, request.pin
         self._sampler = Sampler(SamplingParams(temperature=request.temperature, seed=0))
         self._vocab = self.model.tokenizer.vocab_size
         self._logits: Logits | None = None
@@ -149,6 +150,7 @@ class Subject:
             "provider": model.engine.provider,
             "threads": self.threads,
             "spin": self.spin,
+            "pin": self.pin,
             "chunk": model.engine.chunk,
             "state_bytes": plan["state"],
             "kv_cache_bytes": plan["kv_cache"],
@@ -326,7 +328,7 @@ def _prepare_drafting(
         return None
     running = options.RunOptions(
         engine=request.engine, provider=request.provider, threads=request.threads,
-        spin=request.spin,
+        spin=request.spin, pin=request.pin,
     )  # fmt: skip
     drafter = running.load_drafter(request.draft.draft)
     if drafter is None:
@@ -356,7 +358,9 @@ def _add_breakdowns(request: ProfileRequest, sides: Mapping[str, ProfileSide], s
             continue
         say(f"profiling {bundle}")
         if side.facts["engine"] == "cpu":
-            side.costs = cpu_profile.breakdown(resolve(bundle), request.threads, kinds)
+            side.costs = cpu_profile.breakdown(
+                resolve(bundle), request.threads, kinds, pin=request.pin
+            )
         else:
             side.costs = ort_profile.breakdown(
                 resolve(bundle), request.threads, kinds, spin=request.spin

@@ -75,9 +75,10 @@ def _speeds(sides: Sequence[Facts]) -> FigureTable:
     """Return llama-bench's table: pp is a prompt, tg generated tokens, @ d at depth d."""
     rows = []
     for side in sides:
+        options = "".join(f" {name}" for name in ("spin", "pin") if side[name])
         fixed = (
             side["name"], megabytes(side["weight_bytes"]), f"{side['parameters'] / 1e6:.2f} M",
-            backend(side) + (" spin" if side["spin"] else ""), str(side["threads"]),
+            backend(side) + options, str(side["threads"]),
         )  # fmt: skip
         for test in side["tests"]:
             prompt, count = test["prompt_tokens"], test["generated_tokens"]

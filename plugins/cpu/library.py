@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SET_VARIABLE = "EDGE_CPU_SET"
 LIBRARY_VARIABLE = "EDGE_CPU_LIBRARY"
-VERSION = 6  # edge_cpu_version of src/library.cpp
+VERSION = 7  # edge_cpu_version of src/library.cpp
 _MESSAGE = 512
 _REMEDY = "install a C++ compiler and run pip install again, or use --engine ort"
 
@@ -91,7 +91,7 @@ def library() -> ctypes.CDLL:
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     native.edge_cpu_sets.argtypes = (text, ctypes.c_int)
     native.edge_cpu_pool.restype = pointer
-    native.edge_cpu_pool.argtypes = (ctypes.c_int, ctypes.c_int)
+    native.edge_cpu_pool.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int)
     native.edge_cpu_pool_free.argtypes = (pointer,)
     native.edge_cpu_kernel.restype = pointer
     native.edge_cpu_kernel.argtypes = (text, text, text, ctypes.c_int)

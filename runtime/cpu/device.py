@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import EngineError
+from edge.errors import EngineError, InputError
 from edge.launch import CompiledKernel, Variant
 from edge.plugins.cpu.library import (
     CallValue,
@@ -52,15 +52,19 @@ class HostMemory:
 class Pool:
     """Threads that share the kernels' work; the caller is one of them."""
 
-    def __init__(self, threads: int, *, finest: bool = False) -> None:
+    def __init__(self, threads: int, *, finest: bool = False, pin: bool = False) -> None:
         """Start the threads. `finest`: split all work into the smallest pieces, for tests.
+        `pin`: keep thread i on the i-th CPU the caller may use; 0 is the caller, left as it is.
 
-        Raises EngineError if the system refuses this many threads.
+        Raises InputError for more pinned threads than CPUs, and EngineError if the system cannot
+        pin threads or refuses this many.
         """
         self._library = library()
         self._process = os.getpid()
-        self.threads = threads
-        self.handle = self._library.edge_cpu_pool(threads, finest)
+        self.threads, self.pinned = threads, pin
+        if pin:
+            _check_pinnable(self._library.edge_cpu_pinnable(), threads)
+        self.handle = self._library.edge_cpu_pool(threads, finest, pin)
         if not self.handle:
             raise EngineError(f"no {threads} threads could be started", field="threads")
 
@@ -74,6 +78,20 @@ class Pool:
         # argument because `os` may be gone at interpreter exit
         if getattr(self, "handle", None) and self._process == getpid():
             self._library.edge_cpu_pool_free(self.handle)
+
+
+def _check_pinnable(cpus: int, threads: int) -> None:
+    if not cpus:
+        raise EngineError(
+            "threads cannot be pinned on this system", field="pin", remedy="leave pin out"
+        )
+    if threads > cpus:
+        raise InputError(
+            f"cannot pin {threads} threads: this process may use {cpus} "
+            f"CPU{'s' if cpus > 1 else ''}",
+            field="pin",
+            remedy=f"use at most {cpus} threads, or leave pin out",
+        )
 
 
 class CallList:
@@ -101,14 +119,17 @@ class CpuDevice:
     sm = 0
     records_early = False
 
-    def __init__(self, threads: int, isa: str | None = None, *, finest: bool = False) -> None:
-        """`isa`: instruction set; None is the best available. `finest`: see `Pool`.
+    def __init__(
+        self, threads: int, isa: str | None = None, *, finest: bool = False, pin: bool = False
+    ) -> None:
+        """`isa`: instruction set; None is the best available. `finest`, `pin`: see `Pool`.
 
-        Raises EngineError if the library is missing or the threads cannot be started.
+        Raises EngineError if the library is missing or the threads cannot be started, and
+        InputError for more pinned threads than CPUs.
         """
         self.isa = instruction_set() if isa is None else isa
         self.name = f"CPU, {self.isa}, {threads} thread{'s' if threads > 1 else ''}"
-        self.pool = Pool(threads, finest=finest)
+        self.pool = Pool(threads, finest=finest, pin=pin)
         self._copy = CpuKernel("kernel copy", self.isa)
         self._fill = CpuKernel("kernel fill", self.isa)
         self._recording: tuple[list[CpuCall], list[Any]] | None = None

@@ -81,19 +81,21 @@ class CpuEngine(CudaEngine):
         super().attach(state)
 
     @staticmethod
-    def from_bundle(bundle: Bundle, *, threads: int | None = None) -> CpuEngine:
+    def from_bundle(bundle: Bundle, *, threads: int | None = None, pin: bool = False) -> CpuEngine:
         """Return the engine for a bundle.
 
         `threads` None is one per physical core this process may use, or one for a small model.
-        Raises BundleError without a launch plan, InputError for fewer than one thread, and
-        EngineError if the kernels are not compiled or memory runs out.
+        `pin`: keep each thread but the caller on a CPU of its own; see `Pool`.
+        Raises BundleError without a launch plan, InputError for fewer than one thread or more
+        pinned threads than CPUs, and EngineError if the kernels are not compiled, threads cannot
+        be pinned or memory runs out.
         """
         if threads is None:
             weights = sum(e.size for e in bundle.manifest.files if e.path.endswith(".bin"))
             threads = 1 if weights <= _SINGLE_THREAD_BYTES else cpu.usable_cores()
         if threads < 1:
             raise InputError(f"threads must be positive, got {threads}", field="threads")
-        device, plan = CpuDevice(threads), any_tree(open_plan(bundle))
+        device, plan = CpuDevice(threads, pin=pin), any_tree(open_plan(bundle))
         smallest_plan = plan_bundle(bundle.manifest, plan, window=1, capacity=1)
         memory.check_load(smallest_plan, bundle.path)
         engine = from_bundle(bundle, device, CpuEngine, plan)

@@ -31,7 +31,7 @@ def call(kernel: CpuKernel, arrays: list[NDArray], rows: int) -> None:
     values = (CallValue * (len(arrays) + 1))(*(CallValue(address=a.ctypes.data) for a in arrays))
     values[len(arrays)] = CallValue(integer=rows)
     made = CpuCall(kernel.handle, values, (rows, 1, 1))
-    pool = library().edge_cpu_pool(2, 1)
+    pool = library().edge_cpu_pool(2, 1, 0)
     library().edge_cpu_run(pool, ctypes.byref(made), 1)
     library().edge_cpu_pool_free(pool)
 

@@ -23,7 +23,10 @@ struct EdgeCpuCall {
 EDGE_CPU_API int edge_cpu_version();
 // Writes the names of this machine's instruction sets, best last, separated by spaces.
 EDGE_CPU_API int edge_cpu_sets(char* out, int size);
-EDGE_CPU_API void* edge_cpu_pool(int threads, int finest);
+// Returns the number of CPUs that the calling thread may use, or 0 if threads cannot be pinned.
+EDGE_CPU_API int edge_cpu_pinnable(void);
+// Starts threads, null on failure. See `Pool`.
+EDGE_CPU_API void* edge_cpu_pool(int threads, int finest, int pin);
 EDGE_CPU_API void edge_cpu_pool_free(void* pool);
 // Gives every thread of the pool the memory that any of them has needed for kernels so far, so that
 // no thread asks for more in runs that are no longer. Returns 0, or 1 if there is no memory.

@@ -257,7 +257,7 @@ using namespace edge_cpu;
 
 extern "C" {
 
-int edge_cpu_version() { return 6; }
+int edge_cpu_version() { return 7; }
 
 int edge_cpu_sets(char* out, int size) {
   std::string names;
@@ -267,9 +267,16 @@ int edge_cpu_sets(char* out, int size) {
   return int(names.size());
 }
 
-void* edge_cpu_pool(int threads, int finest) {
+int edge_cpu_pinnable() {
   try {
-    return new Pool(std::max(1, threads), finest != 0);
+    return pinnable();
+  } catch (...) {
+    return 0;
+  }
+}
+void* edge_cpu_pool(int threads, int finest, int pin) {
+  try {
+    return new Pool(std::max(1, threads), finest != 0, pin != 0);
   } catch (...) {
     return nullptr;
   }

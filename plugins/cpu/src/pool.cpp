@@ -3,6 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <system_error>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 
 namespace edge_cpu {
 
@@ -78,12 +84,51 @@ void Pool::level() {
   post(threads(), 1, [](void* at, int64_t, int64_t) { static_cast<Meeting*>(at)->attend(); }, &meeting);
 }
 
-Pool::Pool(int threads, bool finest) : scratch_(new Scratch), finest_(finest) {
+namespace {
+
+// The CPUs that this thread may use; none if they cannot be told.
+std::vector<int> usable() {
+  std::vector<int> cpus;
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    for (int i = 0; i < CPU_SETSIZE; i++)
+      if (CPU_ISSET(i, &set)) cpus.push_back(i);
+#endif
+  return cpus;
+}
+
+void keep_on(std::thread& thread, int cpu) {
+  int fault = ENOSYS;
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  fault = pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
+#endif
+  if (fault) throw std::system_error(fault, std::generic_category());
+}
+
+}  // namespace
+
+int pinnable() { return int(usable().size()); }
+
+Pool::Pool(int threads, bool finest, bool pin) : scratch_(new Scratch), finest_(finest) {
   try {
-    for (int i = 1; i < threads; i++) workers_.emplace_back([this] { serve(); });
-  } catch (...) {  // the system cannot start more threads
+    start(threads, pin);
+  } catch (...) {
     end();
     throw;
+  }
+}
+
+void Pool::start(int threads, bool pin) {
+  std::vector<int> cpus;
+  if (pin) cpus = usable();
+  if (pin && int(cpus.size()) < threads) throw std::system_error(EINVAL, std::generic_category());
+  for (int i = 1; i < threads; i++) {
+    workers_.emplace_back([this] { serve(); });
+    if (pin) keep_on(workers_.back(), cpus[size_t(i)]);
   }
 }
 

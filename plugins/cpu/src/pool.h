@@ -14,9 +14,10 @@ namespace edge_cpu {
 // piece it has begun. Idle threads spin for a moment, then sleep.
 class Pool {
  public:
-  // `finest`: split all work into small pieces, for tests. Throws std::system_error if the system
-  // cannot start the threads.
-  explicit Pool(int threads, bool finest = false);
+  // `finest`: split all work into small pieces, for tests. `pin`: keep worker i on the i-th CPU of
+  // the caller's set, which must have `threads` CPUs; 0 is left to the caller. Throws
+  // std::system_error if the system cannot start the threads, or pin them.
+  explicit Pool(int threads, bool finest = false, bool pin = false);
   ~Pool();
   Pool(const Pool&) = delete;
 
@@ -47,6 +48,7 @@ class Pool {
   void share(int64_t count, int64_t grain, Work work, void* context);
   void post(int64_t count, int64_t size, Work work, void* context);
   bool claim(uint64_t job);
+  void start(int threads, bool pin);
   void serve();
   void end();
 
@@ -67,6 +69,9 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;
 };
+
+// Returns the number of CPUs that this thread may use, or 0 if threads cannot be pinned here.
+int pinnable();
 
 // Uninitialised memory of this thread, aligned to 64 bytes, in slots 0 and 1. Only grows.
 void* thread_bytes(int slot, int64_t count);

@@ -137,14 +137,17 @@ typedef struct edge_model_options {
   size_t size;
   int32_t threads;             /* threads of a run including the caller, 1 to 1024; 1 starts none */
   const char *instruction_set; /* "plain", "avx2", ...; NULL: the best one of this machine */
+  int32_t pin; /* 1: thread i stays on the i-th CPU that the caller may use, counted from 0; the
+                * caller itself, thread 0, is left as it is. Linux only */
 } edge_model_options;
-#define EDGE_MODEL_OPTIONS {sizeof(edge_model_options), 1, NULL}
+#define EDGE_MODEL_OPTIONS {sizeof(edge_model_options), 1, NULL, 0}
 
 /* Loads and hashes the weights, and prepares the plan's kernels. The bundle may be closed
  * afterwards.
  * Fails with EDGE_ERROR_BUNDLE if a file was altered or the plan cannot be run, EDGE_ERROR_INPUT
- * if `threads` is out of range or the machine lacks the instruction set, EDGE_ERROR_MEMORY if the
- * weights exceed the available memory, and EDGE_ERROR_ENGINE if threads cannot be started. */
+ * if `threads` is out of range, or above the number of CPUs with `pin`, or the machine lacks the
+ * instruction set, EDGE_ERROR_MEMORY if the weights exceed the available memory, and
+ * EDGE_ERROR_ENGINE if threads cannot be started or pinned. */
 EDGE_API edge_status edge_model_load(const edge_bundle *bundle, const edge_model_options *options,
                                      edge_model **model, edge_error *error);
 /* Frees the model. Its sessions may outlive it. */

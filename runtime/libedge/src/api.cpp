@@ -271,7 +271,7 @@ edge_status edge_model_load(const edge_bundle* bundle, const edge_model_options*
     given(model, "model") = nullptr;
     edge_model_options asked = taken(options, EDGE_MODEL_OPTIONS, "options");
     *model = new edge_model{std::make_shared<Engine>(given(bundle, "bundle").opened, asked.threads,
-                                                     asked.instruction_set)};
+                                                     asked.instruction_set, asked.pin != 0)};
   });
 }
 

@@ -181,9 +181,25 @@ int64_t StateLayout::copy_bytes(int64_t position) const {
   return out;
 }
 
-Engine::Engine(std::shared_ptr<const OpenBundle> opened, int threads, const char* set)
+namespace {
+
+void check_pinnable(int threads) {
+  int cpus = edge_cpu_pinnable();
+  if (!cpus)
+    throw Fault{EDGE_ERROR_ENGINE, "threads cannot be pinned on this system", "", "pin"};
+  if (threads > cpus)
+    throw Fault{EDGE_ERROR_INPUT,
+                "cannot pin " + std::to_string(threads) + " threads: the caller may use " +
+                    std::to_string(cpus) + " CPUs",
+                "", "pin"};
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<const OpenBundle> opened, int threads, const char* set, bool pin)
     : opened_(std::move(opened)), places_(opened_->plan), threads_(threads), process_(getpid()) {
   within(threads, MAX_THREADS, "threads");
+  if (pin) check_pinnable(threads);
   char names[256];
   edge_cpu_sets(names, sizeof names);
   std::istringstream here(names);
@@ -196,7 +212,7 @@ Engine::Engine(std::shared_ptr<const OpenBundle> opened, int threads, const char
     load_kernels();
     load_weights();
     interleave_weights();
-    pool_ = edge_cpu_pool(threads, 0);
+    pool_ = edge_cpu_pool(threads, 0, pin);
     if (!pool_)
       throw Fault{EDGE_ERROR_ENGINE, "no " + std::to_string(threads) + " threads could be started",
                   "", "threads"};

@@ -101,7 +101,8 @@ struct OpenBundle {
 
 class Engine {
  public:
-  Engine(std::shared_ptr<const OpenBundle> opened, int threads, const char* set);
+  // Fields of edge_model_options. Throws Fault.
+  Engine(std::shared_ptr<const OpenBundle> opened, int threads, const char* set, bool pin);
   ~Engine();
   Engine(const Engine&) = delete;
 
