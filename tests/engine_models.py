@@ -1,4 +1,6 @@
-"""Tiny models of every mixer: a graph on disk and the torch network with the same weights."""
+"""Tiny models of every mixer: a graph on disk and the torch network with the same weights, on the
+engines `ort` and `cpu`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import torch
 
 from edge.config import (
     AttentionConfig,
+    GatedDeltaNetConfig,
     Mamba1Config,
     Mamba2Config,
     MlpConfig,
@@ -22,8 +25,11 @@ from edge.config import (
 from edge.export.graph import build_graph
 from edge.export.network import Network
 from edge.export.quantize.plan import StateType
+from edge.plugins.cpu import library
+from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.ort import OrtEngine
-from tests import int8_models
+from tests import int8_models, on_device
+from tests.cuda.models import cuda_engine
 from tests.rounded_states import round_states
 
 MAMBA1 = Mamba1Config(d_inner=24, d_state=4, d_conv=4, dt_rank=3)
@@ -32,6 +38,8 @@ ATTENTION = AttentionConfig(
     n_heads=4, n_kv_heads=2, head_dim=6, rope=RopeConfig(dim=4), qkv_bias=True
 )
 MLP = MlpConfig(d_intermediate=20)
+SLIDING = 5  # tokens that a layer of `sliding` attends to
+DELTANET = GatedDeltaNetConfig(n_heads=4, head_dim=6, n_groups=2, d_state=5, d_conv=3)
 
 CONFIGS = {
     "mamba1": ModelConfig(
@@ -50,6 +58,14 @@ CONFIGS = {
     "hybrid": ModelConfig(
         family="bamba", vocab_size=40, d_model=12, layers=(MAMBA2, ATTENTION, MLP, MAMBA1),
         norm=NormConfig(kind="layernorm"), max_context=96,
+    ),
+    "sliding": ModelConfig(
+        family="mistral", vocab_size=40, d_model=12, layers=(
+            ATTENTION.model_copy(update={"window": SLIDING}), MLP, ATTENTION), max_context=96,
+    ),
+    "deltanet": ModelConfig(
+        family="qwen3_5", vocab_size=40, d_model=12, layers=(DELTANET, ATTENTION),
+        max_context=96,
     ),
     "drafter": ModelConfig(
         family="mamba", vocab_size=40, d_model=12, layers=(MAMBA1,),
@@ -73,6 +89,10 @@ INT8: dict[str, tuple[StateType, ...]] = {
     "int8-mixed": ("int8", "fp16"),
 }
 ALL_KINDS = (*KINDS, *ROUNDED, *INT8)
+# ROUNDED are graphs of tests, for which no kernels exist
+CPU_KINDS = (*KINDS, *INT8) if library.path() is not None else ()
+# every model on every engine that runs it
+RUN_KINDS = (*((kind, "ort") for kind in ALL_KINDS), *((kind, "cpu") for kind in CPU_KINDS))
 
 
 def plain(kind: str) -> str:
@@ -116,6 +136,19 @@ def engine(kind: str) -> OrtEngine:
     return OrtEngine(path, config_of(kind), threads=1, chunk=64, state_dtypes=dtypes)
 
 
+@functools.cache
+def cpu_engine(kind: str) -> CudaEngine:
+    """Return the engine `cpu`, whose chunk lets caches of `sliding` slide within 40 tokens."""
+    path, dtypes = _graph(kind)
+    with on_device.running(library.instruction_sets()[-1]):
+        return cuda_engine(path, config_of(kind), dtypes, 12, engine(kind).identity)
+
+
+def engine_of(kind: str, name: str) -> OrtEngine | CudaEngine:
+    return engine(kind) if name == "ort" else cpu_engine(kind)
+
+
+@functools.cache
 def _graph(kind: str) -> tuple[Path, Mapping[str, str]]:
     """Return the graph, and its states that are not fp32."""
     if kind in INT8:

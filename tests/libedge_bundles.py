@@ -11,6 +11,7 @@ from edge.bundle import BundleWriter, Limits, Provenance, Quantization
 from edge.bundle.manifest import TokenizerInfo
 from edge.export.graph import build_graph
 from edge.export.kernels import add_plan
+from edge.export.network import Network
 from edge.export.quantize.plan import CacheType
 from edge.export.recipes import Choices, mixture, plan_model
 from tests import quantized_models
@@ -34,18 +35,25 @@ def bundle(
         plan = quantized_models.plan_of(name, quant, **choices)[1]
     elif cache is not None:
         plan = plan_model(net.config, mixture(net.config, quant, Choices(kv_cache=cache)))
+    return write(target, net, quant, plan, chunk=48)
+
+
+def write(
+    target: Path, net: Network, recipe: str = "fp32", plan: Any = "fp32", *, chunk: int
+) -> Path:
+    """Write a bundle of a network, whose weights `plan` rounds."""
     with BundleWriter(target) as writer:
         made = build_graph(net.config, net.canonical_tensors(), writer.folder, plan)
         added = add_plan(writer, GRAPH, ())
         writer.finish(
             created_by="test",
             model=net.config,
-            quantization=Quantization(recipe=quant, bits=32),
+            quantization=Quantization(recipe=recipe, bits=32),
             state_dtypes=made.state_dtypes,
             scan_logs=made.scan_logs,
             opset=made.opsets,
             graphs={"ort": GRAPH, **added.graphs},
-            limits=Limits(chunk=48),
+            limits=Limits(chunk=chunk),
             tokenizer=TokenizerInfo(kind="bytes", vocab_size=net.config.vocab_size),
             provenance=Provenance(source="test", family="test", fingerprint="0" * 64),
         )

@@ -29,7 +29,7 @@ from edge.runtime.cuda.turns import DriverTurns
 from edge.runtime.model import Model
 from edge.runtime.request import Hold
 from edge.runtime.session import Session
-from tests.session_models import bundle, model, states
+from tests.session_models import bundle, states
 
 POINTS = int(os.environ.get("EDGE_FAULT_INTERRUPTS", "40"))
 ROOM = str(Path(edge.runtime.__path__[0]))
@@ -94,7 +94,7 @@ def snapshot(engine: str) -> Any:
 
 @cache
 def loaded(engine: str) -> Model:
-    return model("chat") if engine == "ort" else edge.load(bundle("chat"), engine=engine, threads=1)
+    return edge.load(bundle("chat"), engine=engine, threads=1)
 
 
 def fresh(engine: str, **options: Any) -> Session:
@@ -136,7 +136,7 @@ def test_interrupted_at_any_bytecode(name: str, engine: str, tmp_path: Path) -> 
         "load": lambda session: session.load(tmp_path / "talk"),
     }  # fmt: skip
     verb = verbs[name]
-    options = {"draft": "ngram", "draft_tokens": 2} if engine == "ort" and name == "say" else {}
+    options = {"draft": "ngram", "draft_tokens": 2} if name == "say" else {}
     allowed = outcomes(verb, engine, **options)
     every = interrupted(verb, fresh(engine, **options), 0)
     points = sorted(random.Random(name).sample(range(1, every + 1), min(POINTS, every)))

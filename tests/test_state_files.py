@@ -9,6 +9,7 @@ import signal
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +18,22 @@ from hypothesis import strategies as st
 
 import edge
 from edge.errors import StateError
+from edge.plugins.cpu import library
 from edge.runtime import statefile
 from edge.runtime.buffers import StateBuffers
+from edge.runtime.cpu.device import CpuDevice
+from edge.runtime.cuda.device import Exclusive
+from edge.runtime.cuda.state import DeviceState
 from edge.runtime.layout import Identity, StateLayout
-from tests.engine_models import ALL_KINDS, CONFIGS, ROUNDED, engine, plain, tokens
+from edge.runtime.state import State
+from tests.engine_models import CONFIGS, ROUNDED, RUN_KINDS, engine_of, plain, tokens
 
 PREFIX = 8 + 4 + 4 + 8 + 8
 IDENTITY = Identity(model="a" * 64, quantization="w8", tokenizer="b" * 64)
+
+
+# a test with `on` looks at the states of both engines
+on_both = pytest.mark.parametrize("on", ["ort", "cpu"] if library.path() else ["ort"])
 
 
 def buffers(kind: str = "hybrid", *, identity: Identity = IDENTITY, batch: int = 1,
@@ -39,13 +49,24 @@ def buffers(kind: str = "hybrid", *, identity: Identity = IDENTITY, batch: int =
     return state
 
 
+def state_on(on: str, kind: str = "hybrid", **how: Any) -> State:
+    """Return the same in the memory of an engine."""
+    state = buffers(kind, **how)
+    if on == "ort":
+        return state
+    device = Exclusive(CpuDevice(1, library.instruction_set()))
+    other = DeviceState(state.layout, state.identity, device, window=2, slots=3)
+    other.restore(state.snapshot())
+    return other
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     buffers().save(tmp_path / "state", {"transcript": ["hello", {"n": 1.5}]})
     return tmp_path / "state"
 
 
-def refused(path: Path, state: StateBuffers | None = None, match: str = ".") -> StateError:
+def refused(path: Path, state: State | None = None, match: str = ".") -> StateError:
     """Check that loading fails with a StateError naming the file, and the live state does not
     change.
     """
@@ -64,27 +85,31 @@ def refused(path: Path, state: StateBuffers | None = None, match: str = ".") -> 
 # -- round trips ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize(("kind", "name"), RUN_KINDS)
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_loaded_state_continues_bit_for_bit(kind: str, batch: int, tmp_path: Path) -> None:
-    state = engine(kind).new_state(batch=batch, window=3)
-    engine(kind).run(tokens(7, batch=batch), state, commit=True)
-    engine(kind).run(tokens(2, batch=batch), state)
+def test_a_loaded_state_continues_bit_for_bit(
+    kind: str, name: str, batch: int, tmp_path: Path
+) -> None:
+    engine = engine_of(kind, name)
+    state = engine.new_state(batch=batch, window=3)
+    engine.run(tokens(7, batch=batch), state, commit=True)
+    engine.run(tokens(2, batch=batch), state)
     state.save(tmp_path / "state", {"a": [None, "ü"]})
     # other windows and capacities hold the same state
-    other = engine(kind).new_state(batch=batch, window=1, capacity=24)
+    other = engine.new_state(batch=batch, window=1, capacity=24)
     assert other.load(tmp_path / "state") == {"a": [None, "ü"]}
     assert (other.position, other.reach) == (9, 0)
     for seed in range(3):
         step = tokens(1, batch=batch, seed=seed)
-        assert np.array_equal(engine(kind).run(step, state), engine(kind).run(step, other))
+        assert np.array_equal(engine.run(step, state).copy(), engine.run(step, other))
 
 
-def test_a_state_before_any_token(tmp_path: Path) -> None:
-    state = buffers()
+@on_both
+def test_a_state_before_any_token(on: str, tmp_path: Path) -> None:
+    state = state_on(on)
     state.clear()
     state.save(tmp_path / "state")
-    other = buffers()
+    other = state_on(on)
     assert other.load(tmp_path / "state") == {}
     assert other.position == 0
     assert not any(array.any() for array in other.arrays().values())
@@ -97,16 +122,18 @@ def test_only_the_owner_may_read_it(saved: Path) -> None:
 # -- mismatches ----------------------------------------------------------------------------------
 
 
+@on_both
 @pytest.mark.parametrize("field", ["model", "quantization", "tokenizer"])
-def test_of_another_bundle(saved: Path, field: str) -> None:
+def test_of_another_bundle(on: str, saved: Path, field: str) -> None:
     other = Identity(**{**vars(IDENTITY), field: "other"})
-    assert refused(saved, buffers(identity=other), f"another {field}").field == field
+    assert refused(saved, state_on(on, identity=other), f"another {field}").field == field
 
 
-def test_of_another_shape(saved: Path) -> None:
-    refused(saved, buffers("mamba1"), "expected|describe")
-    refused(saved, buffers(batch=2), "1 sequences")
-    refused(saved, buffers(capacity=8), "room for 8")
+@on_both
+def test_of_another_shape(on: str, saved: Path) -> None:
+    refused(saved, state_on(on, "mamba1"), "expected|describe")
+    refused(saved, state_on(on, batch=2), "1 sequences")
+    refused(saved, state_on(on, capacity=8), "room for 8")
 
 
 @pytest.mark.parametrize(
@@ -149,8 +176,9 @@ def test_no_state_at_all(tmp_path: Path) -> None:
 # -- damage --------------------------------------------------------------------------------------
 
 
-def test_cut_short_anywhere(tmp_path: Path) -> None:
-    state = buffers("mamba2")
+@on_both
+def test_cut_short_anywhere(on: str, tmp_path: Path) -> None:
+    state = state_on(on, "mamba2")
     state.save(tmp_path / "whole", {"x": 1})
     data = (tmp_path / "whole").read_bytes()
     cut = tmp_path / "cut"
@@ -159,15 +187,16 @@ def test_cut_short_anywhere(tmp_path: Path) -> None:
         os.truncate(cut, length)
         with pytest.raises(StateError):
             state.load(cut)
-    refused(cut, buffers("mamba2"))
+    refused(cut, state)
 
 
-def test_bytes_after_the_end(saved: Path) -> None:
+@on_both
+def test_bytes_after_the_end(on: str, saved: Path) -> None:
     with saved.open("ab") as stream:
         stream.write(b"\0")
-    refused(saved, match="after its end")
+    refused(saved, state_on(on), "after its end")
     os.truncate(saved, 1 << 40)  # sparse: a terabyte that does not exist
-    refused(saved, match="after its end")
+    refused(saved, state_on(on), "after its end")
 
 
 def test_a_flipped_bit_anywhere(saved: Path) -> None:
@@ -237,7 +266,8 @@ def test_extra_that_is_no_object(saved: Path) -> None:
         assert refused(saved, match=match).field == "extra"
 
 
-def test_a_payload_of_other_tensors(saved: Path) -> None:
+@on_both
+def test_a_payload_of_other_tensors(on: str, saved: Path) -> None:
     def with_tensors(change: Callable[[dict[str, np.ndarray]], object]) -> None:
         def rewrite(h: dict[str, object], p: bytes, e: bytes) -> tuple[bytes, ...]:
             tensors = dict(statefile.parse_tensors(p))
@@ -257,10 +287,10 @@ def test_a_payload_of_other_tensors(saved: Path) -> None:
     ):
         saved.write_bytes(whole)
         with_tensors(change)
-        refused(saved, match=match)
+        refused(saved, state_on(on), match)
     saved.write_bytes(whole)
     forge(saved, lambda h, p, e: (json.dumps(h).encode(), b"\xff" * len(p), e))
-    refused(saved, match="safetensors")
+    refused(saved, state_on(on), "safetensors")
 
 
 def test_half_floats_that_are_not_finite(tmp_path: Path) -> None:
@@ -345,20 +375,24 @@ def test_extra_is_bounded(saved: Path) -> None:
             buffers().save(saved, extra)
 
 
-def test_a_damaged_state_is_not_saved(saved: Path) -> None:
+@on_both
+def test_a_damaged_state_is_not_saved(on: str, saved: Path) -> None:
     before = saved.read_bytes()
-    state = buffers()
-    state.rings["layers.0.ssm_state"][2, 0, 0, 0, 0] = np.nan
+    state = state_on(on)
+    damaged = state.snapshot()
+    damaged.recurrent["layers.0.ssm_state"].flat[0] = np.nan
+    state.restore(damaged)
     with pytest.raises(StateError, match="not finite"):
         state.save(saved)
     assert saved.read_bytes() == before
     assert [entry.name for entry in saved.parent.iterdir()] == ["state"]
 
 
-def test_a_full_disk_leaves_the_old_file(saved: Path) -> None:
+@on_both
+def test_a_full_disk_leaves_the_old_file(on: str, saved: Path) -> None:
     """Every size at which writing may stop, by the kernel's own limit on files."""
     before, length = saved.read_bytes(), saved.stat().st_size
-    state = buffers()
+    state = state_on(on)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
