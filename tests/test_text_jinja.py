@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.ext import loopcontrols
+from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edge.errors import TokenizerError
 from edge.text.jinja import ParsedTemplate
-from edge.text.jinja_values import MAX_WORK, Budget
+from edge.text.jinja_values import MAX_WORK, Budget, attribute_getter
 from edge.text.template import MAX_TEMPLATE, ChatTemplate, Message
 from tests.text_samples import tokenizer
 
@@ -231,6 +232,29 @@ HOSTILE = [
     "{% set ns = namespace(a=9) %}{% for i in range(10) %}{% set ns.a = ns.a * ns.a %}{% endfor %}"
     "{% for i in range(99999) %}{% set x = [ns.a | string, ns.a | string] %}{% endfor %}",
 ]  # fmt: skip
+PATH = ".".join("a" * 128)
+# mappings nested 50 deep, in a list
+DEEP = (
+    "{% set ns = namespace(a=1) %}{% for i in range(50) %}{% set ns.a = {'a': ns.a} %}{% endfor %}"
+    "{% set l = [ns.a] * 1000 %}"
+)
+BY_PATH = [
+    f"{values}{''.join(f'{{% set x = l | {use} %}}' for _ in range(40))}"
+    for values, path in (
+        ("{% set l = range(100000) %}", PATH),
+        ("{% set l = [[]] * 60000 %}", "0." * 127 + "a"),
+        (DEEP, ".".join("a" * 50)),
+    )
+    for use in (
+        f"map(attribute='{path}')", f"map(attribute='{path}', default=1)",
+        f"selectattr('{path}')", f"rejectattr('{path}', 'undefined')",
+        f"sort(attribute='{path}')", f"unique(attribute='{path}')", f"min(attribute='{path}')",
+        f"max(attribute='{path}')", f"join(',', attribute='{path}')",
+    )
+] + [
+    "{% for i in range(99999) %}{% set x = [] | map(attribute='" + PATH + "') %}{% endfor %}" * 9,
+    "{% for i in range(99999) %}{% set x = [] | selectattr('" + PATH + "') %}{% endfor %}" * 9,
+]  # fmt: skip
 # long, but useless to an attacker: they run, and quickly
 LONG = [
     "{{ 1" + " < 2" * 30000 + " }}",
@@ -261,8 +285,22 @@ def spent(source: str) -> tuple[float, Exception | None]:
 def test_hostile_templates_end(source: str) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds, problem = spent(source)
-    assert problem is not None and seconds < 20
+    assert problem is not None and seconds < 8
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 512 << 10  # KiB
+
+
+@pytest.mark.parametrize("source", BY_PATH, ids=range(len(BY_PATH)))
+def test_following_paths_is_charged(source: str) -> None:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds, problem = spent(source)
+    assert problem is not None and seconds < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 128 << 10  # KiB
+
+
+def test_a_path_ends_at_the_first_missing_part() -> None:
+    """No value of a chain of undefined ones is kept."""
+    made = attribute_getter(Budget(), PATH)({"a": {"a": 1}})
+    assert isinstance(made, Undefined) and made._undefined_obj == 1
 
 
 @pytest.mark.parametrize("source", LONG, ids=range(len(LONG)))

@@ -14,7 +14,7 @@ from edge.text.jinja_values import (
     ELEMENT,
     MAX_SIZE,
     Budget,
-    attribute_of,
+    attribute_getter,
     items_of,
     join,
     key_of,
@@ -92,9 +92,11 @@ def _pairs(budget: Budget, value: Any) -> list[Any]:
     return [list(pair) for pair in value.items()]
 
 
-def _key_function(attribute: Any, case_sensitive: bool) -> Callable[[Any], Any]:
+def _key_function(budget: Budget, attribute: Any, case_sensitive: bool) -> Callable[[Any], Any]:
+    attribute_of = None if attribute is None else attribute_getter(budget, attribute)
+
     def key(item: Any) -> Any:
-        value = item if attribute is None else attribute_of(item, attribute)
+        value = item if attribute_of is None else attribute_of(item)
         return value.lower() if isinstance(value, str) and not case_sensitive else value
 
     return key
@@ -107,7 +109,9 @@ def _sorted(
     items = _list(budget, values)
     work = budget.read(items)
     budget.spend((work >> 4) * len(items).bit_length() >> 2)
-    return sorted(items, key=_key_function(attribute, case_sensitive), reverse=bool(reverse))
+    return sorted(
+        items, key=_key_function(budget, attribute, case_sensitive), reverse=bool(reverse)
+    )
 
 
 def _dict_sorted(
@@ -121,7 +125,7 @@ def _unique(
 ) -> list[Any]:
     items = _list(budget, values)
     budget.read(items)
-    key = _key_function(attribute, case_sensitive)
+    key = _key_function(budget, attribute, case_sensitive)
     unique: dict[Any, Any] = {}
     for item in items:
         unique.setdefault(key_of(key(item)), item)
@@ -136,7 +140,7 @@ def _extreme(choose: Callable[..., Any]) -> Callable[..., Any]:
         budget.read(items)
         if not items:
             return Undefined("no aggregated item, the sequence is empty")
-        return choose(items, key=_key_function(attribute, case_sensitive))
+        return choose(items, key=_key_function(budget, attribute, case_sensitive))
 
     return extreme
 
@@ -145,7 +149,8 @@ def _map(budget: Budget, values: Any, name: Any = None, *args: Any, **kwargs: An
     """Apply `map(attribute=…)`, or `map` with the name of a filter."""
     items = items_of(values, budget)
     if name is None and set(kwargs) <= {"attribute", "default"} and "attribute" in kwargs:
-        mapped = [attribute_of(v, kwargs["attribute"], kwargs.get("default")) for v in items]
+        path, default = kwargs["attribute"], kwargs.get("default")
+        mapped = list(map(attribute_getter(budget, path, default), items))
     elif name in FILTERS and name != "map":
         budget.spend(len(items))
         mapped = [FILTERS[name](budget, item, *args, **kwargs) for item in items]
@@ -158,13 +163,13 @@ def _map(budget: Budget, values: Any, name: Any = None, *args: Any, **kwargs: An
 def _selecting(expected: bool, by_attribute: bool) -> Callable[..., list[Any]]:
     def selected(budget: Budget, values: Any, *args: Any) -> list[Any]:
         items, rest = items_of(values, budget), list(args)
-        path = rest.pop(0) if by_attribute else None
+        attribute_of = attribute_getter(budget, rest.pop(0)) if by_attribute else None
         name = rest.pop(0) if rest else None
         if name is not None and name not in TESTS:
             raise SecurityError(f"selects by {name!r:.40}, which is not supported")
 
         def holds(item: Any) -> bool:
-            value = attribute_of(item, path) if by_attribute else item
+            value = item if attribute_of is None else attribute_of(item)
             if name is None:
                 return bool(value)
             if name in COMPARING:

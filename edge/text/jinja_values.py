@@ -146,19 +146,36 @@ def key_of(value: Any) -> Any:
     raise SecurityError(f"uses a {type(value).__name__} as a key")
 
 
-def attribute_of(value: Any, path: Any, default: Any = None) -> Any:
-    """Return an element of nested mappings and lists by a dotted path, as filters take it."""
+def attribute_getter(budget: Budget, path: Any, default: Any = None) -> Callable[[Any], Any]:
+    """Return a function from nested mappings and lists to the element at a dotted path.
+
+    Each part is charged, here and when it is followed. The first that is missing ends the path,
+    because a chain of undefined values would keep all of them.
+    """
     if isinstance(path, str) and len(path) > MAX_PATH:
         raise SecurityError(f"follows a path of more than {MAX_PATH} characters")
-    for part in str(path).split(".") if isinstance(path, str) else [path]:
-        index = int(part) if isinstance(part, str) and part.isdigit() else part
-        if isinstance(value, Mapping):
-            value = value.get(part, Undefined(obj=value, name=part))
-        elif isinstance(value, (list, tuple)) and isinstance(index, int):
-            value = value[index] if index < len(value) else Undefined(obj=value, name=part)
-        else:
-            value = Undefined(obj=value, name=str(part))
-    return default if isinstance(value, Undefined) and default is not None else value
+    parts = path.split(".") if isinstance(path, str) else [key_of(path)]
+    budget.spend(len(parts))
+    keys = [(part, _index(part)) for part in parts]
+
+    def attribute_of(value: Any) -> Any:
+        for part, index in keys:
+            budget.spend()
+            if isinstance(value, Mapping) and part in value:
+                value = value[part]
+            elif isinstance(value, (list, tuple)) and index is not None and index < len(value):
+                value = value[index]
+            else:
+                return Undefined(obj=value, name=str(part)) if default is None else default
+        return default if isinstance(value, Undefined) and default is not None else value
+
+    return attribute_of
+
+
+def _index(part: Any) -> int | None:
+    if isinstance(part, str):
+        return int(part) if part.isdigit() else None
+    return part if isinstance(part, int) else None
 
 
 # -- methods ---------------------------------------------------------------------------------------
@@ -269,7 +286,7 @@ def replace(budget: Budget, text: Any, old: Any, new: Any, count: Any = -1) -> s
 def join(budget: Budget, values: Any, between: Any = "", attribute: Any = None) -> str:
     items = items_of(values, budget)
     if attribute is not None:
-        items = [attribute_of(item, attribute) for item in items]
+        items = list(map(attribute_getter(budget, attribute), items))
     between = text_of(between)
     budget.make(budget.read(*items) + len(items) * len(between))
     return str(between.join(text_of(item) for item in items))
