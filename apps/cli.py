@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import typer
-import typer.core
 
 from edge.apps.exits import leave
-from edge.apps.programs import CommandGroup
+from edge.apps.programs import CommandGroup, HarmlessGroup
 from edge.apps.terminal import say
 
 # command → module and function, imported only when the command is called
@@ -46,7 +45,7 @@ _SHORT_HELP = {
 }
 
 
-class _Commands(typer.core.TyperGroup):
+class _Commands(HarmlessGroup):
     """Group of commands that imports each command only when it is called."""
 
     def __init__(self, **attributes: Any) -> None:

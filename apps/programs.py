@@ -7,7 +7,8 @@ import inspect
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,8 +17,11 @@ import typer
 import typer.core
 from typer.models import CommandFunctionType
 
+from edge.apps.terminal import harmless
 from edge.errors import Faults, InputError
 
+# typer has a copy of click's UsageError of its own since 0.26, and click's before
+_UsageError: Any = typer.BadParameter.__base__
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
@@ -31,8 +35,36 @@ def typed(program: str) -> str:
     return min(str(path), os.path.relpath(path), key=len)
 
 
+@contextmanager
+def _harmless_usage() -> Iterator[None]:
+    """Make what a usage error repeats of the command line harmless; typer prints it itself."""
+    try:
+        yield
+    except _UsageError as problem:
+        text = problem.format_message()
+        if harmless(text) == text:
+            raise
+        raise _UsageError(harmless(text), ctx=problem.ctx) from None
+
+
+class HarmlessGroup(typer.core.TyperGroup):
+    """Group of commands whose usage errors are harmless text."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _harmless_usage():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _harmless_usage():
+            return super().invoke(ctx)
+
+
 class GroupedHelp(typer.core.TyperCommand):
     """Command with plain help, in which options are grouped by topic."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _harmless_usage():
+            return super().make_context(*args, **options)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from edge.apps.terminal import harmless
+from edge.apps import terminal
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model
@@ -21,7 +21,7 @@ def stages(first: str, width: int) -> Iterator[Callable[[str, float], None]]:
 
     `width`: characters reserved for stage names.
     """
-    from rich.console import Console
+    from rich.markup import escape
     from rich.progress import (
         BarColumn,
         Progress,
@@ -30,7 +30,7 @@ def stages(first: str, width: int) -> Iterator[Callable[[str, float], None]]:
         TimeRemainingColumn,
     )
 
-    console = Console(stderr=True)
+    console = terminal.console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), "{task.percentage:>3.0f}%")
     with Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(),
@@ -39,7 +39,7 @@ def stages(first: str, width: int) -> Iterator[Callable[[str, float], None]]:
         task = bar.add_task(f"{first:<{width}}", total=1.0)
 
         def show(stage: str, done: float) -> None:
-            bar.update(task, description=f"{stage[:width]:<{width}}", completed=done)
+            bar.update(task, description=escape(f"{stage[:width]:<{width}}"), completed=done)
 
         yield show
 
@@ -87,7 +87,6 @@ def _show_bar(
     if ended.wait(PATIENCE_S):
         return
     # imported only when a bar is shown
-    from rich.console import Console
     from rich.markup import escape
     from rich.progress import (
         BarColumn,
@@ -103,9 +102,9 @@ def _show_bar(
     if unit == "bytes":
         counters = [DownloadColumn(), TransferSpeedColumn()]
     columns = ("{task.description}", BarColumn(), *counters, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=terminal.console(stderr=True), transient=True) as bar:
         previous, rate = 0, "–"
-        task = bar.add_task(escape(harmless(text)), total=None, rate=rate)
+        task = bar.add_task(escape(text), total=None, rate=rate)
         while not ended.wait(0.1):
             done, total = counts()
             if done < previous:  # another count has begun: forget the speed of the last one

@@ -6,11 +6,16 @@ Names and messages may come from untrusted bundles, checkpoints, states and mode
 from __future__ import annotations
 
 import sys
-from typing import TextIO
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 DIM = ("\x1b[2m", "\x1b[0m")
-# control characters except line feed and tab, and characters that change the direction of text
-# (Unicode Standard Annex 9): embeddings, overrides and isolates
+# control characters except line feed and tab, and characters that reorder the text around them
+# (Unicode Standard Annex 9): embeddings, overrides and isolates. The marks U+061C, U+200E and
+# U+200F stay: names and answers in Arabic and Hebrew need them, and they only act as a letter does.
 _CONTROLS = {
     code: None
     for code in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -41,3 +46,20 @@ def tell_traceback() -> None:
     import traceback
 
     say(traceback.format_exc(), end="", file=sys.stderr, flush=True)
+
+
+def console(**options: Any) -> Console:
+    """Return a console of rich for tables and progress bars, which prints harmless text.
+
+    `options`: those of `rich.console.Console`. rich itself removes some control characters, but
+    not ESC.
+    """
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class HarmlessConsole(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else harmless(text), style, control)
+
+    return HarmlessConsole(**options)

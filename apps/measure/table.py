@@ -6,7 +6,9 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from edge.apps.terminal import console as harmless_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,23 +32,28 @@ class FigureTable:
 
 
 def show(parts: Iterable[FigureTable | str], console: Console | None = None) -> None:
-    """Print tables and lines, by default on standard output. Lines are not wrapped or coloured."""
+    """Print tables and lines, by default on standard output. Lines are not wrapped or coloured.
+
+    Names in them may come from untrusted folders and files, so nothing in them is markup to rich.
+    """
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     if console is None:  # do not wrap a table that is piped to another program
-        console = Console() if sys.stdout.isatty() else Console(width=160)
+        console = harmless_console(**({} if sys.stdout.isatty() else {"width": 160}))
 
     for part in parts:
         if isinstance(part, str):
-            console.print(part, soft_wrap=True, highlight=False, markup=False)
+            console.print(Text(part), soft_wrap=True, highlight=False)
             continue
-        grid = Table(box=box.MARKDOWN, title=part.title or None, title_justify="left")
+        title = Text(part.title) if part.title else None
+        grid = Table(box=box.MARKDOWN, title=title, title_justify="left")
         for index, name in enumerate(part.head):
-            grid.add_column(name, justify="left" if index in part.words else "right", no_wrap=True)
+            justify: Literal["left", "right"] = "left" if index in part.words else "right"
+            grid.add_column(Text(name), justify=justify, no_wrap=True)
         for row in part.rows:
-            grid.add_row(*row)
+            grid.add_row(*map(Text, row))
         console.print(grid)
 
 

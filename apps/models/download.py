@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edge.apps.terminal import say
+from edge.apps.terminal import console, say
 from edge.apps.units import megabytes
 from edge.errors import PullError
 
@@ -171,7 +171,6 @@ def _disk(folder: Path) -> Iterator[None]:
 @contextmanager
 def _bar(total: int, done: int) -> Iterator[Any]:
     """Show a progress bar; yield a function that advances it by a number of bytes."""
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -181,11 +180,11 @@ def _bar(total: int, done: int) -> Iterator[Any]:
         TransferSpeedColumn,
     )
 
-    console = Console(stderr=True)
+    bars = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(
         *columns, TransferSpeedColumn(), TimeRemainingColumn(),
-        console=console, transient=True, disable=not console.is_terminal,
+        console=bars, transient=True, disable=not bars.is_terminal,
     ) as bar:  # fmt: skip
         task = bar.add_task("fetching", total=total, completed=done)
         yield lambda count: bar.advance(task, count)

@@ -6,6 +6,7 @@ The node itself is tested only under ROS 2: jetson/ros2/edge_chat/test.
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -317,6 +319,43 @@ def test_the_node_uses_the_messages_as_they_are() -> None:
     assert "path" in request and {"success", "message"} == set(
         sections(ROS2 / "edge_chat_msgs/srv/Reset.srv")[1]
     )
+
+
+def test_the_node_logs_harmless_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems and tracebacks hold names of files that a request or a parameter chose."""
+    rooms = ("rclpy", "rclpy.action", "rclpy.callback_groups", "rclpy.executors", "rclpy.lifecycle",
+             "diagnostic_msgs.msg", "edge_chat_msgs.action", "edge_chat_msgs.srv",
+             "rcl_interfaces.msg")  # fmt: skip
+    for room in rooms:
+        monkeypatch.setitem(sys.modules, room, MagicMock())
+    monkeypatch.setattr(sys.modules["rclpy.lifecycle"], "LifecycleNode", object)
+    sys.modules["rclpy"].ok = iter([True, True, False, True]).__next__  # type: ignore[attr-defined]
+    monkeypatch.delitem(sys.modules, "edge_chat.node", raising=False)
+    module = importlib.import_module("edge_chat.node")
+    monkeypatch.delitem(sys.modules, "edge_chat.node")
+    node, hostile = module.ChatNode.__new__(module.ChatNode), "x\x1b]0;pwned\x1b\\y\u202e\x9b31m"
+    node.get_logger, node._talker = MagicMock(), MagicMock()
+
+    def refused(problem: Exception) -> Any:
+        return MagicMock(side_effect=problem)
+
+    for problem in (BundleError(hostile, file=hostile), Refused(hostile), OSError(hostile)):
+        node._transition(refused(problem))
+        node._attempt(refused(problem))
+    node._talker.refusal.return_value = hostile
+    node._accept(None)
+    node._talker.start().cancelled.is_set.return_value = True
+    node._talker.start().wait.return_value = Outcome("", "error", hostile)
+    goal, _, _ = sections(ROS2 / "edge_chat_msgs/action/Generate.action")
+    node._execute(MagicMock(request=message(goal)))
+    node._talker.health = refused(OSError(hostile))
+    node._diagnose()
+    executor = MagicMock()
+    executor.spin = refused(RuntimeError(hostile))
+    module.spin(executor, node)
+    logged = [call.args[0] for call in node.get_logger().method_calls]
+    assert len(logged) == 8 and all("pwned" in text for text in logged)
+    assert not any(set("\x1b\x9b\u202e") & set(text) for text in logged)
 
 
 def test_the_packages_are_complete() -> None:

@@ -29,6 +29,7 @@ from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
+from edge.apps.terminal import harmless
 from edge.errors import EdgeError
 from edge_chat.talker import Goal, GoalRequest, NodeSettings, Refused, Talker
 
@@ -108,10 +109,10 @@ class ChatNode(LifecycleNode):
         try:
             change()
         except (EdgeError, Refused) as problem:
-            self.get_logger().error(str(problem))
+            self.report(str(problem))
             return TransitionCallbackReturn.FAILURE
         except Exception:
-            self.get_logger().error(traceback.format_exc())
+            self.report(traceback.format_exc())
             return TransitionCallbackReturn.ERROR
         return TransitionCallbackReturn.SUCCESS
 
@@ -121,7 +122,7 @@ class ChatNode(LifecycleNode):
         reason = self._talker.refusal()
         if reason is None:
             return GoalResponse.ACCEPT
-        self.get_logger().warning(f"rejected a goal: the node {reason}")
+        self.report(f"rejected a goal: the node {reason}", "warning")
         return GoalResponse.REJECT
 
     def _execute(self, handle: Any) -> Any:
@@ -138,7 +139,7 @@ class ChatNode(LifecycleNode):
         assert outcome is not None
         outcome.fill(result)
         if outcome.finish_reason == "error":
-            self.get_logger().error(outcome.error)
+            self.report(outcome.error)
             handle.abort()
         elif handle.is_cancel_requested:
             handle.canceled()
@@ -192,7 +193,7 @@ class ChatNode(LifecycleNode):
         except EdgeError as problem:
             return False, str(problem), 0
         except Exception as problem:
-            self.get_logger().error(traceback.format_exc())
+            self.report(traceback.format_exc())
             return False, f"{type(problem).__name__}: {problem}", 0
 
     # -- diagnostics -----------------------------------------------------------------------------
@@ -202,7 +203,7 @@ class ChatNode(LifecycleNode):
             self._publish_health()
         except Exception:
             if rclpy.ok():  # otherwise the context is shutting down
-                self.get_logger().error(traceback.format_exc(), throttle_duration_sec=60.0)
+                self.report(traceback.format_exc(), throttle_duration_sec=60.0)
 
     def _publish_health(self) -> None:
         level, message, values = self._talker.health()
@@ -219,6 +220,10 @@ class ChatNode(LifecycleNode):
         array.status.append(status)
         self._diagnostics.publish(array)
 
+    def report(self, text: str, level: str = "error", **options: Any) -> None:
+        """Log text, which may hold names and messages from untrusted files and requests."""
+        getattr(self.get_logger(), level)(harmless(text), **options)
+
     def close(self) -> None:
         """Shut the talker down, before the process ends."""
         self._talker.shutdown()
@@ -234,7 +239,7 @@ def spin(executor: MultiThreadedExecutor, node: ChatNode) -> None:
         try:
             executor.spin()
         except RuntimeError as problem:
-            node.get_logger().error(f"a request failed, but the node continues: {problem}")
+            node.report(f"a request failed, but the node continues: {problem}")
             time.sleep(_POLL_S)  # no busy loop, should the executor itself fail
 
 
