@@ -17,7 +17,7 @@ OTHERS = from importlib.metadata import packages_distributions as p; \
 ORT = $$(test -n "$$($(BIN)/python -c '$(OTHERS)')" || echo ort)
 
 .PHONY: lock audit sbom
-.PHONY: families fuzz soak chat real test jetpack6 aarch64 libedge sanitized lint types layers bench bench-drafts docs sanitize plugins plugins-aarch64 clean
+.PHONY: families fuzz soak chat real test jetpack6 wheels aarch64 libedge sanitized lint types layers bench bench-drafts docs sanitize plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime $(VENV)/.model
 	@$(BIN)/edge-chat
@@ -36,6 +36,11 @@ test: $(READY) $(VENV)/.oldest $(VENV)/.triton $(VENV)/.rtx
 # the runtime alone, on what JetPack 6 ends at: Python 3.10 and ONNX Runtime 1.23.2
 jetpack6: .venv310/.runtime
 	.venv310/bin/python tests/oldest_runtime.py
+
+# a wheel for each machine, with the kernels, for Python 3.10 and later: build/wheels
+MACHINES ?= x86_64 aarch64
+wheels: $(VENV)/.packages
+	@for machine in $(MACHINES); do PYTHON=$(BIN)/python plugins/cpu/wheel.sh $$machine || exit; done
 
 # the runtime on an emulated aarch64: two minutes, needs Debian and qemu-user
 aarch64: $(VENV)/.runtime
@@ -164,6 +169,11 @@ ifeq ($(LOCKED),)
 $(VENV)/.runtime: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 	@echo "installing the runtime and compiling its kernels (two minutes on 2 cores)"
 	@ort=$(ORT); $(PIP) -c constraints.txt -e ".$${ort:+[$$ort]}"
+	@touch $@
+
+# what builds the package, for `make wheels`
+$(VENV)/.packages: $(VENV)/bin/python
+	@$(PIP) "setuptools>=77"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

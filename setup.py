@@ -1,6 +1,7 @@
 """Compiles the kernels for CPUs, several files at a time. All else is in pyproject.toml."""
 
 import os
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 
 from setuptools import setup
@@ -26,4 +27,9 @@ class BuildKernels(build_ext):
         super().build_extensions()
 
 
-setup(cmdclass={"build_ext": BuildKernels})
+# setuptools refuses this name for a Python without a global lock
+free_threaded = sysconfig.get_config_var("Py_GIL_DISABLED")
+setup(
+    cmdclass={"build_ext": BuildKernels},
+    options={} if free_threaded else {"bdist_wheel": {"py_limited_api": "cp310"}},
+)

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 
@@ -53,6 +54,21 @@ def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) 
                 library.library()
     finally:
         library.library.cache_clear()
+
+
+def test_a_library_of_one_python_is_from_an_older_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installs compile `_native.abi3.so` since, and leave such a file in a checkout."""
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    monkeypatch.delenv(library.LIBRARY_VARIABLE, raising=False)
+    find = library.path.__wrapped__
+    assert find() is None
+    older = tmp_path / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+    older.touch()
+    assert find() == older
+    (tmp_path / "_native.abi3.so").touch()
+    assert find() == tmp_path / "_native.abi3.so"
 
 
 @compiled

@@ -65,8 +65,9 @@ def path() -> Path | None:
     if override := os.environ.get(LIBRARY_VARIABLE):
         return Path(override)
     folder = Path(__file__).parent
-    names = ["_native" + suffix for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    return next((folder / name for name in names if (folder / name).exists()), None)
+    # a checkout may still have the file of one Python that earlier versions compiled
+    suffixes = sorted(importlib.machinery.EXTENSION_SUFFIXES, key=lambda s: "abi3" not in s)
+    return next((f for s in suffixes if (f := folder / f"_native{s}").exists()), None)
 
 
 @functools.cache
