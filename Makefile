@@ -158,6 +158,10 @@ sanitize: $(READY)
 # what the install compiles
 NATIVE := $(wildcard plugins/cpu/src/* plugins/*/cpu*.h runtime/libedge/*/*)
 
+# one line about what came of it, which pip keeps to itself; no error of this line fails an install
+KERNELS = $(BIN)/python -c 'import sys; from edge.plugins.cpu.library import installed; \
+	print(installed(sys.argv[1:]))' $(NATIVE) || true
+
 $(VENV)/bin/python:
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
@@ -169,6 +173,7 @@ ifeq ($(LOCKED),)
 $(VENV)/.runtime: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 	@echo "installing the runtime and compiling its kernels (two minutes on 2 cores)"
 	@ort=$(ORT); $(PIP) -c constraints.txt -e ".$${ort:+[$$ort]}"
+	@$(KERNELS)
 	@touch $@
 
 # what builds the package, for `make wheels`
@@ -190,6 +195,7 @@ $(VENV)/.runtime: $(VENV)/.packages pyproject.toml setup.py $(NATIVE)
 	@echo "compiling the kernels (a minute on 2 cores)"
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@ort=$(ORT); test -z "$$ort" || test "$$ort" = ort || $(PIP) -e ".[$$ort]"
+	@$(KERNELS)
 	@touch $@
 
 # torch's own choice of Triton is for its compiler, which nothing here uses: constraints.txt names ours

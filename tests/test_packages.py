@@ -15,6 +15,8 @@ import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from edge.plugins.cpu import library
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -81,16 +83,22 @@ def install(venv: Path, package: str) -> None:
 
 def made(venv: Path, target: str, *arguments: str, lacks: str = "nothing") -> str:
     """Return what `make` passes to pip with -r and -e; pip refuses what the index `lacks`."""
+    printed(venv, target, *arguments, LACKS=lacks)
+    asked = (venv / "asked").read_text().splitlines()
+    return " ".join(line.rpartition(" ")[2] for line in asked)
+
+
+def printed(venv: Path, target: str, *arguments: str, **variables: str) -> str:
+    """Return what `make` prints."""
     if shutil.which("make") is None:
         pytest.skip("no make here")
     # the options of the outer make do not apply to this one
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    subprocess.run(
+    done = subprocess.run(
         ["make", f"VENV={venv}", *arguments, f"{venv}/{target}"],
-        cwd=ROOT, env=outside | {"LACKS": lacks}, check=True, capture_output=True, timeout=60,
+        cwd=ROOT, env=outside | variables, check=True, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    asked = (venv / "asked").read_text().splitlines()
-    return " ".join(line.rpartition(" ")[2] for line in asked)
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -117,6 +125,31 @@ def test_make_leaves_another_build_where_it_is(
     test = [*own, ".[dev]"] if "LOCKED=" in arguments else ["locks/test.txt", "locks/torch-cpu.txt"]
     wanted = [packages, *(own if target == ".runtime" else test)]
     assert made(environment, target, *arguments).split() == wanted
+
+
+@pytest.mark.parametrize("arguments", [(), ("LOCKED=",)])
+def test_make_says_what_became_of_the_kernels(
+    environment: Path, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """Where a compiler fails, the install goes on, and pip says nothing."""
+
+    def said() -> str:
+        (environment / ".runtime").unlink(missing_ok=True)
+        variables = {"LACKS": "nothing", library.LIBRARY_VARIABLE: str(file)}
+        return printed(environment, ".runtime", *arguments, **variables).splitlines()[-1]
+
+    file = tmp_path / "native.so"
+    absent = "the kernels for CPUs were not compiled, so ONNX Runtime runs instead"
+    assert said() == f"{absent}; edge doctor says more"
+    file.touch()
+    assert "cannot be loaded" in said() and "edge doctor" in said()
+    os.utime(file, (0, 0))
+    assert f"were not compiled: {file} is older than its sources" in said()
+    if (compiled := library.path()) is None:
+        pytest.skip("needs the kernels for CPUs")
+    shutil.copy(compiled, file)
+    best = library.instruction_set()
+    assert said() == f"compiled the kernels for CPUs: {file}, {best} on this machine"
 
 
 def test_what_tests_need_is_installed_by_hash_alone(environment: Path) -> None:

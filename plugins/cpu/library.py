@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from edge.errors import EngineError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edge.launch import Variant
 
 SET_VARIABLE = "EDGE_CPU_SET"
@@ -122,6 +124,21 @@ def instruction_set() -> str:
             remedy=f"choose {', '.join(available)}",
         )
     return requested or available[-1]
+
+
+def installed(sources: Sequence[str]) -> str:
+    """Describe in a line what an install made of these sources, since pip hides the compiler."""
+    file = path()
+    if file is None or not file.exists():
+        found = "were not compiled, so ONNX Runtime runs instead"
+    elif any(os.stat(source).st_mtime > file.stat().st_mtime for source in sources):
+        found = f"were not compiled: {file} is older than its sources"
+    else:
+        try:
+            return f"compiled the kernels for CPUs: {file}, {instruction_set()} on this machine"
+        except EngineError as problem:
+            found = f"cannot run: {problem}"
+    return f"the kernels for CPUs {found}; edge doctor says more"
 
 
 class CpuKernel:
