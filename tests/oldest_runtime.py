@@ -94,8 +94,10 @@ def saved_and_loaded(model: edge.Model) -> None:
 
 
 def near(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
+    # `cpu` adds in another order for more than 16 rows, and a value that then rounds to the other
+    # fp16 moves the logits of demo-fp16 by up to 6e-3, as from one instruction set to the next
     worst = float(np.abs(found - wanted).max())
-    if not worst < 1e-3:
+    if not worst < 1e-2:
         raise AssertionError(f"{what}: logits differ by {worst}")
 
 

@@ -2,13 +2,15 @@
 # Run the runtime on emulated aarch64: qemu's user mode emulates the instructions of a Cortex-A76
 # (those of an Orin's Cortex-A78AE), with Debian's Python and wheels from PyPI.
 #
-#   tests/aarch64/run.sh [--tests] [FOLDER]     about three minutes on Debian, 250 MB in FOLDER (build/aarch64)
+#   tests/aarch64/run.sh [--tests] [FOLDER]     about five minutes on Debian, 300 MB in FOLDER (build/aarch64)
 #
-# It shows that the wheels exist and run, that the models give their golden sentence
-# (tests/golden.json) on `ort` and on `cpu`, that NEON products are right, and that answers equal
-# those of this machine. It shows nothing about speed, a GPU or a Jetson's system. --tests also runs
-# tests that need no torch (three minutes more). Needs qemu-aarch64 (apt: qemu-user), Debian's
-# apt-get and Python with pip.
+# It builds our wheel (plugins/cpu/wheel.sh), installs it beside the wheels that each JetPack pins, and
+# shows that it chats, that the models give their golden sentence (tests/golden.json) on `ort`, on
+# `cpu` and from a C program over libedge, that NEON products are right, and that answers equal those
+# of this machine. It shows nothing about speed, a GPU or a Jetson's system. --tests also runs tests
+# that need no torch (three minutes more). Needs qemu-aarch64 (apt: qemu-user), Debian's apt-get and
+# compiler (g++-aarch64-linux-gnu libc6-dev-arm64-cross), and .venv/bin/python or another PYTHON with
+# pip and setuptools 77.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 more=no
@@ -71,18 +73,55 @@ emulated() {
   PYTHONPATH=$packages qemu-aarch64 -cpu cortex-a76 -L "$root" "$root/usr/bin/python$version" "$@"
 }
 
-# compile the CPU kernels if there is a compiler for aarch64 and the sources are newer than its output
-compile_kernels() {
-  local to=$folder/kernels
-  command -v aarch64-linux-gnu-g++ >/dev/null || return
-  if [ -z "$(find plugins/*/cpu*.h plugins/cpu/src -newer "$to/native.so" 2>&1)" ]; then return; fi
-  mkdir -p "$to"
-  printf '%s\n' plugins/cpu/src/*.cpp | xargs -P "$(nproc)" -I{} sh -c 'aarch64-linux-gnu-g++ \
-    -std=c++17 -g0 -O3 -fno-math-errno -fPIC -fvisibility=hidden -Wno-psabi -c {} -o "$0/$(basename {}).o"' "$to"
-  aarch64-linux-gnu-g++ -shared -pthread "$to"/*.o -o "$to/native.so"
+# install our wheel, and make a folder that has the checks and nothing else of this checkout
+install_wheel() {
+  local tag
+  wheel=$(PYTHON=$python plugins/cpu/wheel.sh aarch64)
+  tag=${wheel##*-abi3-}
+  rm -rf "$folder/installed" "$folder/checks"
+  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder/installed" \
+    --only-binary=:all: --implementation cp --python-version "$version" --abi abi3 \
+    --platform "${tag%.whl}" "$wheel"
+  mkdir -p "$folder/checks/tests/aarch64"
+  cp tests/{__init__,golden,oldest_runtime}.py tests/golden.json "$folder/checks/tests"
+  cp tests/aarch64/*.py "$folder/checks/tests/aarch64"
+}
+
+# run the installed wheel with the packages of a JetPack: installed FOLDER ARGUMENTS…
+installed() {
+  (cd "$folder/checks" && emulated "$folder/installed:$folder/$1" "${@:2}")
+}
+
+# edge-chat of the installed wheel gives the answer that tests/golden.json has
+check_chat() {
+  local -a sentence
+  local said
+  mapfile -t sentence < <("$python" -c 'import json
+demo = json.load(open("tests/golden.json"))["bundles"]["demo"]
+print(demo["prompt"], demo["answer"], sep="\n")')
+  said=$(installed jp6 "$folder/installed/bin/edge-chat" demo --engine cpu --temperature 0 -p "${sentence[0]}")
+  if [ "$said" != "${sentence[1]}" ]; then
+    echo "edge-chat says: $said" >&2
+    exit 1
+  fi
+  echo "ok: $(basename "$wheel") chats on Python $version"
+}
+
+# a C program over libedge, on processors with products of int8 (A76) and without
+check_libedge() {
+  local built=$folder/libedge cpu
+  echo "compiling the C library for aarch64 (a minute on 2 cores)"
+  make --silent -C runtime/libedge -j "$(nproc)" CXX=aarch64-linux-gnu-g++ BUILD="$built" >/dev/null
+  aarch64-linux-gnu-g++ -x c -std=c99 docs/examples/c/chat_tokens.c -Iruntime/libedge/include \
+    -x none -L"$built" -ledge -Wl,-rpath,"$built" -o "$built/chat_tokens"
+  for cpu in cortex-a76 cortex-a53; do
+    "$python" -m tests.aarch64.chat_tokens qemu-aarch64 -cpu $cpu -L "$root" "$built/chat_tokens"
+  done
 }
 
 command -v qemu-aarch64 >/dev/null || absent "no qemu-aarch64: apt install qemu-user"
+command -v aarch64-linux-gnu-g++ >/dev/null \
+  || absent "no aarch64-linux-gnu-g++: apt install g++-aarch64-linux-gnu libc6-dev-arm64-cross"
 grep -qs '^ID=debian' /etc/os-release || absent "only Debian's apt has arm64 beside this machine's packages"
 [ -d "$root" ] || fetch_python
 interpreter=$(find "$root/usr/bin" -name 'python3.*[0-9]' -type f | head -n 1)
@@ -91,27 +130,23 @@ mapfile -t needs < <("$python" -c 'import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 print(*project["dependencies"], *project["optional-dependencies"]["ort"], sep="\n")')
 
+install_wheel
 here=$("$python" tests/oldest_runtime.py --answers)
 for jetpack in 6 7; do
   fetch_wheels "$folder/jp$jetpack" --constraint "jetson/constraints-jp$jetpack.txt" "${needs[@]}"
-  emulated "$folder/jp$jetpack" tests/oldest_runtime.py
-  there=$(emulated "$folder/jp$jetpack" tests/oldest_runtime.py --answers)
+  installed jp$jetpack tests/oldest_runtime.py
+  there=$(installed jp$jetpack tests/oldest_runtime.py --answers)
   if [ "$here" != "$there" ]; then
     printf 'answers differ:\n%s\n%s\n' "$here" "$there" >&2
     exit 1
   fi
   echo "ok: with JetPack $jetpack's pins on aarch64, greedy answers are those of $(uname -m)"
 done
-compile_kernels
-if [ -e "$folder/kernels/native.so" ]; then
-  export EDGE_CPU_LIBRARY=$folder/kernels/native.so
-  emulated "$folder/jp6" -m tests.aarch64.products
-  emulated "$folder/jp6" -m tests.golden cpu
-  EDGE_CPU_SET=plain emulated "$folder/jp6" -m tests.golden cpu
-  unset EDGE_CPU_LIBRARY
-else
-  echo "not run: no kernels for CPUs: apt install g++-aarch64-linux-gnu libc6-dev-arm64-cross"
-fi
+check_chat
+installed jp6 -m tests.aarch64.products
+installed jp6 -m tests.golden cpu
+EDGE_CPU_SET=plain installed jp6 -m tests.golden cpu
+check_libedge
 library=build/tensorrt-aarch64/libedge_tensorrt.so
 if [ -e "$library" ]; then
   emulated "$folder/jp7" -m tests.aarch64.load_plugins "$library"
@@ -119,6 +154,8 @@ else
   echo "not run: no $library: make plugins-aarch64 TENSORRT_INCLUDE=FOLDER"
 fi
 [ "$more" = yes ] || exit 0
+# the library that lies in this checkout is for this machine
+export EDGE_CPU_LIBRARY=$folder/installed/edge/plugins/cpu/_native.abi3.so
 fetch_wheels "$folder/pytest" pytest hypothesis
 emulated "$folder/jp7:$folder/pytest" -m pytest -q --noconftest -p no:cacheprovider \
   --hypothesis-profile ci \
