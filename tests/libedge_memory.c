@@ -1,12 +1,14 @@
-/* Counts the allocations of libedge per token: none, once a session is prepared.
+/* Counts the allocations of libedge per token: none, once a session is prepared. And its memory.
  *
- *   libedge_memory BUNDLE [THREADS]    prints the allocations of 200 tokens, and the status of a
+ *   libedge_memory BUNDLE [THREADS]    prints the allocations of 200 tokens, the process's peak
+ *                                      memory in kB above edge_bundle_memory, and the status of a
  *                                      new session without memory
  */
 #define _GNU_SOURCE
 #include <edge.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 
 extern void *__libc_malloc(size_t);
@@ -36,12 +38,24 @@ static void must(edge_status status) {
   exit(1);
 }
 
+/* Not ru_maxrss, which a process has from the one that started it. */
+static long peak(void) {
+  char line[256];
+  long kilobytes = -1;
+  FILE *file = fopen("/proc/self/status", "r");
+  while (file && fgets(line, sizeof line, file))
+    if (!strncmp(line, "VmHWM:", 6)) kilobytes = atol(line + 6);
+  if (file) fclose(file);
+  return kilobytes;
+}
+
 int main(int count, char **words) {
   edge_bundle *bundle;
   edge_model *model;
   edge_session *session;
   edge_model_options options = EDGE_MODEL_OPTIONS;
   edge_info info = EDGE_INFO;
+  edge_memory memory = EDGE_MEMORY;
   edge_sampling sampling = EDGE_SAMPLING;
   edge_generation how = EDGE_GENERATION;
   edge_result result = EDGE_RESULT;
@@ -55,6 +69,7 @@ int main(int count, char **words) {
   if (count == 3) options.threads = atoi(words[2]);
   must(edge_bundle_open(words[1], &bundle, &error));
   must(edge_bundle_info(bundle, &info, &error));
+  must(edge_bundle_memory(bundle, NULL, &memory, &error));
   must(edge_model_load(bundle, &options, &model, &error));
   edge_bundle_close(bundle);
   must(edge_session_new(model, NULL, &session, &error));
@@ -77,6 +92,7 @@ int main(int count, char **words) {
     must(edge_session_rewind(session, i % 2, &error));
   }
   printf("%ld\n", allocations - before);
+  printf("%ld\n", peak() - (long)(memory.total / 1024));
   setrlimit(RLIMIT_AS, &limit);
   printf("%d\n", (int)edge_session_new(model, NULL, &session, &error));
   return 0;

@@ -400,7 +400,16 @@ def test_nothing_is_allocated_per_token(name: str, threads: int, installed: Path
     """And too large inputs are refused. Which thread runs what is chance, so try a few times."""
     program = built(ROOT / "tests/libedge_memory.c", installed)
     for _ in range(1 if threads == 1 else 4):
-        assert ran(program, folder(name), threads).split() == ["0", str(libedge.MEMORY)]
+        allocations, _, status = ran(program, folder(name), threads).split()
+        assert (allocations, status) == ("0", str(libedge.MEMORY))
+
+
+@compiled
+def test_memory_above_the_plan_is_at_most_ten_megabytes(installed: Path) -> None:
+    """The whole process, with the code of its libraries: 6.7 MB of `demo`."""
+    program = built(ROOT / "tests/libedge_memory.c", installed)
+    _, kilobytes, _ = ran(program, folder("demo")).split()
+    assert 0 < int(kilobytes) * 1024 < 10_000_000
 
 
 @compiled

@@ -37,7 +37,9 @@ struct Room {
     return lines.data();
   }
   void grow(size_t wanted) {
-    if (lines.size() < wanted) lines.resize(wanted);
+    if (lines.size() >= wanted) return;
+    lines = {};  // nothing is kept, so not `resize`, which copies and may reserve twice as much
+    lines = std::vector<Line>(wanted);
   }
 };
 

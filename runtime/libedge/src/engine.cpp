@@ -23,6 +23,10 @@ void within(int64_t value, int64_t most, const char* name) {
 
 }  // namespace
 
+OpenBundle::OpenBundle(const std::string& path) : bundle(path), plan(Plan::of(bundle)) {
+  give_back();  // parsed JSON took several times the memory of the plan
+}
+
 SessionSizes SessionSizes::of(const Bundle& bundle, const edge_session_options* options) {
   const Config& config = bundle.config;
   edge_session_options usual = EDGE_SESSION_OPTIONS;
@@ -216,6 +220,7 @@ Engine::Engine(std::shared_ptr<const OpenBundle> opened, int threads, const char
     if (!pool_)
       throw Fault{EDGE_ERROR_ENGINE, "no " + std::to_string(threads) + " threads could be started",
                   "", "threads"};
+    give_back();  // blocks of weights
   } catch (...) {
     free_all();
     throw;

@@ -86,7 +86,7 @@ struct StateLayout {
 struct OpenBundle {
   Bundle bundle;
   Plan plan;
-  explicit OpenBundle(const std::string& path) : bundle(path), plan(Plan::of(bundle)) {}
+  explicit OpenBundle(const std::string& path);
   // Reads the tokenizer on first use. Throws Fault.
   const Tokenizer& tokenizer() const {
     std::lock_guard<std::mutex> lock(reading_);

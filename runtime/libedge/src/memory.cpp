@@ -1,6 +1,9 @@
 #include "memory.h"
 
 #include <sys/mman.h>
+#ifdef __linux__
+#include <malloc.h>
+#endif
 
 #include <cstdio>
 #include <new>
@@ -33,6 +36,12 @@ Memory::~Memory() {
 
 void Memory::touch() {
   for (int64_t at = 0; at < size_; at += 4096) static_cast<volatile char*>(data_)[at] = 0;
+}
+
+void give_back() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 void check_room(int64_t bytes) {

@@ -31,6 +31,10 @@ class Memory {
   int64_t size_ = 0;
 };
 
+// Returns freed pages of the heap to the system, where the C library can: it keeps those below
+// anything that lives on. Not for the middle of a talk: it holds up other threads that allocate.
+void give_back();
+
 // Throws Fault if the system lacks this much free memory. To be called before pages are touched,
 // since the system would otherwise kill the process.
 void check_room(int64_t bytes);

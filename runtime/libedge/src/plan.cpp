@@ -147,11 +147,13 @@ void read_launches(Plan& plan, const Json& json, Faults& faults) {
   each(json, "variants", [&](auto& index, auto& v) {
     plan.variants.push_back(variant_from(v, "variants." + index, faults));
   });
+  plan.launches.reserve(json["launches"].items().size());
   each(json, "launches", [&](auto& index, auto& v) {
     PlanLaunch out;
     std::string at = "launches." + index;
     out.variant = size_t(v["variant"].whole());
     for (int i = 0; i < 3; i++) out.grid[i] = size_from(v["grid"].items()[size_t(i)]);
+    out.arguments.reserve(v["arguments"].items().size());
     for (const Json& argument : v["arguments"].items())
       out.arguments.push_back(argument_from(argument));
     size_t count = out.arguments.size();

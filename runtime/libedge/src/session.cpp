@@ -31,8 +31,7 @@ PreparedProgram::PreparedProgram(const Engine& engine, const ProgramLayout& layo
   for (size_t number : program.launches) {
     const PlanLaunch& launch = plan.launches[number];
     calls_.push_back({engine.kernel(launch.variant), values_.data() + values_.size(), {1, 1, 1}, 0});
-    for (int axis = 0; axis < 3; axis++)
-      holes_.push_back({&calls_.back().grid[axis], index(launch.grid[axis]), true});
+    for (int axis = 0; axis < 3; axis++) set(&calls_.back().grid[axis], launch.grid[axis], true);
     for (const PlanArgument& argument : launch.arguments) {
       edge_cpu::Value value;
       value.integer = 0;
@@ -41,14 +40,23 @@ PreparedProgram::PreparedProgram(const Engine& engine, const ProgramLayout& layo
       if (argument.kind == PlanArgument::number) value.number = float(argument.real);
       values_.push_back(value);
       if (argument.kind == PlanArgument::size)
-        holes_.push_back({&values_.back().integer, index(argument.whole), false});
+        set(&values_.back().integer, argument.whole, false);
     }
   }
+  holes_.shrink_to_fit();
   results_.resize(sizes_.size());
   for (const auto& [name, at] : layout.inputs.at) writers.emplace_back(plan, name, inputs + at);
   auto logits = layout.values.at.find("logits");
   if (logits != layout.values.at.end())
     logits_ = reinterpret_cast<const float*>(values + logits->second);
+}
+
+// Most sizes are the same in all runs.
+void PreparedProgram::set(int64_t* target, const Size& size, bool grid) {
+  if (!size.of.empty())
+    holes_.push_back({target, index(size), grid});
+  else
+    *target = std::max<int64_t>(grid, size.value({}));
 }
 
 size_t PreparedProgram::index(const Size& size) {

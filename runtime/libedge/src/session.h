@@ -19,6 +19,7 @@ class PreparedProgram {
   std::vector<InputWriter> writers;
 
  private:
+  void set(int64_t* target, const Size& size, bool grid);
   size_t index(const Size& size);
 
   struct Hole {
