@@ -17,7 +17,9 @@
  *   turns. Bundles and models never change, so threads may share them.
  * - A session owns all the memory that its runs need: see edge_session_prepare.
  * - The library keeps no global state, starts no thread unless `threads` is more than one, writes
- *   no log and reads no environment variable.
+ *   no log and reads no environment variable. Two things outlive a model: a thread that has run one
+ *   keeps its kernels' buffers until it ends, and where the CPU has AMX, the first edge_model_load
+ *   asks Linux to let the whole process use it.
  */
 #ifndef EDGE_H
 #define EDGE_H
