@@ -306,19 +306,36 @@ GO: dict[str, Any] = {
 
 
 def llguidance_flags() -> list[str]:
-    """Return what links llguidance's C library: a checkout's, or the one in its Python package."""
-    if not (checkout := os.environ.get("EDGE_LLGUIDANCE")):
-        pytest.skip("set EDGE_LLGUIDANCE to a checkout of llguidance, for its header")
+    """Return what links llguidance's C library: that of the checkout EDGE_LLGUIDANCE, or the one in
+    the Python package, with its functions declared in tests/headers.
+    """
     package = pytest.importorskip("llguidance")
-    static = Path(checkout) / "target/release/libllguidance.a"
-    if static.exists():
-        return [f"-I{checkout}/parser", str(static), "-lpthread", "-ldl", "-lm"]
+    header = ROOT / "tests/headers"
+    if checkout := os.environ.get("EDGE_LLGUIDANCE"):
+        header = Path(checkout) / "parser"
+        static = Path(checkout) / "target/release/libllguidance.a"
+        if static.exists():
+            return [f"-I{header}", str(static), "-lpthread", "-ldl", "-lm"]
+    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        pytest.skip("needs a Python with a shared library, or a static llguidance")
     shared, libraries = Path(package.__file__).parent, sysconfig.get_config_var("LIBDIR")
     python = f"-lpython{sysconfig.get_config_var('LDVERSION')}"
     return [
-        f"-I{checkout}/parser", str(shared / "_lib.abi3.so"), f"-L{libraries}", python,
+        f"-I{header}", str(shared / "_lib.abi3.so"), f"-L{libraries}", python,
         f"-Wl,-rpath,{libraries}",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("example", ["json.c", "robot_speech.cpp"])
+def test_the_examples_of_forms_compile(example: str) -> None:
+    """Without llguidance's library too, which not every Python can link."""
+    compiler = ["c++", "-std=c++17"] if example.endswith(".cpp") else ["cc", "-std=c99"]
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"needs {compiler[0]}: apt-get install build-essential")
+    ran(
+        *compiler, "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-DROBOT_FORMS",
+        f"-I{SOURCE}/include", f"-I{ROOT}/tests/headers", ROOT / "docs/examples/c" / example,
+    )  # fmt: skip
 
 
 @compiled

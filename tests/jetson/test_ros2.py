@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from edge.plugins.cpu import library
 from edge.runtime.transcript import read_conversation
 from tests.jetson import boards
 
+ROOT = boards.JETSON.parent
 ROS2 = boards.JETSON / "ros2"
 PACKAGE = ROS2 / "edge_chat"
 sys.path.insert(0, str(PACKAGE))
@@ -356,6 +358,53 @@ def test_the_node_logs_harmless_text(monkeypatch: pytest.MonkeyPatch) -> None:
     logged = [call.args[0] for call in node.get_logger().method_calls]
     assert len(logged) == 8 and all("pwned" in text for text in logged)
     assert not any(set("\x1b\x9b\u202e") & set(text) for text in logged)
+
+
+def _in_cpp(section: dict[str, tuple[str, str]], name: str) -> str:
+    """Return a message's section as the structure that rosidl makes of it."""
+    members = []
+    for field, (kind, _) in section.items():
+        plain = kind.removesuffix("[]")
+        typed = {"string": "std::string", "float32": "float", "float64": "double"}.get(plain, plain)
+        typed = f"{typed}_t" if typed.startswith("int") else typed
+        members.append(f"{f'std::vector<{typed}>' if kind.endswith('[]') else typed} {field};")
+    shared = f"std::shared_ptr<{name}>", f"std::shared_ptr<const {name}>"
+    aliases = f"using SharedPtr = {shared[0]}; using ConstSharedPtr = {shared[1]};"
+    return f"struct {name} {{ {aliases} {' '.join(members)} }};"
+
+
+def _write_messages(folder: Path) -> None:
+    """Write the headers that rosidl makes of edge_chat_msgs."""
+    for file, name, parts in (
+        ("action/Generate.action", "generate", ("Goal", "Result", "Feedback")),
+        ("srv/Reset.srv", "reset", ("Request", "Response")),
+        ("srv/StateFile.srv", "state_file", ("Request", "Response")),
+    ):
+        inside = zip(sections(ROS2 / "edge_chat_msgs" / file), parts, strict=True)
+        body = "\n".join(_in_cpp(section, part) for section, part in inside)
+        kind, _, title = file.partition("/")
+        header = folder / "edge_chat_msgs" / kind / f"{name}.hpp"
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(
+            "#pragma once\n#include <cstdint>\n#include <memory>\n#include <string>\n"
+            f"#include <vector>\nnamespace edge_chat_msgs::{kind} {{\n"
+            f"struct {title.partition('.')[0]} {{\n{body}\n}};\n}}\n"
+        )
+
+
+@pytest.mark.parametrize("flags", [(), ("-DROBOT_FORMS",)])
+def test_the_node_in_cpp_compiles(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """With the messages as they are, and ROS 2's functions as tests/headers declares them."""
+    if shutil.which("c++") is None:
+        pytest.skip("needs c++: apt-get install build-essential")
+    _write_messages(tmp_path)
+    headers = (tmp_path, ROOT / "tests/headers", ROOT / "runtime/libedge/include")
+    done = subprocess.run(
+        ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *flags,
+         *(f"-I{folder}" for folder in headers), ROOT / "docs/examples/c/ros2/node.cpp"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_packages_are_complete() -> None:
