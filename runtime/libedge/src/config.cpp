@@ -1,7 +1,6 @@
 #include "config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "schema.h"
@@ -74,12 +73,31 @@ class Reader {
     if (kind == "gated_deltanet") gated_deltanet({json, "GatedDeltaNetConfig"});
     if (kind == "shortconv") shortconv({json, "ShortConvConfig"});
     if (kind == "attention") attention({json, "AttentionConfig"});
+    if (kind == "experts") experts({json, "ExpertsConfig"});
+    fit(json, index);
+  }
+  // Call it after the last layer.
+  void end() {
+    if (aside_) faults_.add("model.layers", "end with one aside, which nothing reads");
   }
 
  private:
   void wrong(const char* field, const std::string& message) {
     faults_.add("model." + at_ + (*field ? "." : "") + field, message);
   }
+  // Which stream a layer reads and writes must make sense after the layer before it.
+  void fit(const Json& json, size_t index) {
+    auto has = [&](const char* field) {
+      const Json* found = json.find(field);
+      return found && found->truth();
+    };
+    bool parallel = has("parallel"), recalls = has("recalls"), aside = has("aside") || recalls;
+    if (parallel && (!index || parallel_ || aside_ || aside))
+      wrong("", "is parallel to no layer before it");
+    if (aside && recalls == aside_) wrong("", "cannot be aside after the layer before it");
+    parallel_ = parallel, aside_ = aside;
+  }
+
   void convolution(int64_t width, int64_t channels) {
     config_.recurrent.push_back({at_ + ".conv_state", {width - 1, 1, channels}});
     log("conv_in", channels);
@@ -91,6 +109,8 @@ class Reader {
     int64_t inner = layer["d_inner"], states = layer["d_state"], groups = layer["C_groups"];
     if (groups % layer["B_groups"] || inner % groups)
       wrong("", "B_groups must divide C_groups, and C_groups must divide d_inner");
+    if (groups > 1 && !layer.get("inner_eps").is(Json::null))
+      wrong("inner_eps", "is given, but B and C of several groups cannot have norms");
     convolution(layer["d_conv"], inner);
     config_.recurrent.push_back({at_ + ".ssm_state", {1, states, inner}});
     log("scan_x", inner);
@@ -134,6 +154,8 @@ class Reader {
     int64_t heads = layer["n_heads"], kv = layer["n_kv_heads"], dim = layer["head_dim"];
     const Json &rope = layer.get("rope"), &width = layer.get("d_conv"),
                &window = layer.get("window");
+    bool gate = layer.get("output_gate").truth(), head_gate = layer.get("head_gate").truth();
+    if (gate && head_gate) wrong("", "output_gate and head_gate exclude each other");
     if (heads % kv)
       wrong("", std::to_string(heads) + " heads do not divide into " + std::to_string(kv) +
                     " KV heads");
@@ -144,6 +166,7 @@ class Reader {
     if (!width.is(Json::null)) {
       if (dim % HEAD_MULTIPLE)
         wrong("head_dim", "is not a multiple of 8, so it cannot be convolved");
+      if (gate || head_gate) wrong("d_conv", "is given, and excludes a gate");
       convolution(width.whole(), times(plus(heads, times(2, kv)), dim));
     }
     for (const char* name : {".key_cache", ".value_cache"}) {
@@ -152,28 +175,69 @@ class Reader {
     }
   }
 
+  void experts(const Layer& layer) {
+    Layer router{layer.get("router"), "RouterConfig"};
+    int64_t count = layer["n_experts"], chosen = router["top_k"], groups = router["groups"],
+            best = router["top_groups"];
+    if (chosen > count) wrong("router.top_k", "exceeds the number of experts");
+    if (count % groups) wrong("router.groups", "do not divide the experts");
+    if (best > groups)
+      wrong("router.top_groups", "exceeds the number of groups");
+    else if (chosen > times(best, count / groups))
+      wrong("router.top_k", "exceeds the experts of top_groups");
+  }
+
   Rope rotation(const Json& json) {
     Layer fields{json, "RopeConfig"};
-    const Json &theta = fields.get("theta"), &scaling = fields.get("scaling");
-    if (fields["dim"] % 2) wrong("rope.dim", "is odd");
-    if (fields["dim"] > MOST_ROTATED) wrong("rope.dim", "is larger than any model needs");
-    return {theta.number(), fields["dim"],
-            !scaling.is(Json::null)};
+    const Json& scaling = fields.get("scaling");
+    Rope out{fields.get("theta").number(), fields["dim"]};
+    if (out.dim % 2) wrong("rope.dim", "is odd");
+    if (out.dim > MOST_ROTATED) wrong("rope.dim", "is larger than any model needs");
+    if (!scaling.is(Json::null)) scale(out, {scaling, "RopeScaling"});
+    return out;
+  }
+
+  void scale(Rope& rope, const Layer& fields) {
+    auto number = [&](const char* key) { return fields.get(key).number(); };
+    rope.scaling = fields.get("kind").string(), rope.factor = number("factor");
+    rope.low = number("low_freq_factor"), rope.high = number("high_freq_factor");
+    rope.fast = number("beta_fast"), rope.slow = number("beta_slow");
+    rope.original_context = number("original_context");
+    rope.truncate = fields.get("truncate").truth();
+    for (const Json& each : fields.get("factors").items())
+      rope.factors.push_back(float(each.number()));
+    if (rope.low >= rope.high)
+      wrong("rope.scaling.low_freq_factor", "is not below high_freq_factor");
+    if (rope.slow >= rope.fast) wrong("rope.scaling.beta_slow", "is not below beta_fast");
+    if (rope.scaling == "yarn" && rope.theta <= 1)
+      wrong("rope.theta", "is not above 1, which yarn requires");
+    if (int64_t(rope.factors.size()) != (rope.scaling == "each" ? rope.dim / 2 : 0))
+      wrong("rope.scaling.factors", "are not one per pair of values, or not for this kind");
   }
 
   Config& config_;
   Faults& faults_;
   std::string at_;
+  bool parallel_ = false, aside_ = false;  // of the layer before
 };
 
-}  // namespace
-
-std::vector<float> powers(double theta, int64_t dim) {
-  std::vector<float> out(size_t(dim) / 2);
-  for (size_t i = 0; i < out.size(); i++)
-    out[i] = float(std::pow(double(float(theta)), double(-float(2 * i) / float(dim))));
-  return out;
+// The ids that a tied head computes logits of.
+void check_head(const Json& model, int64_t vocab, Faults& faults) {
+  const Json *ids = model.find("head_ids"), *tied = model.find("tie_embeddings");
+  if (!ids || ids->is(Json::null)) return;
+  int64_t last = -1;
+  bool ascend = !ids->items().empty();
+  for (const Json& id : ids->items()) {
+    ascend = ascend && last < id.whole() && id.whole() < vocab;
+    last = id.whole();
+  }
+  if (!ascend)
+    faults.add("model.head_ids", "are not ascending ids below " + std::to_string(vocab));
+  if (tied && !tied->truth())
+    faults.add("model.head_ids", "choose rows of the embedding, and the head is not tied to it");
 }
+
+}  // namespace
 
 int64_t Config::looks_back() const {
   int64_t out = 1;
@@ -192,6 +256,8 @@ Config Config::of(const Json& model, Faults& faults) {
   const auto& layers = model["layers"].items();
   out.layers = layers.size();
   for (size_t i = 0; i < layers.size(); i++) reader.read(layers[i], i);
+  reader.end();
+  check_head(model, out.vocab, faults);
   std::sort(out.conv_widths.begin(), out.conv_widths.end());
   return out;
 }

@@ -27,10 +27,16 @@ struct Shape {
   int64_t elements() const;
 };
 
+// A rotary embedding, with the fields of RopeScaling (edge/mixers/attention.py).
 struct Rope {
   double theta;
   int64_t dim;
-  bool scaled;
+  std::string scaling;  // its kind; "" for none
+  double factor = 1, low = 1, high = 4, fast = 32, slow = 1, original_context = 8192;
+  bool truncate = true;
+  std::vector<float> factors;
+  // Factor from positions to the angle of a pair of values, as in edge/rope.py.
+  float frequency(int64_t pair) const;
 };
 
 struct Config {
@@ -52,7 +58,5 @@ struct Config {
   static Config of(const Json& model, Faults& faults);
 };
 
-// theta^(-2i/dim), as in edge/rope.py.
-std::vector<float> powers(double theta, int64_t dim);
 
 }  // namespace edge_lib

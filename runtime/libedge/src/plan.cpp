@@ -96,7 +96,14 @@ bool near(double a, double b) {
   return std::abs(a - b) <= 1e-6 * std::max(std::abs(a), std::abs(b));
 }
 
-// Every rotation must be that of an attention layer. Scaled frequencies are taken from the plan.
+bool near(const std::vector<float>& frequencies, const Rope& rope) {
+  if (int64_t(frequencies.size()) != rope.dim / 2) return false;
+  for (size_t i = 0; i < frequencies.size(); i++)
+    if (!near(frequencies[i], rope.frequency(int64_t(i)))) return false;
+  return true;
+}
+
+// Every rotation, given by theta or by frequencies, must be that of an attention layer.
 void read_rotations(Plan& plan, const Json& json, const Config& config, Faults& faults) {
   const Json* tables = json.find("inverses");
   size_t tabled = 0;
@@ -112,13 +119,15 @@ void read_rotations(Plan& plan, const Json& json, const Config& config, Faults& 
     }
     for (const Rope& rope : config.ropes) {
       if (rope.dim != dim || fits) continue;
-      fits = theta == 0 ? int64_t(own.size()) == dim / 2
-                        : !rope.scaled && (dim == 2 || near(rope.theta, theta));
+      fits = theta == 0 ? near(own, rope)
+                        : rope.scaling.empty() && (dim == 2 || near(rope.theta, theta));
     }
     if (!fits)
       faults.add("rotations",
                  "the model has no such rotation of " + std::to_string(dim) + " values");
-    plan.inverses.push_back(theta == 0 || !fits ? own : powers(theta, dim));
+    for (int64_t i = 0; i < dim / 2 && theta != 0 && fits; i++)
+      own.push_back(Rope{theta, dim}.frequency(i));
+    plan.inverses.push_back(std::move(own));
   });
   if (tables && tables->items().size() != tabled)
     faults.add("inverses", "do not match the rotations");
