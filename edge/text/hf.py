@@ -22,11 +22,11 @@ from typing import Any
 
 from edge.errors import InputError, TokenizerError
 from edge.text.hf_checks import growth
+from edge.text.specials import SpecialToken, check_specials
 from edge.text.tokenizer import (
     MAX_FILE,
     MAX_HOLES,
     MAX_PIECE,
-    SpecialToken,
     Tokenizer,
     unknown_character,
 )
@@ -87,6 +87,7 @@ class HfTokenizer(Tokenizer):
             for i in sorted(specials)
             if i < self.vocab_size and self._pieces[i]
         )
+        check_specials(self.specials, file, OTHER)
         to_bytes, self.strips_space = _decoder(self._json.get("decoder"), file)
         self._bytes = [
             b"" if piece is None or i in flagged
@@ -102,9 +103,7 @@ class HfTokenizer(Tokenizer):
         """Flag every special token as special and hide its spelling from the vocabulary."""
         data = copy.deepcopy(self._json)
         ids_by_text = {special.text: special.id for special in self.specials}
-        kept = [
-            t for t in data.get("added_tokens") or [] if t.get("id") not in ids_by_text.values()
-        ]
+        kept = [t for t in data.get("added_tokens") or [] if t.get("id") not in self.special_ids]
         hidden = {text: f"{secrets.token_hex(32)}-{i}" for text, i in ids_by_text.items()}
         data["added_tokens"] = kept
         data["post_processor"] = None  # it names special tokens, and is not used here

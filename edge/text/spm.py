@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from edge.errors import TokenizerError
 from edge.protobuf import BYTES, VARINT, fields, message, placed_fields, put
+from edge.text.specials import SpecialToken, check_specials
 from edge.text.tokenizer import (
     MAX_FILE,
     MAX_PIECE,
-    SpecialToken,
     Tokenizer,
     unknown_character,
 )
@@ -74,6 +74,7 @@ class SentencePieceTokenizer(Tokenizer):
         configured = {token for token in (bos, pad, *eos) if token is not None}
         ids = [i for i, piece in enumerate(self._pieces) if i in configured or _is_special(piece)]
         self.specials = tuple(SpecialToken(self._pieces[i].text, i) for i in ids)
+        check_specials(self.specials, file, REMEDY)
         # a model that trims spaces adds its prefix after trimming, which would remove one from here
         self._adds_prefix = model.add_dummy_prefix and not model.remove_extra_whitespaces
         self.strips_space = model.add_dummy_prefix

@@ -202,10 +202,11 @@ class ChatTemplate:
 
     def _break_specials(self, text: str, mark: str) -> str:
         """Return the text with its special tokens broken up by marks."""
-        for special in self._tokenizer.specials:
-            if len(special.text) > 1:
-                text = text.replace(special.text, special.text[0] + mark + special.text[1:])
-        return text
+        parts, done = [], 0
+        for at in self._tokenizer.special_finder.starts(text):
+            parts += [text[done : at + 1], mark]
+            done = at + 1
+        return "".join(parts) + text[done:]
 
     def _resolve(self, segment: Segment, mark: str) -> Iterable[Segment]:
         """Yield a segment without the marks that kept typed special tokens from being found."""

@@ -10,13 +10,13 @@ bytes become U+FFFD. `StreamDecoder` relies on that.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from edge.errors import InputError
+from edge.text.specials import SpecialFinder, SpecialToken
 
 MAX_FILE = 64 << 20  # bytes of a tokenizer file
 MAX_PIECE = 4096  # characters of one piece; the longest in use have a few hundred
@@ -31,15 +31,6 @@ class Segment:
     text: str
     trusted: bool = False
     tokens: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class SpecialToken:
-    """A special token as templates spell it. `strips`: whether it swallows space (left, right)."""
-
-    text: str
-    id: int
-    strips: tuple[bool, bool] = (False, False)
 
 
 class Tokenizer(ABC):
@@ -92,16 +83,9 @@ class Tokenizer(ABC):
         return frozenset(special.id for special in self.specials)
 
     @cached_property
-    def _special_pattern(self) -> re.Pattern[str] | None:
-        # longest first, so that a token never hides a longer one that begins with it
-        parts = [
-            (r"\s*" if special.strips[0] else "")
-            + f"(?P<s{special.id}>{re.escape(special.text)})"
-            + (r"\s*" if special.strips[1] else "")
-            for special in sorted(self.specials, key=lambda s: -len(s.text))
-            if special.text
-        ]
-        return re.compile("|".join(parts)) if parts else None
+    def special_finder(self) -> SpecialFinder:
+        """Where special tokens are written in a text."""
+        return SpecialFinder(self.specials)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Encode a text, without `bos`. `special`: trust it, so special tokens in it become ids.
@@ -141,16 +125,14 @@ class Tokenizer(ABC):
 
     def split(self, segment: Segment) -> Iterable[str | int]:
         """Yield the text of a segment, and its special tokens as ids if it is trusted."""
-        pattern = self._special_pattern
-        if not segment.trusted or pattern is None:
+        if not segment.trusted:
             yield segment.text
             return
         at = 0
-        for match in pattern.finditer(segment.text):
-            yield segment.text[at : match.start()]
-            assert match.lastgroup is not None
-            yield int(match.lastgroup[1:])
-            at = match.end()
+        for begin, end, special in self.special_finder.find(segment.text):
+            yield segment.text[at:begin]
+            yield special.id
+            at = end
         yield segment.text[at:]
 
     def find_specials(self, text: str) -> list[int]:
