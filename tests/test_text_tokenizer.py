@@ -114,6 +114,20 @@ def test_tokenizer_json_encodes_and_decodes_as_the_library(data: bytes) -> None:
         )
 
 
+def test_plain_added_tokens_after_special_ones_keep_their_ids() -> None:
+    """Special tokens are hidden from the library, which counts the ids of added tokens."""
+    data = json.loads(byte_level())
+    last = max(token["id"] for token in data["added_tokens"])
+    data["added_tokens"] += [
+        data["added_tokens"][-1] | {"id": last + 1 + i, "content": text, "special": special}
+        for i, (text, special) in enumerate([("wow", False), ("<x>", True), ("oho", False)])
+    ]
+    library, tok = Fast.from_str(json.dumps(data)), HfTokenizer(json.dumps(data).encode())
+    for text in ("a wow b", "oho", "oho wow"):
+        assert tok.encode(text) == library.encode(text).ids
+    assert tok.special_ids.isdisjoint(tok.encode("wow <x> <tool> oho"))
+
+
 def _hidden(tok: HfTokenizer) -> set[int]:
     return {i for i in range(tok.vocab_size) if tok.token_bytes(i) == b""}
 

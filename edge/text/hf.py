@@ -101,11 +101,12 @@ class HfTokenizer(Tokenizer):
 
     def _rebuild(self) -> None:
         """Flag every special token as special and hide its spelling from the vocabulary."""
-        data = copy.deepcopy(self._json)
-        ids_by_text = {special.text: special.id for special in self.specials}
-        kept = [t for t in data.get("added_tokens") or [] if t.get("id") not in self.special_ids]
-        hidden = {text: f"{secrets.token_hex(32)}-{i}" for text, i in ids_by_text.items()}
-        data["added_tokens"] = kept
+        data, secret = copy.deepcopy(self._json), secrets.token_hex(32)
+        hidden = {special.text: f"{secret}-{special.id}" for special in self.specials}
+        # renamed, not left out: the library counts the ids of those that follow
+        for token in data.get("added_tokens") or []:
+            if token["content"] in hidden:
+                token |= {"content": hidden[token["content"]], "special": True, "normalized": False}
         data["post_processor"] = None  # it names special tokens, and is not used here
         model = data["model"]
         vocabulary = model["vocab"]
