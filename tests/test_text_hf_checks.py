@@ -10,10 +10,13 @@ import pytest
 from tokenizers import Tokenizer as Fast
 
 from edge.errors import InputError, TokenizerError
-from edge.text.hf import MAX_GROWN, HfTokenizer
+from edge.text.hf import HfTokenizer
+from edge.text.hf_checks import MAX_GROWN
 from edge.text.hf_patterns import check_pattern
+from edge.text.tokenizer import MAX_PIECE
 from tests.text_samples import byte_level, spaced_bpe, unigram
 
+PLAIN = byte_level()  # trained once, because equal merges come in any order
 # those of the tokenizers of GPT-2, Llama 3, Qwen 2, GPT-4o, BLOOM, DeepSeek, Falcon and Tekken
 KNOWN = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -65,7 +68,7 @@ def split(**pattern: str) -> dict[str, Any]:
 
 
 def with_steps(**steps: Any) -> bytes:
-    return json.dumps(json.loads(byte_level()) | steps).encode()
+    return json.dumps(json.loads(PLAIN) | steps).encode()
 
 
 def replace(old: str, new: str) -> dict[str, Any]:
@@ -89,6 +92,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "u
     [
         {"normalizer": chain(*[replace("a", "aa")] * 20)},
         {"normalizer": replace("a", "a" * 4000)},
+        {"normalizer": replace("a", "a" * 65)},  # and up to four characters for each, as bytes
         {"normalizer": chain(*[chain(*[replace("e", "ee")] * 8)] * 2)},
         {"normalizer": chain(*[{"type": "Prepend", "prepend": "▁" * 200}] * 2)},
         {"normalizer": chain(*[{"type": "NFKC"}] * 40)},
@@ -100,6 +104,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "u
         {"normalizer": charsmap(0xFFFFFFFC, b"\0" * 2048)},
         {"normalizer": charsmap(1024, b"\0" * 1024 + b"x" * 5000)},
         {"normalizer": charsmap(1023, b"\0" * 2048)},
+        {"normalizer": charsmap(1024, b"\0" * 1024 + b"\xff\0")},
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}},
         {"pre_tokenizer": chain(*[BYTES] * 6, inner="pretokenizers")},
         {"pre_tokenizer": split(String="")},
@@ -125,12 +130,78 @@ def test_a_key_twice_is_refused() -> None:
             HfTokenizer((plain[:-1] + f', "{key}": null}}').encode())
 
 
-def test_text_that_would_grow_too_long_is_refused() -> None:
-    """By the length it can reach; shorter texts pass."""
-    tok = HfTokenizer(with_steps(normalizer=chain(*[replace("zz", "z" * 16)] * 2)))
-    assert tok.encode("a state")
+def added(*contents: Any, **more: Any) -> list[dict[str, Any]]:
+    """Return added tokens, after those of PLAIN."""
+    given = json.loads(PLAIN)
+    first = 1 + max([*given["model"]["vocab"].values(), *(t["id"] for t in given["added_tokens"])])
+    flags = dict.fromkeys(("special", "single_word", "lstrip", "rstrip"), False)
+    return [
+        *given["added_tokens"],
+        *({"id": first + i, "content": text, "normalized": True} | flags | more
+          for i, text in enumerate(contents)),
+    ]  # fmt: skip
+
+
+LONGER = replace("a", "a" * 64)
+PIECES = [f"{i}" + "a" * (MAX_PIECE - 4) for i in range(17)]  # 17 * 4092 * 64 > MAX_ADDED
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"added_tokens": added("a" * 400_000)},
+        {"added_tokens": added("a" * (MAX_PIECE + 1), special=True, normalized=False)},
+        {"added_tokens": added(*PIECES), "normalizer": LONGER},
+        {"added_tokens": added(*PIECES), "normalizer": chain(chain(replace("a", "a" * 8)), None,
+                                                             replace("a", "a" * 8))},
+        {"added_tokens": added(*PIECES, special=True), "normalizer": LONGER},
+        {"added_tokens": added(*(f"{i}" + "é" * 4090 for i in range(1200)), normalized=False)},
+        {"added_tokens": added(5)},
+        {"added_tokens": added(None)},
+        {"added_tokens": [[]]},
+        {"added_tokens": {"a": "b"}},
+        {"added_tokens": "a"},
+    ],
+    ids=lambda steps: json.dumps(steps)[-60:],
+)  # fmt: skip
+def test_added_tokens_are_checked_before_the_library_normalizes_them(steps: dict[str, Any]) -> None:
+    with pytest.raises(TokenizerError, match="not supported: added_tokens"):
+        HfTokenizer(with_steps(**steps))
+
+
+def test_added_tokens_of_a_usual_size_load() -> None:
+    """Also thousands of them, if the normalizer makes text longer."""
+    tokens = added(*(f"word{i}" for i in range(20_000)))
+    tok = HfTokenizer(with_steps(added_tokens=tokens, normalizer={"type": "NFKC"}))
+    assert tok.decode(tok.encode("word1999 word7")) == "word1999 word7"
+    tok = HfTokenizer(with_steps(added_tokens=added(*PIECES[:16]), normalizer=LONGER))
+    assert len(tok.encode("a")) == 64
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ({"normalizer": chain(*[replace("zz", "z" * 16)] * 2)}, "z" * (MAX_GROWN // 256 + 1)),
+        ({"normalizer": LONGER}, "x" * 200_000 + "a" * 100_000),
+        ({"normalizer": {"type": "NFKC"}}, "\ufdfa" * (MAX_GROWN // 72 + 1)),
+        ({}, "a" * (MAX_GROWN // 4 + 1)),
+        ({"normalizer": {"type": "Prepend", "prepend": "▁"}}, "a" * (MAX_GROWN // 4 + 1)),
+    ],
+)
+def test_text_that_grows_too_long_is_refused(steps: dict[str, Any], text: str) -> None:
+    """By the length that it reaches before it is split, and could reach then."""
+    tok = HfTokenizer(with_steps(**steps))
+    assert tok.encode(text[:10])
     with pytest.raises(InputError, match="can expand"):
-        tok.encode("z" * (MAX_GROWN // 256 + 1))
+        tok.encode(text)
+
+
+def test_text_that_could_grow_but_does_not_is_encoded() -> None:
+    """NFKC makes a few characters 18 times longer, and most texts no longer at all."""
+    tok = HfTokenizer(with_steps(normalizer={"type": "NFKC"}))
+    text = "the state " * 30_000
+    assert len(text) * 18 * 4 > MAX_GROWN
+    assert tok.decode(tok.encode(text)) == text
 
 
 def unknown_less(data: bytes) -> bytes:

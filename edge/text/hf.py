@@ -35,7 +35,6 @@ SPACE = "\u2581"
 BYTE_NAME = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 MARKED = re.compile(r"<.+>|\[.+\]", re.DOTALL)  # how models spell control tokens
 OTHER = "use a model with another tokenizer"
-MAX_GROWN = 1 << 28  # characters of one text after all steps
 REMEDY = "export the model again from an intact checkpoint"
 
 
@@ -137,17 +136,12 @@ class HfTokenizer(Tokenizer):
         return ids
 
     def _encode(self, text: str, first: bool) -> list[int]:
-        if len(text) * self._growth > MAX_GROWN:
-            raise InputError(
-                f"has {len(text)} characters, which the tokenizer can expand {self._growth} times; "
-                f"at most {MAX_GROWN} are allowed",
-                field="prompt",
-                remedy="send a shorter text",
-            )
         fast = self._fast if first else self._inner
         try:
+            normalizer = fast.normalizer
+            self._growth.check(text, normalizer and normalizer.normalize_str)
             ids: list[int] = fast.encode(text, add_special_tokens=False).ids
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit, InputError):
             raise
         except BaseException as problem:  # a panic in its Rust code is not an Exception
             raise TokenizerError(

@@ -3,6 +3,9 @@
 The library runs whatever a file says: chains of replacements that double a text, patterns that
 search without end, tables allocated by their stated length. Only steps known here by name are
 allowed, and each states how much longer it can make a text. Such files need not be hostile.
+
+The library takes up to 160 bytes of memory for each character that the steps make, and runs the
+normalizer on added tokens while it loads them.
 """
 
 from __future__ import annotations
@@ -10,20 +13,52 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from edge.errors import InputError
 from edge.text.hf_patterns import check_pattern
+from edge.text.tokenizer import MAX_PIECE
 
 MAX_STEPS = 32  # normalizers and pre-tokenizers together
-MAX_GROWTH = 1 << 10  # factor of a text's length, over all steps
+# factor of a text's length, over all steps; NFKC, lower case and bytes make 216
+MAX_GROWTH = 1 << 8
+MAX_GROWN = 1 << 24  # characters of one text after all steps
+MAX_ADDED = 1 << 22  # characters of all added tokens after the normalizer
 MAX_STRING = 256  # characters of a string in a step
 MODELS = ("BPE", "Unigram", "WordLevel")
 
 Step = Mapping[str, Any]
 
 
-def growth(config: Step) -> int:
-    """Return the maximum factor by which a tokenizer's steps lengthen a text.
+class Growth(NamedTuple):
+    """Maximum factors by which the normalizer, and then the pre-tokenizer, lengthen a text."""
+
+    normalizer: int
+    pre_tokenizer: int
+
+    def check(self, text: str, normalize: Callable[[str], str] | None) -> None:
+        """Raise InputError if `text` could grow beyond MAX_GROWN.
+
+        Few texts come near the factors, so a long one is normalized in parts, to measure it.
+        """
+        size = len(text) * self.normalizer
+        if size * self.pre_tokenizer > MAX_GROWN and normalize is not None:
+            part, size = max(1, (1 << 20) // self.normalizer), 0
+            for at in range(0, len(text), part):
+                size += len(normalize(text[at : at + part]))
+                if size * self.pre_tokenizer > MAX_GROWN:
+                    break
+        if size * self.pre_tokenizer > MAX_GROWN:
+            raise InputError(
+                f"has {len(text)} characters, which the tokenizer can expand to more than "
+                f"{MAX_GROWN}",
+                field="prompt",
+                remedy="send a shorter text",
+            )
+
+
+def growth(config: Step) -> Growth:
+    """Return how much longer a tokenizer's steps make a text.
 
     Raises ValueError naming the step that is unknown or exceeds a limit.
     """
@@ -38,18 +73,38 @@ def growth(config: Step) -> int:
     steps += _flatten(config.get("pre_tokenizer"), "pre_tokenizer", "pretokenizers")
     if len(steps) > MAX_STEPS:
         raise ValueError(f"has {len(steps)} steps, at most {MAX_STEPS} are allowed")
-    factor = 1
+    factors = {"normalizer": 1, "pre_tokenizer": 1}
     for where, step in steps:
         kind = step.get("type")
         if not isinstance(kind, str) or (where, kind) not in _STEPS:
             raise ValueError(f"{where}: unknown kind {kind!r:.40}")
         try:
-            factor *= _STEPS[where, kind](step)
+            factors[where] *= _STEPS[where, kind](step)
         except ValueError as problem:
             raise ValueError(f"{where}: {kind}: {problem}") from None
-        if factor > MAX_GROWTH:
+        if factors["normalizer"] * factors["pre_tokenizer"] > MAX_GROWTH:
             raise ValueError(f"{where}: the steps make a text more than {MAX_GROWTH} times longer")
-    return factor
+    found = Growth(**factors)
+    _check_added(config.get("added_tokens"), found.normalizer)
+    return found
+
+
+def _check_added(tokens: Any, factor: int) -> None:
+    """Check the added tokens, which the normalizer may make longer."""
+    if tokens is None:
+        return
+    if not isinstance(tokens, list):
+        raise ValueError("added_tokens: is not a list")
+    size = 0
+    for index, token in enumerate(tokens):
+        text = token.get("content") if isinstance(token, Mapping) else None
+        if not isinstance(text, str) or len(text) > MAX_PIECE:
+            raise ValueError(
+                f"added_tokens.{index}: has no content of at most {MAX_PIECE} characters"
+            )
+        size += len(text) * (1 if token.get("normalized") is False else factor)
+        if size > MAX_ADDED:
+            raise ValueError(f"added_tokens: have more than {MAX_ADDED} characters, normalized")
 
 
 def _flatten(step: Any, where: str, inner: str) -> list[tuple[str, Step]]:
@@ -117,11 +172,19 @@ def _metaspace(step: Step) -> int:
 
 
 def _precompiled(step: Step) -> int:
-    """Check the data: the size of a trie in bytes, the trie, and zero-terminated replacements."""
     try:
         data = base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
     except (binascii.Error, TypeError, ValueError):
         raise ValueError("precompiled_charsmap: is not base64") from None
+    return charsmap_growth(data)
+
+
+def charsmap_growth(data: bytes) -> int:
+    """Return the length of the longest replacement in SentencePiece's table of characters.
+
+    The table states the size of a trie in bytes; the trie and zero-terminated texts follow. Raises
+    ValueError when it is malformed or a text is too long.
+    """
     if not data:
         return 1
     size = int.from_bytes(data[:4], "little")
@@ -129,9 +192,13 @@ def _precompiled(step: Step) -> int:
         raise ValueError(
             f"precompiled_charsmap: states a trie of {size} bytes, in {len(data)} bytes of data"
         )
-    longest = max(map(len, data[4 + size :].split(b"\0")))
+    try:
+        texts = data[4 + size :].decode("utf-8").split("\0")
+    except UnicodeDecodeError:
+        raise ValueError("precompiled_charsmap: is not UTF-8") from None
+    longest = max(map(len, texts))
     if longest > MAX_STRING:
-        raise ValueError(f"precompiled_charsmap: replaces a character by {longest} bytes")
+        raise ValueError(f"precompiled_charsmap: replaces a character by {longest} characters")
     return max(1, longest)
 
 
