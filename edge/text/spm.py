@@ -6,7 +6,8 @@ that encoding never reads (model_interface.cc, `reserved_id_map_`), so no typed 
 
 The file is one protocol buffer message, `ModelProto` of sentencepiece_model.proto: field 1 is a
 piece (1 text, 2 score, 3 type), field 2 the trainer's settings, field 3 the normalizer's
-(3 add_dummy_prefix, 4 remove_extra_whitespaces). It is parsed here because the library's own
+(2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces), field 4 samples that the
+library encodes while it loads the file. It is parsed here because the library's own
 `sentencepiece_model_pb2` requires the exact release of protobuf that it was generated for.
 """
 
@@ -19,8 +20,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from edge.errors import TokenizerError
+from edge.errors import InputError, TokenizerError
 from edge.protobuf import BYTES, VARINT, fields, message, placed_fields, put
+from edge.text.hf_checks import MAX_GROWN, Growth, charsmap_growth
 from edge.text.specials import SpecialToken, check_specials
 from edge.text.tokenizer import (
     MAX_FILE,
@@ -66,7 +68,9 @@ class SentencePieceTokenizer(Tokenizer):
             raise TokenizerError(
                 f"is not a SentencePiece model: {problem}", file=file, remedy=REMEDY
             ) from None
-        self._pieces = model.pieces
+        self._file, self._pieces = file, model.pieces
+        # a character without a piece becomes up to four bytes, which are tokens
+        self._growth = Growth(model.growth, 4)
         _check_pieces(self._pieces, file)
         self.vocab_size = len(self._pieces)
         self.bos, self.eos, self.pad, self.add_bos = bos, eos, pad, add_bos
@@ -111,7 +115,17 @@ class SentencePieceTokenizer(Tokenizer):
         return ids
 
     def _encode_run(self, text: str) -> list[int]:
-        ids: list[int] = self._processor.encode(text)
+        try:
+            self._growth.check(text, self._processor.normalize)
+            ids: list[int] = self._processor.encode(text)
+        except (KeyboardInterrupt, SystemExit, InputError):
+            raise
+        except BaseException as problem:  # as in HfTokenizer, whatever a native library raises
+            raise TokenizerError(
+                f"cannot encode a text: {type(problem).__name__}: {problem}"[:500],
+                file=self._file,
+                remedy="use a model with another tokenizer",
+            ) from None
         if not self.special_ids.isdisjoint(ids):
             # only if the unknown symbol is also the one that begins or ends texts
             raise unknown_character()
@@ -188,16 +202,18 @@ class SpmPiece(NamedTuple):
 
 @dataclass(frozen=True)
 class SpmModel:
-    """The pieces by id, and whether the normalizer adds or removes spaces.
+    """The pieces by id, and what the normalizer does.
 
     Attributes:
         starts: offset of each piece's field in the file.
+        growth: maximum factor by which the normalizer's table lengthens a text.
     """
 
     pieces: tuple[SpmPiece, ...]
     starts: list[int]
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
+    growth: int
 
 
 def _piece(data: bytes) -> SpmPiece:
@@ -239,18 +255,26 @@ def read_model(data: bytes) -> SpmModel:
     """Parse a `.model`. Raises ValueError (UnicodeDecodeError included) when it is malformed."""
     pieces, starts, at = _short_pieces(data)
     add_dummy_prefix = remove_extra_whitespaces = True  # the defaults of the .proto
+    charsmap, samples = b"", 0
     for number, _, value, end in placed_fields(data, at):
         if number == 1:
             pieces.append(_piece(message(value)))
             starts.append(at)
         elif number == 3:
             for inner, _, setting in fields(message(value)):
-                if inner == 3:
+                if inner == 2:
+                    charsmap = message(setting)
+                elif inner == 3:
                     add_dummy_prefix = bool(setting)
                 elif inner == 4:
                     remove_extra_whitespaces = bool(setting)
+        elif number == 4:
+            samples += len(message(value))
         at = end
-    return SpmModel(tuple(pieces), starts, add_dummy_prefix, remove_extra_whitespaces)
+    growth = charsmap_growth(charsmap)
+    if samples * growth > MAX_GROWN:
+        raise ValueError(f"samples of {samples} bytes, which it can expand {growth} times")
+    return SpmModel(tuple(pieces), starts, add_dummy_prefix, remove_extra_whitespaces, growth)
 
 
 def rewrite_model(
