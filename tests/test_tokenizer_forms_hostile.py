@@ -15,6 +15,7 @@ from edge.export.checkpoint import open_checkpoint, tekken
 from edge.export.checkpoint.files import MAX_TEXT_BYTES
 from edge.export.text_files import tokenizer_info
 from edge.text.hf import HfTokenizer
+from edge.text.tokenizer import MAX_FILE
 from tests.checkpoints import write_json
 from tests.mutations import mutated
 from tests.test_gguf_text import TEKKEN, original
@@ -235,6 +236,20 @@ def test_merges_are_bounded(
     assert try_reading(folder) is None
     monkeypatch.setattr(tekken, "MAX_MERGES", 10_000)
     assert "vocab: joins pieces in more than 10000 ways" in str(refused(folder))
+
+
+@pytest.mark.parametrize("letters", ["a", "abc"])
+def test_the_length_of_merges_is_bounded(
+    folder: Path, values: dict[str, Any], letters: str
+) -> None:
+    """A thousand pieces of up to a thousand letters have a gigabyte of merges."""
+    longest = 650 if len(letters) == 1 else 480
+    runs = [{"token_bytes": encoded(letter.encode() * length)}
+            for letter in letters for length in range(2, longest)]  # fmt: skip
+    values["vocab"] = values["vocab"][:256] + runs
+    values["config"]["default_vocab_size"] = 12 + 256 + len(runs)
+    write_json(folder / "tekken.json", values)
+    assert f"joins pieces in more than {MAX_FILE} bytes" in str(refused(folder))
 
 
 def test_every_value_of_every_key_of_tekken(folder: Path, values: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from edge.export.checkpoint.bpe import (
 from edge.export.checkpoint.fields import read_json
 from edge.export.checkpoint.weights import check_pointer
 from edge.text.hf import byte_alphabet
+from edge.text.tokenizer import MAX_FILE
 
 TEKKEN = "tekken.json"
 MAX_SPECIAL = 1 << 16
@@ -159,16 +160,18 @@ def _as_text(
     """Return piece → id and the merges, both in the letters that stand for bytes."""
     letters = {value: letter for letter, value in byte_alphabet().items()}
     spelled = {piece: "".join(letters[value] for value in piece) for piece in ranks}
-    merges = []
+    merges, size = [], 0
     for left, right in _merges(ranks):
         pair = spelled[left], spelled[right]
         if special.isdisjoint((*pair, "".join(pair))):
             merges.append(pair)
-        if len(merges) > MAX_MERGES:
+            size += len(left) + len(right)
+        # they are written out next, and a tokenizer.json may be this large
+        if len(merges) > MAX_MERGES or size > MAX_FILE:
+            limit = f"{MAX_MERGES} ways" if size <= MAX_FILE else f"{MAX_FILE} bytes of merges"
             raise CheckpointError(
-                f"joins pieces in more than {MAX_MERGES} ways", file=file, field="vocab",
-                remedy=_REMEDY,
-            )  # fmt: skip
+                f"joins pieces in more than {limit}", file=file, field="vocab", remedy=_REMEDY
+            )
     pieces = {spelled[piece]: first + rank for piece, rank in ranks.items()}
     return {text: index for text, index in pieces.items() if text not in special}, merges
 
