@@ -205,6 +205,9 @@ class CBundle:
         call("edge_bundle_memory", self.handle, options and c.byref(options), c.byref(out))
         return out
 
+    def verify(self) -> None:
+        call("edge_bundle_verify", self.handle)
+
     def info(self) -> Info:
         out = Info()
         call("edge_bundle_info", self.handle, c.byref(out))

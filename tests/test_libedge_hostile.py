@@ -23,6 +23,7 @@ from edge.errors import EdgeError
 from tests.libedge import BUNDLE, STATE, CBundle, CModel, EdgeFault
 from tests.malformed import file_cases, link_cases, manifest_cases, resigned, text_cases
 from tests.mutations import mutated
+from tests.test_bundle_sizes import listed, needs_holes
 from tests.test_libedge import compiled, folder, native
 
 pytestmark = compiled
@@ -121,6 +122,23 @@ def test_altered_after_it_was_listed(target: Path) -> None:
     os.mkfifo(target / "more")
     with pytest.raises(EdgeFault, match="does not list: more"):
         CBundle(target)
+
+
+def test_sparse_files_are_not_hashed(target: Path) -> None:
+    """What takes no disk would take hours: weights, files called like weights, many others."""
+    needs_holes(target)
+    before = (target / "manifest.json").read_bytes()
+    for sizes, says in (
+        ({"x.bin": 200 << 30}, "at most"),
+        ({f"docs/x{i}": 3 << 20 for i in range(400)}, "besides weights"),
+        ({"weights.bin": 200 << 30}, "is sparse"),
+    ):
+        listed(target, sizes)
+        with pytest.raises(EdgeFault, match=says):
+            CBundle(target).verify()
+        for name in sizes.keys() - {"weights.bin"}:
+            (target / name).unlink()
+        (target / "manifest.json").write_bytes(before)
 
 
 def test_mutated_plans(target: Path) -> None:

@@ -18,7 +18,7 @@ from edge.apps.serve.bodies import SAMPLING
 from edge.apps.serve.errors import ApiError, encode, invalid
 from edge.apps.serve.jobs import Embedded, Ended, Piece
 from edge.bundle import Manifest, open_bundle
-from edge.bundle.kernels import WEIGHT_FILE
+from edge.bundle.reader import WEIGHT_FILE
 from edge.runtime.engines import title
 from edge.runtime.model import Model
 from edge.tensors import parameters

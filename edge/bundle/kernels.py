@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge.bundle.files import REMEDY
 from edge.bundle.manifest import Manifest
-from edge.bundle.reader import Bundle
+from edge.bundle.reader import WEIGHT_FILE, Bundle
 from edge.bundle.strict_json import Document, read_document
 from edge.errors import BundleError
 from edge.launch import (
@@ -23,7 +23,6 @@ PLAN_FILE = "graphs/cuda.json"
 # the same launches as plugin nodes, for TensorRT
 DEVICE_GRAPH = "tensorrt"
 DEVICE_GRAPH_FILE = "graphs/tensorrt.onnx"
-WEIGHT_FILE = "weights.bin"
 _MAX_FILE_BYTES = 64 << 20
 
 
@@ -121,9 +120,9 @@ def open_kernels(bundle: Bundle, sm: int) -> BundledKernels:
     where = f"{bundle.path}/{file}"
     if index.sm != sm:
         raise BundleError(f"is {index.sm}, not {sm}", file=where, field="sm", remedy=REMEDY)
-    folder = file.rpartition("/")[0]
+    folder, listed = file.rpartition("/")[0], {entry.path for entry in bundle.manifest.files}
     for key, kernel in index.kernels.items():
-        if bundle.manifest.entry(f"{folder}/{kernel.file}") is None:
+        if f"{folder}/{kernel.file}" not in listed:
             raise BundleError(
                 f"names {kernel.file}, which the manifest does not list",
                 file=where,

@@ -171,7 +171,7 @@ class Manifest(_ManifestModel):
         return sum(entry.size for entry in self.files)
 
     def entry(self, path: str) -> FileEntry | None:
-        """Return the entry of a listed file, or None."""
+        """Return the entry of a listed file, or None. Searches; a bundle's files have a table."""
         return next((entry for entry in self.files if entry.path == path), None)
 
     def to_json(self) -> bytes:

@@ -10,14 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge.bundle import stamps
-from edge.bundle.files import REMEDY, blocks, open_inside, sha256
+from edge.bundle.files import REMEDY, blocks, is_mostly_holes, open_inside, sha256
 from edge.bundle.manifest import MAX_MANIFEST, SCHEMA_VERSION, FileEntry, Manifest
 from edge.bundle.strict_json import read_document
 from edge.errors import BundleError, Faults, some
 from edge.log import Progress
+from edge.tensors import parameters
 
-# bytes of a file other than weights, which only the machine's memory bounds
-MAX_OTHER = 256 << 20
+WEIGHT_FILE = "weights.bin"
+MAX_OTHER = 256 << 20  # bytes of a file other than weights
+MAX_OTHERS = 1 << 30  # bytes of all of them together; kernels for eight architectures take 50 MB
+# The recipe that stores most takes 4 bytes a parameter; matrices stored twice and heads padded
+# with zeros made it 4.6 in small models. Tables that depend on no parameter come on top.
+_BYTES_PER_PARAMETER = 8
+_MAX_TABLES = MAX_OTHER
 
 
 class Bundle:
@@ -38,6 +44,7 @@ class Bundle:
         self.fingerprint = fingerprint
         self._folder_fd = folder_fd
         self._checked: dict[str, int] = {}
+        self._entries = {entry.path: entry for entry in manifest.files}
 
     def fd(self, path: str) -> int:
         """Return a descriptor of a listed file whose size and SHA-256 were checked through it.
@@ -46,7 +53,7 @@ class Bundle:
         has another size or was altered.
         """
         if path not in self._checked:
-            entry = self.manifest.entry(path)
+            entry = self._entries.get(path)
             if entry is None:
                 raise BundleError(
                     "is not listed in the manifest", file=f"{self.path}/{path}", remedy=REMEDY
@@ -69,6 +76,8 @@ class Bundle:
             )
         if stamps.is_known(self.fingerprint, entry, fd):
             return
+        if is_mostly_holes(fd, size):
+            raise BundleError("is sparse: most of it was never written", file=file, remedy=REMEDY)
         if sha256(fd, entry.size, self.on_progress) != entry.sha256:
             raise BundleError(
                 "does not match its SHA-256; it was altered or damaged", file=file, remedy=REMEDY
@@ -84,8 +93,7 @@ class Bundle:
     def read(self, path: str) -> bytes:
         """Return the whole content of a listed file, checked."""
         fd = self.fd(path)
-        entry = self.manifest.entry(path)
-        assert entry is not None
+        entry = self._entries[path]
         with _readable(f"{self.path}/{path}"):
             data = b"".join(blocks(fd, entry.size))
         # a stamp vouches for metadata only: check the bytes themselves
@@ -187,10 +195,18 @@ def _read_manifest(folder_fd: int, folder: Path) -> bytes:
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
-    faults = Faults()
+    """Refuse files that the model cannot need: hashing them could take hours."""
+    faults, others = Faults(), 0
     for entry in manifest.files:
-        if entry.size > MAX_OTHER and not entry.path.endswith(".bin"):
-            faults.add(entry.path, f"has {entry.size} bytes, at most {MAX_OTHER} allowed")
+        most = MAX_OTHER
+        if entry.path == WEIGHT_FILE:
+            most = _MAX_TABLES + _BYTES_PER_PARAMETER * parameters(manifest.model)
+        else:
+            others += entry.size
+        if entry.size > most:
+            faults.add(entry.path, f"has {entry.size} bytes, at most {most} allowed")
+    if others > MAX_OTHERS:
+        faults.add("files", f"besides weights have {others} bytes, at most {MAX_OTHERS} allowed")
     faults.refuse(BundleError, file=folder)
 
 

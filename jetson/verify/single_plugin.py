@@ -26,7 +26,8 @@ import onnx
 
 from edge import child
 from edge.bundle import Bundle, open_bundle
-from edge.bundle.kernels import WEIGHT_FILE, open_plan
+from edge.bundle.kernels import open_plan
+from edge.bundle.reader import WEIGHT_FILE
 from edge.errors import EdgeError, EngineError
 from edge.plugins.tensorrt import OUT
 from edge.runtime.cuda.core import CoreDevice

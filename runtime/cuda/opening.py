@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge.bundle.kernels import WEIGHT_FILE, open_plan
+from edge.bundle.kernels import open_plan
+from edge.bundle.reader import WEIGHT_FILE
 from edge.errors import EngineError
 from edge.launch import LaunchPlan
 from edge.runtime.cuda.device import Device, Exclusive

@@ -20,7 +20,8 @@ from typing import Any
 
 from edge import log
 from edge.bundle import Bundle
-from edge.bundle.kernels import WEIGHT_FILE, open_plan
+from edge.bundle.kernels import open_plan
+from edge.bundle.reader import WEIGHT_FILE
 from edge.errors import EngineError
 from edge.launch import Weight
 from edge.plugins.tensorrt import blob

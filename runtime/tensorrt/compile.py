@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge import log
-from edge.bundle.kernels import WEIGHT_FILE
+from edge.bundle.reader import WEIGHT_FILE
 from edge.errors import BundleError, EngineError, InputError, some
 from edge.ops import DEVICE_DOMAIN
 from edge.runtime import memory

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edge
-from edge.bundle.kernels import WEIGHT_FILE
+from edge.bundle.reader import WEIGHT_FILE
 from edge.errors import BundleError, EngineError
 from edge.runtime.cuda import install
 from edge.runtime.tensorrt.bindings import TensorRT, dotted

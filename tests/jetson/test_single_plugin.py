@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge.bundle import open_bundle
-from edge.bundle.kernels import WEIGHT_FILE
+from edge.bundle.reader import WEIGHT_FILE
 from edge.errors import EngineError
 from edge.runtime.tensorrt import bindings
 from edge.runtime.tensorrt.compile import Order

@@ -11,6 +11,8 @@ namespace {
 
 constexpr int64_t MANIFEST = 2 << 20;  // bytes
 constexpr int64_t OTHER = 256 << 20;   // bytes of a file other than weights
+constexpr int64_t OTHERS = 1 << 30;    // bytes of all of them together
+const char WEIGHT_FILE[] = "weights.bin";
 const char MANIFEST_FILE[] = "manifest.json";
 const char* const ARCHITECTURES[] = {"sm_75", "sm_80", "sm_86",  "sm_87",
                                      "sm_89", "sm_90", "sm_100", "sm_120"};
@@ -87,16 +89,22 @@ Bundle::Bundle(const std::string& path) : folder_(path) {
 
 void Bundle::check_files(Faults& faults) {
   std::vector<std::string> twice;
+  int64_t others = 0;
   for (const Json& file : manifest["files"].items()) {
     const std::string& path = file["path"].string();
     int64_t size = file["size"].whole();
     std::string wrong = not_relative(path);
     if (!wrong.empty()) faults.add("files.path", "\"" + brief(path) + "\" " + wrong);
-    if (size > OTHER && !ends_with(path, ".bin"))
+    bool weights = path == WEIGHT_FILE;
+    if (!weights) others = plus(others, size);
+    if (size > OTHER && !weights)
       faults.add(path, "has " + std::to_string(size) + " bytes, at most " + std::to_string(OTHER) +
                            " allowed");
     if (!entries_.insert({path, {size, file["sha256"].string()}}).second) twice.push_back(path);
   }
+  if (others > OTHERS)
+    faults.add("files", "besides weights have " + std::to_string(others) + " bytes, at most " +
+                            std::to_string(OTHERS) + " allowed");
   if (!twice.empty()) faults.add("files", "listed twice: " + some(twice));
 }
 
@@ -219,6 +227,8 @@ void Bundle::read(const std::string& file,
                 "has " + std::to_string(size_of(opened)) + " bytes, the manifest says " +
                     std::to_string(known->size),
                 name, ""};
+  if (is_mostly_holes(opened, known->size))
+    throw Fault{EDGE_ERROR_BUNDLE, "is sparse: most of it was never written", name, ""};
   Sha256 digest;
   read_blocks(opened, known->size, name, [&](const char* data, size_t count) {
     digest.add(data, count);

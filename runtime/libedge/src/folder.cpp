@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <random>
 #include <vector>
 
 namespace edge_lib {
@@ -16,6 +17,8 @@ namespace {
 constexpr size_t LONGEST = 255;
 constexpr int64_t BLOCK = 1 << 20;
 constexpr int DEEPEST = 8;
+constexpr int64_t MAY_BE_HOLES = 1 << 30;
+constexpr int PLACES = 256;
 
 void walk(int folder, const std::string& prefix, int depth, std::set<std::string>& found) {
   if (depth > DEEPEST) throw Fault{EDGE_ERROR_BUNDLE, "nests folders more than 8 deep", prefix, ""};
@@ -122,6 +125,19 @@ std::set<std::string> Folder::files() const {
 int64_t size_of(const Descriptor& file) {
   struct stat info;
   return fstat(file.get(), &info) ? -1 : int64_t(info.st_size);
+}
+
+bool is_mostly_holes(const Descriptor& file, int64_t size) {
+  if (size < MAY_BE_HOLES) return false;
+  std::random_device random;
+  int written = 0;
+  for (int i = 0; i < PLACES; i++) {
+    int64_t place = int64_t((uint64_t(random()) << 32 | random()) % uint64_t(size));
+    off_t data = lseek(file.get(), place, SEEK_DATA);
+    // ENXIO: no data up to the end; with other errors holes are unknown here
+    written += data < 0 ? errno != ENXIO : data == place;
+  }
+  return written < PLACES / 2;
 }
 
 void read_at(const Descriptor& file, int64_t at, char* out, size_t size, edge_status status,

@@ -44,6 +44,9 @@ class Folder {
 
 // Returns the size of an open file in bytes, -1 on errors.
 int64_t size_of(const Descriptor& file);
+// Returns whether less than half of a file of at least 1 GiB was ever written; edge/bundle/files.py
+// says how it is told. Moves the descriptor's own offset, which nothing here reads by.
+bool is_mostly_holes(const Descriptor& file, int64_t size);
 // Reads `size` bytes at offset `at`. Throws a Fault of `status` on disk errors or too few bytes.
 void read_at(const Descriptor& file, int64_t at, char* out, size_t size, edge_status status,
              const std::string& name);
