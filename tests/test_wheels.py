@@ -94,17 +94,16 @@ def environment(version: str, wheel: Path, folder: Path) -> Path:
     """Return a new environment with the wheel and all it requires."""
     ran(interpreter(version), "-m", "venv", "--without-pip", folder)
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--quiet")
+    pip = (*pip, "--no-compile", "--no-deps")
     if version == HERE:  # no index is asked: what is installed here serves there
         site = folder / f"lib/python{HERE}/site-packages"
         (site / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
     else:
         lock = ROOT / "locks/runtime.txt"
-        done = subprocess.run(
-            [*pip, "--retries", "0", "--no-deps", "--require-hashes", "-r", lock], timeout=300
-        )
+        done = subprocess.run([*pip, "--retries", "0", "--require-hashes", "-r", lock], timeout=300)
         if done.returncode:
             pytest.skip(f"the index does not have all of locks/runtime.txt for Python {version}")
-    ran(*pip, "--no-deps", "--no-index", wheel)
+    ran(*pip, "--no-index", wheel)
     return folder
 
 
