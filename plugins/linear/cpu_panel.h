@@ -87,15 +87,53 @@ template <class F> inline void turn_rows(const void* base, int64_t stride, int64
   }
 }
 
+#if EDGE_ISA_I8MM
+// The beginning of `tall` for an even number of int8 rows: products of 2 rows by 2 outputs, of two
+// words at once. Returns the number of words done.
+template <int R>
+EDGE_INLINE int64_t tall_by_twos(const int8_t* x, int64_t stride, const int32_t* panel,
+                                 int64_t pitch, int64_t words, vi (*sums)[2]) {
+  int32x4_t acc[R / 2][4] = {};  // of two rows: two outputs of the first, the same of the second
+  int64_t k = 0;
+  for (; k + 2 <= words; k += 2, panel += 2 * pitch) {
+    int8x16_t w[4];
+    for (int half = 0; half < 2; half++) {
+      int32x4_t first = vld1q_s32(panel + half * W), second = vld1q_s32(panel + pitch + half * W);
+      w[2 * half] = vreinterpretq_s8_s32(vzip1q_s32(first, second));
+      w[2 * half + 1] = vreinterpretq_s8_s32(vzip2q_s32(first, second));
+    }
+    for (int r = 0; r < R / 2; r++) {
+      const int8_t* rows = x + 2 * r * stride + 4 * k;
+      int8x16_t both = vcombine_s8(vld1_s8(rows), vld1_s8(rows + stride));
+      for (int i = 0; i < 4; i++) acc[r][i] = vmmlaq_s32(acc[r][i], both, w[i]);
+    }
+  }
+  for (int r = 0; r < R / 2; r++)
+    for (int half = 0; half < 2; half++) {
+      int32x4_t left = acc[r][2 * half], right = acc[r][2 * half + 1];
+      sums[2 * r][half] += vi(vcombine_s32(vget_low_s32(left), vget_low_s32(right)));
+      sums[2 * r + 1][half] += vi(vcombine_s32(vget_high_s32(left), vget_high_s32(right)));
+    }
+  return k;
+}
+#endif
+
 // sums[r] += Σ of the products of `words` words of row r and the panel, whose vectors lie `pitch`
 // words apart. `add` adds the product of two words.
 template <int R, class V, class T, class Add>
 inline void tall(const T* x, int64_t stride, const void* panel, int64_t pitch, int64_t words,
                  V (*sums)[2], Add add) {
+  const int32_t* row = static_cast<const int32_t*>(panel);
+  int64_t k = 0;
+#if EDGE_ISA_I8MM
+  if constexpr (std::is_same_v<T, int8_t> && R % 2 == 0) {
+    k = tall_by_twos<R>(x, stride, row, pitch, words, sums);
+    row += k * pitch;
+  }
+#endif
   V acc[R][2];
   for (int r = 0; r < R; r++) acc[r][0] = sums[r][0], acc[r][1] = sums[r][1];
-  const int32_t* row = static_cast<const int32_t*>(panel);
-  for (int64_t k = 0; k < words; k++, row += pitch) {
+  for (; k < words; k++, row += pitch) {
     V left = load_as<V>(row), right = load_as<V>(row + W);
     for (int r = 0; r < R; r++) {
       auto lanes = add.spread(x + r * stride + k * Add::COLUMNS);

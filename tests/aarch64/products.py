@@ -56,6 +56,21 @@ def product(
     return y
 
 
+def int8_product(
+    name: str, x: NDArray[np.int8], w: NDArray[np.int8], scale: NDArray
+) -> NDArray[np.float32]:
+    """`linear_int8` of rows x [M, K] and weights w [N, K], which have a scale each: y [M, N]."""
+    (rows, columns), outputs = x.shape, len(w)
+    lines = [f"kernel linear_int8.{'many' if rows > 16 else 'few'}", "argument x *i8"]
+    lines += ["argument weight *i8", "argument x_scale *fp32", "argument weight_scale *fp32"]
+    lines += ["argument y *fp32", "argument M i32", f"constant K {columns}"]
+    lines += [f"constant N {outputs}", f"constant X_STRIDE {columns}", "constant X_SCALE_STEP 0"]
+    lines += ["constant WEIGHT_SCALE_STEP 1", "constant Y_SCALE_STEP 0", "constant y_scale "]
+    y = np.zeros((rows, outputs), np.float32)
+    call(CpuKernel("\n".join(lines), name), [x, w, np.ones(1, np.float32), scale, y], rows)
+    return y
+
+
 def plain(
     block: int, x: NDArray[np.float32], w: NDArray[np.int64], scales: NDArray
 ) -> NDArray[np.float64]:
@@ -118,6 +133,16 @@ def check_floats(name: str, random: np.random.Generator) -> None:
         check(f"{name}: {weight.dtype}, {rows} rows", floats(name, x, weight), wanted)
 
 
+def check_int8(name: str, random: np.random.Generator) -> None:
+    """Sums are exact, so that every bit is known. 100 columns are an odd number of words."""
+    for rows, outputs, columns in itertools.product(ROWS, OUTPUTS, (37, 100, 384)):
+        x, w = (random.integers(-128, 128, (n, columns)).astype(np.int8) for n in (rows, outputs))
+        scale = random.uniform(0.001, 0.01, outputs).astype(np.float32)
+        wanted = (x.astype(np.int64) @ w.T.astype(np.int64)).astype(np.float32) * scale
+        if not np.array_equal(int8_product(name, x, w, scale), wanted):
+            raise AssertionError(f"{name}: int8, {rows} rows, {outputs} outputs, {columns} columns")
+
+
 def check_rotations(name: str, random: np.random.Generator) -> None:
     for (p, q), altered in itertools.product(ROTATIONS, (False, True)):
         x = random.uniform(-1, 1, (3, p, q)).astype(np.float32)
@@ -138,6 +163,7 @@ def main() -> None:
             found, wanted = product(name, bits, block, x, w, scales), plain(block, x, w, scales)
             case = f"{name}: {bits} bits, blocks of {block}, {rows} rows, {outputs} outputs"
             check(case, found, wanted)
+        check_int8(name, random)
         check_floats(name, random)
         check_rotations(name, random)
     print("ok: products and rotations on", ", ".join(instruction_sets()))

@@ -6,7 +6,8 @@
 #
 # It builds our wheel (plugins/cpu/wheel.sh), installs it beside the wheels that each JetPack pins, and
 # shows that it chats, that the models give their golden sentence (tests/golden.json) on `ort`, on
-# `cpu` and from a C program over libedge, that NEON products are right, and that answers equal those
+# `cpu` and from a C program over libedge, that NEON products are right, also those of
+# int8 matrices (set `i8mm`, which no Orin has, as qemu's processor `max`), and that answers equal those
 # of this machine. It shows nothing about speed, a GPU or a Jetson's system. --tests also runs tests
 # that need no torch (three minutes more). Needs qemu-aarch64 (apt: qemu-user), Debian's apt-get and
 # compiler (g++-aarch64-linux-gnu libc6-dev-arm64-cross), and .venv/bin/python or another PYTHON with
@@ -70,7 +71,7 @@ fetch_wheels() {
 emulated() {
   local packages=$1
   shift
-  PYTHONPATH=$packages qemu-aarch64 -cpu cortex-a76 -L "$root" "$root/usr/bin/python$version" "$@"
+  PYTHONPATH=$packages qemu-aarch64 -cpu "${PROCESSOR:-cortex-a76}" -L "$root" "$root/usr/bin/python$version" "$@"
 }
 
 # install our wheel, and make a folder that has the checks and nothing else of this checkout
@@ -146,6 +147,8 @@ check_chat
 installed jp6 -m tests.aarch64.products
 installed jp6 -m tests.golden cpu
 EDGE_CPU_SET=plain installed jp6 -m tests.golden cpu
+EDGE_CPU_SET=i8mm PROCESSOR=max installed jp6 -m tests.golden cpu
+PROCESSOR=max installed jp6 -m tests.aarch64.products
 check_libedge
 library=build/tensorrt-aarch64/libedge_tensorrt.so
 if [ -e "$library" ]; then

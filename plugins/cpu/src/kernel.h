@@ -9,6 +9,11 @@
 
 namespace edge_cpu {
 
+// Whether the compiler knows products of int8 matrices, the set `i8mm`.
+#if defined(__aarch64__) && (__clang_major__ >= 11 || __GNUC__ >= 10)
+#define EDGE_COMPILES_I8MM 1
+#endif
+
 // Always inlined: the linker might keep a separate copy for machines without its instructions.
 #define EDGE_INLINE __attribute__((always_inline)) inline
 

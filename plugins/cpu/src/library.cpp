@@ -35,6 +35,11 @@ Maker find(const char* name);
 namespace dotprod {
 Maker find(const char* name);
 }
+#if EDGE_COMPILES_I8MM
+namespace i8mm {
+Maker find(const char* name);
+}
+#endif
 #endif
 
 float half_value(uint16_t bits) {
@@ -232,7 +237,15 @@ static std::vector<Isa> sets() {
           {TILES, amx, avx512::find}};
 #elif defined(__aarch64__)
   bool products = getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
-  return {{"plain", true, plain::find}, {"dotprod", products, dotprod::find}};
+#if EDGE_COMPILES_I8MM
+  bool matrices = products && (getauxval(AT_HWCAP2) >> 13 & 1);  // HWCAP2_I8MM
+#endif
+  return {{"plain", true, plain::find},
+          {"dotprod", products, dotprod::find},
+#if EDGE_COMPILES_I8MM
+          {"i8mm", matrices, i8mm::find},
+#endif
+  };
 #else
   return {{"plain", true, plain::find}};
 #endif
