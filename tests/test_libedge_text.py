@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -148,6 +149,42 @@ def test_byte_level_bpe(shape: str, tmp_path: Path) -> None:
     borders = [chr(code) for start in starts for code in (start - 1, start) if code > 0
                and not 0xD800 <= code < 0xE000]  # fmt: skip
     same(found, tmp_path, [*texts, " ".join(borders), "a".join(borders)])
+
+
+def with_added(data: dict[str, Any], *contents: str) -> dict[str, Any]:
+    """Return a `tokenizer.json` with more added tokens: special in brackets, others plain."""
+    first = 1 + max(*data["model"]["vocab"].values(), *(t["id"] for t in data["added_tokens"]))
+    kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    data["added_tokens"] += [
+        {"id": first + i, "content": text, "special": text[0] == "<"} | kind
+        for i, text in enumerate(contents)
+    ]
+    return data
+
+
+def test_added_tokens_that_begin_with_each_other(tmp_path: Path) -> None:
+    """The longest counts, at each place, whatever was nearly found."""
+    rng = random.Random(8)
+    texts = {"".join(rng.choices("ab", k=rng.randrange(2, 7))) for _ in range(30)}
+    added = [f"{left}{text}" for text in sorted(texts) for left in ("<", "")]
+    found = with_tokenizer(tmp_path, with_added(trained("gpt2"), *added))
+    same(found, tmp_path, ["".join(rng.choices("<ab ", k=60)) for _ in range(60)])
+
+
+def test_many_added_tokens_take_no_longer(tmp_path: Path) -> None:
+    """The time grows with the text, not with the tokens times the text."""
+    names = [f"{left}{i}" for i in range(30_000) for left in ("<x", "w")]
+    found = with_tokenizer(tmp_path, with_added(trained("gpt2"), *names))
+    began = time.process_time()
+    for text in (("<" * 100_000, True), "w" * 100_000):
+        assert found.prompt(text)
+    assert time.process_time() - began < 5
+
+
+def test_long_special_tokens_are_refused(tmp_path: Path) -> None:
+    found = with_tokenizer(tmp_path, with_added(trained("gpt2"), "<" + "é" * 1000))
+    with pytest.raises(EdgeFault, match="a special token that is too long"):
+        found.prompt("x")
 
 
 def test_normalized_texts(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ namespace {
 
 constexpr int64_t MAX_FILE = 64 << 20;   // bytes
 constexpr size_t MAX_TEXT = 64u << 20;   // bytes of one prompt
-constexpr size_t MAX_SPECIALS = 1 << 16;
+constexpr size_t MAX_SPECIALS = 1 << 17;
+constexpr size_t MAX_SPECIAL = 4 * 256;  // bytes of one
 
 class Bytes : public Tokenizer {
  public:
@@ -50,17 +51,23 @@ bool is_named(const Bundle& bundle, int32_t id) {
          std::find(bundle.eos.begin(), bundle.eos.end(), id) != bundle.eos.end();
 }
 
-void Tokenizer::add_special(const std::string& text, int32_t id, bool strips) {
-  if (specials_.size() == MAX_SPECIALS) throw std::string("too many special tokens");
-  specials_.push_back({text, id, strips});
-  if (special_ids_.size() <= size_t(id)) special_ids_.resize(size_t(id) + 1);
-  special_ids_[size_t(id)] = true;
+void Tokenizer::set_specials(std::vector<Special> specials) {
+  if (specials.size() > MAX_SPECIALS) throw std::string("too many special tokens");
+  std::vector<Spellings::Entry> entries;
+  for (const Special& special : specials) {
+    if (special.text.size() > MAX_SPECIAL) throw std::string("a special token that is too long");
+    size_t id = size_t(special.id);
+    if (special_ids_.size() <= id) special_ids_.resize(id + 1);
+    special_ids_[id] = true;
+    if (!special.text.empty()) entries.push_back({special.text, int32_t(&special - &specials[0])});
+  }
+  spellings_ = Spellings(std::move(entries));
+  specials_ = std::move(specials);
 }
 
 int32_t Tokenizer::special(std::string_view text) const {
-  for (const Special& special : specials_)
-    if (special.text == text) return special.id;
-  return -1;
+  int32_t index = spellings_.number(text);
+  return index < 0 ? -1 : specials_[size_t(index)].id;
 }
 
 const std::string& Tokenizer::bytes(int32_t token) const {
@@ -75,17 +82,6 @@ const std::string& Tokenizer::bytes(int32_t token) const {
 size_t Tokenizer::longest() const {
   size_t out = 0;
   for (const std::string& each : bytes_) out = std::max(out, each.size());
-  return out;
-}
-
-// Returns the longest special token at `at`, so that a shorter one never hides it.
-const Tokenizer::Special* Tokenizer::special_at(std::string_view text, size_t at) const {
-  const Special* out = nullptr;
-  for (const Special& each : specials_)
-    if (!each.text.empty() && text[at] == each.text[0] &&
-        text.compare(at, each.text.size(), each.text) == 0 &&
-        (!out || each.text.size() > out->text.size()))
-      out = &each;
   return out;
 }
 
@@ -122,11 +118,12 @@ std::vector<int32_t> Tokenizer::encode(const edge_part* parts, size_t count) con
       throw Fault{EDGE_ERROR_INPUT, "is longer than 64 MiB", "", "text"};
     size_t begin = 0;
     for (size_t at = 0; parts[i].trusted && at < text.size();) {
-      const Special* found = special_at(text, at);
-      if (!found) {
+      const Spellings::Entry* longest = spellings_.longest(text.substr(at));
+      if (!longest) {
         at++;
         continue;
       }
+      const Special* found = &specials_[size_t(longest->number)];
       if (found->strips)
         throw Fault{EDGE_ERROR_INPUT,
                     found->text + " strips the white space around it, which is not supported", "",

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "bundle.h"
+#include "spellings.h"
 
 namespace edge_lib {
 
@@ -35,14 +36,15 @@ class Tokenizer {
   };
   // Encodes text that is not empty. `first`: nothing precedes it.
   virtual void plain(std::string_view text, bool first, std::vector<int32_t>& ids) const = 0;
-  void add_special(const std::string& text, int32_t id, bool strips);
+  // Throws std::string, which limit the special tokens exceed. Of equal texts the first counts.
+  void set_specials(std::vector<Special> specials);
 
   std::vector<std::string> bytes_;  // by id
   bool strips_space_ = false;
 
  private:
-  const Special* special_at(std::string_view text, size_t at) const;
   std::vector<Special> specials_;
+  Spellings spellings_;  // of `specials_`, by index
   std::vector<bool> special_ids_;  // by id, up to the last special token
 };
 

@@ -137,13 +137,21 @@ class ByteLevel : public Tokenizer {
         throw "an added token that depends on the text around it: " + brief(text);
       added_[int32_t(id->whole())] = {text, special, strips, truth_of(token, "normalized"), plain};
     }
+    std::vector<Special> specials;
     for (size_t i = 0; i < pieces_.size(); i++) {
       auto found = added_.find(int32_t(i));
       bool there = found != added_.end();
       if (pieces_[i].empty() || !(is_named(bundle, int32_t(i)) || (there && !found->second.plain)))
         continue;
-      add_special(pieces_[i], int32_t(i), there && found->second.strips);
+      specials.push_back({pieces_[i], int32_t(i), there && found->second.strips});
       ids_.erase(pieces_[i]);  // typed text never becomes this piece
+    }
+    set_specials(std::move(specials));
+    for (bool normalized : {false, true}) {
+      std::vector<Spellings::Entry> plain;
+      for (const auto& [id, token] : added_)
+        if (token.plain && token.normalized == normalized) plain.push_back({token.text, id});
+      plain_[normalized] = Spellings(std::move(plain));
     }
   }
 
@@ -226,20 +234,15 @@ class ByteLevel : public Tokenizer {
     size_t begin = word.begin, limit = characters[word.end].at;
     for (size_t at = word.begin; at < word.end;) {
       std::string_view rest = text.substr(characters[at].at, limit - characters[at].at);
-      int32_t best = -1;
-      size_t length = 0;
-      for (const auto& [id, token] : added_)
-        if (token.plain && token.normalized == normalized && token.text.size() > length &&
-            rest.compare(0, token.text.size(), token.text) == 0)
-          best = id, length = token.text.size();
-      if (best < 0) {
+      const Spellings::Entry* best = plain_[normalized].longest(rest);
+      if (!best) {
         at++;
         continue;
       }
       if (begin < at) out.push_back({{begin, at}, -1});
-      size_t end = characters[at].at + length;
+      size_t end = characters[at].at + best->text.size();
       while (characters[at].at < end) at++;
-      out.push_back({{begin, at}, best});
+      out.push_back({{begin, at}, best->number});
       begin = at;
     }
     if (begin < word.end) out.push_back({{begin, word.end}, -1});
@@ -269,6 +272,7 @@ class ByteLevel : public Tokenizer {
   std::vector<std::string> pieces_;  // by id; "" if unused
   std::unordered_map<std::string, int32_t> ids_;
   std::map<int32_t, Added> added_;
+  Spellings plain_[2];  // added tokens found in any text, before and after normalization
   std::unordered_map<uint64_t, Merge> merges_;
   std::string spelled_[256];
   int32_t symbols_[256];

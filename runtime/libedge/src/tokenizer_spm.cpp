@@ -139,6 +139,8 @@ class SentencePiece : public Tokenizer {
 
   // As in edge/text/spm.py, user-defined symbols with a visible character are special.
   void finish(const Bundle& bundle) {
+    std::vector<Special> specials;
+    std::vector<Spellings::Entry> symbols;
     for (size_t i = 0; i < pieces_.size(); i++) {
       const Piece& piece = pieces_[i];
       const std::string& text = piece.text;
@@ -151,12 +153,14 @@ class SentencePiece : public Tokenizer {
                        : piece.type == UNKNOWN ? "\xef\xbf\xbd"
                        : piece.type == BYTE    ? std::string(1, char(byte_of(text)))
                                                : replaced(text, SPACE, " "));
-      if (named || piece.type == CONTROL || seen) add_special(text, int32_t(i), false);
+      if (named || piece.type == CONTROL || seen) specials.push_back({text, int32_t(i), false});
       auto& table = piece.type == NORMAL || (user && !seen && !named) ? known_ : reserved_;
       if (!table.insert({text, int32_t(i)}).second)
         throw "piece " + std::to_string(i) + " appears twice";
-      if (&table == &known_ && user) symbols_.push_back(text);
+      if (&table == &known_ && user) symbols.push_back({text, int32_t(i)});
     }
+    set_specials(std::move(specials));
+    symbols_ = Spellings(std::move(symbols));
   }
 
   void plain(std::string_view text, bool first, std::vector<int32_t>& ids) const override {
@@ -176,11 +180,9 @@ class SentencePiece : public Tokenizer {
     std::vector<Symbol> symbols;
     uint32_t code;
     for (size_t at = 0; at < text.size();) {
-      size_t length = 0;
-      for (const std::string& symbol : symbols_)
-        if (symbol.size() > length && !text.compare(at, symbol.size(), symbol))
-          length = symbol.size();
-      int32_t whole = length ? 1 : 0;  // a user-defined symbol, never merged
+      const Spellings::Entry* symbol = symbols_.longest(std::string_view(text).substr(at));
+      size_t length = symbol ? symbol->text.size() : 0;
+      int32_t whole = symbol ? 1 : 0;  // a user-defined symbol, never merged
       if (!length) length = character(text, at, &code);
       if (!length)
         throw Fault{EDGE_ERROR_INPUT, "is not UTF-8 at byte " + std::to_string(at), "", "text"};
@@ -218,7 +220,7 @@ class SentencePiece : public Tokenizer {
 
   std::vector<Piece> pieces_;
   std::unordered_map<std::string_view, int32_t> known_, reserved_;
-  std::vector<std::string> symbols_;
+  Spellings symbols_;
   int32_t byte_ids_[256], unknown_ = -1;
   bool fallback_ = false, own_prefix_ = false, all_bytes_ = false;
 };
