@@ -11,14 +11,17 @@ ops that the exporter's constants need have rules.
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections import ChainMap
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from edge.runtime.folding_ops import RANK, RULES, SMALL, KnownConstant, Unbounded
-from edge.runtime.graph import Message, integers, name_of, op_of, tensor_values
+from edge.runtime.graph import integers, name_of, op_of, tensor_values
+from edge.runtime.graph_format import Message
 
 # limit on folded elements: a fixed allowance plus a multiple of the weights' elements
 _FREE_VALUES, _VALUES_PER_WEIGHT = 1 << 23, 6
@@ -27,14 +30,15 @@ _MAX_STEPS, _MAX_DEPTH = 200_000, 32
 # a name maps to a constant, to _DYNAMIC for a value computed in runs, or to _OMITTED for an input
 # left out
 _DYNAMIC, _OMITTED = object(), object()
-Scope = dict[bytes, Any]
+Scope: TypeAlias = ChainMap[bytes, Any]
+_ABSENT: Message = {}  # an attribute that a call leaves out
 
 
 def is_bounded(model: Message) -> bool:
     """Return whether folding the constants of a graph from `graph.check` stays within the limit."""
     walk = _Walk(model)
     try:
-        walk.graph(model["graph"], {b"": _OMITTED}, {}, 0)
+        walk.graph(model["graph"], ChainMap({b"": _OMITTED}), {}, 0)
     except (Unbounded, ArithmeticError, LookupError, TypeError, ValueError):
         return False
     return walk.made <= _FREE_VALUES + _VALUES_PER_WEIGHT * walk.stored
@@ -55,13 +59,13 @@ class _Walk:
         }
         self.made, self.stored, self._steps = 0, 0, 0
         self._call_cache: dict[Any, tuple[int, list[Any]]] = {}
+        self._digests: dict[int, bytes] = {}
 
     def graph(
         self, graph: Message, outer: Scope, attributes: Mapping[bytes, Message], depth: int
     ) -> list[Any]:
         """Return the graph's outputs. `outer`: values in scope; `attributes`: those of the call."""
-        scope = dict(outer)
-        scope |= {name_of(value): _DYNAMIC for value in graph.get("input", ())}
+        scope = outer.new_child({name_of(v): _DYNAMIC for v in graph.get("input", ())})
         for tensor in graph.get("initializer", ()):
             scope[tensor.get("name", b"")] = constant = _tensor_constant(tensor)
             self.stored += constant.count
@@ -82,7 +86,7 @@ class _Walk:
             if None in inputs:
                 raise Unbounded
             node_attributes = {
-                attribute.get("name", b""): attributes.get(attribute["ref_attr_name"], {})
+                attribute.get("name", b""): attributes.get(attribute["ref_attr_name"], _ABSENT)
                 if "ref_attr_name" in attribute
                 else attribute
                 for attribute in node.get("attribute", ())
@@ -130,17 +134,17 @@ class _Walk:
         node_attributes: dict[bytes, Message],
         depth: int,
     ) -> list[Any]:
-        attribute_text = repr(sorted(node_attributes.items()))
+        digests = [(name, self._digest(each)) for name, each in sorted(node_attributes.items())]
         key = (
             op,
-            attribute_text,
+            tuple(digests),
             tuple(r.key if isinstance(r, KnownConstant) else id(r) for r in inputs),
         )
         if key not in self._call_cache:
             function, count_before = self._functions[op], self.made
             names = function.get("input", ())
-            scope = dict.fromkeys(names, _OMITTED) | dict(zip(names, inputs, strict=False))
-            scope[b""] = _OMITTED
+            scope = ChainMap(dict.fromkeys((*names, b""), _OMITTED))
+            scope |= dict(zip(names, inputs, strict=False))
             self._walk_nodes(function, scope, node_attributes, depth + 1)
             outputs = [scope.get(name, _DYNAMIC) for name in function.get("output", ())]
             self._call_cache[key] = self.made - count_before, outputs
@@ -148,6 +152,13 @@ class _Walk:
         cost, outputs = self._call_cache[key]
         self.made += cost
         return list(outputs)
+
+    def _digest(self, attribute: Message) -> bytes:
+        """Return a digest of an attribute, which may be megabytes that every call hands on."""
+        key = id(attribute)  # the model keeps it alive
+        if key not in self._digests:
+            self._digests[key] = hashlib.sha256(repr(attribute).encode()).digest()
+        return self._digests[key]
 
 
 def _if_outputs(branch_outputs: list[list[Any]]) -> list[Any]:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.graph import Message, integers
+from edge.runtime.graph import integers
+from edge.runtime.graph_format import Message
 
 SMALL = 64  # maximum number of elements of a constant whose values are tracked
 RANK = 16  # maximum rank of any value

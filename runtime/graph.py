@@ -3,75 +3,30 @@
 ONNX Runtime and TensorRT execute whatever a graph says, and ONNX Runtime 1.23.2 reads weights from
 any path and any memory address. So anything that the exporter does not write is refused: other
 fields of the format, other ops, weights outside the bundle, recursive functions. Graphs are parsed
-with `edge.protobuf`, because the runtime does not depend on onnx. Field numbers are those of
-onnx.proto (github.com/onnx/onnx, onnx/onnx.proto).
+in `graph_format`, because the runtime does not depend on onnx.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from typing import Any, TypeAlias
 
 from edge.errors import BundleError
 from edge.ops import DEVICE_DOMAIN, DOMAIN
-from edge.protobuf import VARINT, fields, message, varints
+from edge.protobuf import fields, message, varints
+from edge.runtime.graph_format import Message, read_model
 
 MAX_GRAPH = 16 << 20  # bytes of a file; a model of 64 layers takes half a million
 MAX_NODES = 500_000  # with all function calls inlined; a model of 64 layers has 20,000
 MAX_DEPTH = 8  # nesting of graphs in nodes
 MAX_VALUES = 1 << 24  # elements of a constant that a node fills
+MAX_NAMES = 256  # inputs, or outputs, of a node or function; the exporter writes 28
 REMEDY = "export the model again, from a checkpoint that you trust"
 
-Message: TypeAlias = dict[str, Any]
-
-# kind → field number → its name. `*` marks a repeated field, `:Kind` a message, `#` an integer, `~`
-# numbers in any encoding; the others are bytes. Unlisted fields are refused: a library might give
-# them a meaning that is not checked here.
-_KINDS: Mapping[str, Mapping[int, str]] = {
-    "Model": {
-        1: "ir_version#", 2: "producer_name", 3: "producer_version", 4: "domain",
-        5: "model_version#", 6: "doc_string", 7: "graph:Graph", 8: "*opset_import:Opset",
-        14: "*metadata_props", 25: "*functions:Function",
-    },
-    "Opset": {1: "domain", 2: "version#"},
-    "Graph": {
-        1: "*node:Node", 2: "name", 5: "*initializer:Tensor", 10: "doc_string", 11: "*input",
-        12: "*output", 13: "*value_info", 16: "*metadata_props",
-    },
-    "Function": {
-        1: "name", 4: "*input", 5: "*output", 6: "*attribute_names", 7: "*node:Node",
-        8: "doc_string", 9: "*opset_import:Opset", 10: "domain", 12: "*value_info",
-        14: "*metadata_props",
-    },
-    "Node": {
-        1: "*input", 2: "*output", 3: "name", 4: "op_type", 5: "*attribute:Attribute",
-        6: "doc_string", 7: "domain", 9: "*metadata_props",
-    },
-    "Attribute": {
-        1: "name", 2: "f~", 3: "i#", 4: "s", 5: "t:Tensor", 6: "g:Graph", 7: "*floats~",
-        8: "*ints~", 9: "*strings", 13: "doc_string", 20: "type#", 21: "ref_attr_name",
-    },
-    "Tensor": {
-        1: "*dims~", 2: "data_type#", 4: "*float_data~", 5: "*int32_data~", 7: "*int64_data~",
-        8: "name", 9: "raw_data", 10: "*double_data~", 11: "*uint64_data~", 12: "doc_string",
-        13: "*external_data:Entry", 14: "data_location#",
-    },
-    "Entry": {1: "key", 2: "value"},
-}  # fmt: skip
-# the same, parsed: name, whether it repeats, `#`, `~` or neither, and the kind of message
-_FIELDS = {
-    kind: {
-        number: (
-            text.partition(":")[0].strip("*#~"), text[0] == "*", text[-1], text.partition(":")[2],
-        )
-        for number, text in numbered.items()
-    }
-    for kind, numbered in _KINDS.items()
-}  # fmt: skip
 _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 # TensorProto.DataType → field with its values one by one; int32_data if not listed
 _TYPED_OF = {1: "float_data", 7: "int64_data", 11: "double_data", 12: "uint64_data",
@@ -82,6 +37,8 @@ _VALUES = {"f": 1, "i": 2, "s": 3, "t": 4, "g": 5, "floats": 6, "ints": 7, "stri
 _BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64,
          16: 16, 21: 4, 22: 4}  # fmt: skip
 _EXTERNAL = 1
+_NESTING = ((b"", b"If"), (b"", b"Loop"), (b"", b"Scan"))
+_BODIES = (b"then_branch", b"else_branch", b"body")
 # op → index of the first input that determines the size of its output
 _SIZES = {b"ConstantOfShape": 0, b"Expand": 1, b"Range": 0}
 _NUMBER = re.compile(rb"[0-9]{1,18}")
@@ -122,7 +79,7 @@ def check(
     try:
         if len(model) > MAX_GRAPH:
             raise ValueError(f"it has {len(model)} bytes, at most {MAX_GRAPH} are allowed")
-        parsed = _read("Model", model)
+        parsed = read_model(model)
         _Checker(parsed, weights, plugins).all()
         return parsed
     except ValueError as problem:
@@ -154,55 +111,58 @@ class _Checker:
 
         Callees come first, on an explicit stack.
         """
-        stack: list[tuple[bytes, bytes]] = []
-        for key in self._functions:
-            stack.append(key)
+        for first in self._functions:
+            if first in self._sizes:
+                continue
+            stack, on_stack = [(first, self._calls(first))], {first}
             while stack:
-                key = stack[-1]
-                calls = (op_of(node) for node, _ in _nodes(self._functions[key]))
-                callee = next(
-                    (c for c in calls if c in self._functions and c not in self._sizes), None
-                )
+                key, calls = stack[-1]
+                callee = next((call for call in calls if call not in self._sizes), None)
                 if callee is None:
                     stack.pop()
-                    if key not in self._sizes:
-                        self._sizes[key] = self._graph_size(self._functions[key])
-                elif callee in stack:
+                    on_stack.remove(key)
+                    self._sizes[key] = self._graph_size(self._functions[key])
+                elif callee in on_stack:
                     raise ValueError(f"function {_quote(*callee)} calls itself")
                 else:
-                    stack.append(callee)
+                    stack.append((callee, self._calls(callee)))
+                    on_stack.add(callee)
 
-    def _graph_size(self, graph: Message) -> int:
+    def _calls(self, key: tuple[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the functions that a function calls."""
+        stack = [self._functions[key]]
+        while stack:
+            for node in stack.pop().get("node", ()):
+                if (op := op_of(node)) in self._functions:
+                    yield op
+                stack += [a["g"] for a in node.get("attribute", ()) if "g" in a]
+
+    def _graph_size(self, outermost: Message) -> int:
         """Check the nodes of a graph or function and return their number with calls inlined."""
-        size, counts = 0, _counts(graph)
-        inputs = graph.get("input", ())  # a function's inputs are plain names
-        _check_names(graph, [*map(name_of, inputs)] if graph is self._graph else inputs)
-        for node, depth in _nodes(graph):
-            domain, op = op_of(node)
-            if (domain, op) in self._functions:
-                size += self._sizes[domain, op]
-            elif op not in OPS.get(domain.decode("latin-1"), ()) and not (
-                self._plugins and domain == _OWN_DOMAINS[1]
-            ):
-                raise ValueError(f"op {_quote(domain, op)} is not one that the exporter writes")
-            if not node.get("output") or depth > MAX_DEPTH:
-                raise ValueError(
-                    f"node {_quote(domain, op)} has no output, or is nested too deeply"
-                )
-            if (domain, op) == (b"", b"Loop") and (node.get("input") or [b""])[0] not in counts:
-                raise ValueError("a Loop does not run once for each row of a tensor")
-            size += 1
-            _check_attributes(node)
-            for attribute in node.get("attribute", ()):
-                if "g" in attribute:
-                    _check_names(attribute["g"], [*map(name_of, attribute["g"].get("input", ()))])
-                if "t" in attribute:
-                    self._check_tensor(attribute["t"])
-                for tensor in attribute.get("g", {}).get("initializer", ()):
-                    self._check_tensor(tensor)
-        for tensor in graph.get("initializer", ()):
-            self._check_tensor(tensor)
-        self._check_fills(graph)
+        size, inputs = 0, outermost.get("input", ())  # a function's inputs are plain names
+        if outermost is self._graph:
+            inputs = [name_of(value) for value in inputs]
+        elif max(len(inputs), len(outermost.get("output", ()))) > MAX_NAMES:
+            raise ValueError(f"a function has more than {MAX_NAMES} inputs or outputs")
+        for graph, names, depth in _scopes(outermost, inputs):
+            for tensor in graph.get("initializer", ()):
+                self._check_tensor(tensor)
+            for node in graph.get("node", ()):
+                op = op_of(node)
+                if op in self._functions:
+                    size += self._sizes[op]
+                elif op[1] not in OPS.get(op[0].decode("latin-1"), ()) and not (
+                    self._plugins and op[0] == _OWN_DOMAINS[1]
+                ):
+                    raise ValueError(f"op {_quote(*op)} is not one that the exporter writes")
+                if not node.get("output") or depth > MAX_DEPTH:
+                    raise ValueError(f"node {_quote(*op)} has no output, or is nested too deeply")
+                size += 1
+                _check_attributes(node)
+                _check_inputs(node, names)
+                for attribute in node.get("attribute", ()):
+                    if "t" in attribute:
+                        self._check_tensor(attribute["t"])
         return min(size, MAX_NODES + 1)
 
     def _check_tensor(self, tensor: Message) -> None:
@@ -260,24 +220,73 @@ class _Checker:
                 f", which has {self._weights[location]}"
             )
 
-    def _check_fills(self, graph: Message) -> None:
-        """Refuse nodes that fill a tensor of a constant shape with more than MAX_VALUES values."""
-        constants = {tensor.get("name", b""): tensor for tensor in graph.get("initializer", ())}
-        for node, _ in _nodes(graph):
-            if op_of(node) == (b"", b"Constant"):
-                for attribute in node.get("attribute", ()):
-                    constants[node["output"][0]] = attribute.get(
-                        "t", {"int64_data": attribute.get("ints", ())}
-                    )
-        for node, _ in _nodes(graph):
-            first = _SIZES.get(op_of(node)[1])
-            for name in () if first is None else node.get("input", ())[first:]:
-                if name in constants:
-                    values = tensor_values(constants[name])
-                    if math.prod(values) > MAX_VALUES or max(values, default=0) > MAX_VALUES:
-                        raise ValueError(
-                            f"{_quote(*op_of(node))} fills more than {MAX_VALUES} values"
-                        )
+
+# what is known of a value by its name: a tensor, if it is a constant; _COUNT, if it counts the rows
+# or elements of a tensor; None otherwise
+Names: TypeAlias = ChainMap[bytes, Any]
+_COUNT = object()
+
+
+def _scopes(graph: Message, inputs: Iterable[bytes]) -> Iterator[tuple[Message, Names, int]]:
+    """Yield a graph or function and the graphs nested in it, with the names in scope and the depth.
+
+    Graphs beside each other may use one name for different values; each sees its own and those of
+    the graphs around it.
+    """
+    stack: list[tuple[Message, Iterable[bytes], Names, int]] = [(graph, inputs, ChainMap(), 1)]
+    while stack:
+        current, inputs, outer, depth = stack.pop()
+        _check_names(current, inputs := [*inputs])
+        names = outer.new_child(dict.fromkeys(inputs))
+        for tensor in current.get("initializer", ()):
+            names[tensor.get("name", b"")] = tensor
+        for node in current.get("node", ()):
+            known = _known(node, names)
+            names |= {name: known for name in node.get("output", ()) if name}
+        yield current, names, depth
+        for node in current.get("node", ()):
+            for attribute in node.get("attribute", ()):
+                if "g" in attribute:
+                    nested = attribute["g"]
+                    own = [name_of(value) for value in nested.get("input", ())]
+                    stack.append((nested, own, names, depth + 1))
+
+
+def _known(node: Message, names: Names) -> Any:
+    """Return what is known of a node's output, as `Names` has it.
+
+    Shape counts only if it gives all sizes: the number of rounds is one number, so it is then that
+    of a tensor of one dimension, which has as many elements. One of many could be [2^60, 0].
+    """
+    op, attributes = op_of(node), node.get("attribute", ())
+    if op == (b"", b"Size") or (op == (b"", b"Shape") and not attributes):
+        return _COUNT
+    if op == (b"", b"Squeeze"):
+        return _COUNT if names.get(_first_input(node)) is _COUNT else None
+    if op == (b"", b"Constant"):
+        for attribute in attributes:
+            numbers = attribute.get("ints", [attribute["i"]] if "i" in attribute else ())
+            return attribute.get("t", {"int64_data": numbers})
+    return None
+
+
+def _first_input(node: Message) -> bytes:
+    return (node.get("input") or [b""])[0]
+
+
+def _check_inputs(node: Message, names: Names) -> None:
+    """Refuse a Loop over anything but rows, and nodes that fill more than MAX_VALUES values."""
+    op, inputs = op_of(node), node.get("input", ())
+    if max(len(inputs), len(node["output"])) > MAX_NAMES:
+        raise ValueError(f"{_quote(*op)} has more than {MAX_NAMES} inputs or outputs")
+    if op == (b"", b"Loop") and names.get(_first_input(node)) is not _COUNT:
+        raise ValueError("a Loop does not run once for each row of a tensor")
+    first = _SIZES.get(op[1])
+    for name in () if first is None else inputs[first:]:
+        if isinstance(tensor := names.get(name), dict):
+            values = tensor_values(tensor)
+            if math.prod(values) > MAX_VALUES or max(values, default=0) > MAX_VALUES:
+                raise ValueError(f"{_quote(*op)} fills more than {MAX_VALUES} values")
 
 
 def _check_attributes(node: Message) -> None:
@@ -295,6 +304,10 @@ def _check_attributes(node: Message) -> None:
             or (value_kinds and "ref_attr_name" in attribute)
         ):
             raise ValueError(f"{_quote(*op_of(node))} has an attribute of two values or types")
+        # a graph handed to a function, or on by it, would find other values by the names it uses
+        nests = op_of(node) in _NESTING and attribute.get("name") in _BODIES
+        if ("g" in attribute) != nests:
+            raise ValueError(f"{_quote(*op_of(node))} has a graph where none belongs, or none")
     constant = op_of(node) == (b"", b"Constant")
     if len(names) < len(attributes) or (constant and len(attributes) != 1):
         raise ValueError(f"{_quote(*op_of(node))} has an attribute twice")
@@ -308,28 +321,6 @@ def _check_names(graph: Message, inputs: Iterable[bytes]) -> None:
     if len(set(names)) < len(names):
         duplicate, _ = Counter(names).most_common(1)[0]
         raise ValueError(f"two values are called {_quote(duplicate)}")
-
-
-def _nodes(graph: Message) -> Iterator[tuple[Message, int]]:
-    """Yield the nodes of a graph or function and of nested graphs, with their depth."""
-    stack = [(graph, 1)]
-    while stack:
-        current, depth = stack.pop()
-        for node in current.get("node", ()):
-            yield node, depth
-            stack += [(a["g"], depth + 1) for a in node.get("attribute", ()) if "g" in a]
-
-
-def _counts(graph: Message) -> set[bytes]:
-    """Return values that count rows of a tensor: results of Shape or Size, possibly squeezed."""
-    counts: set[bytes] = set()
-    for node, _ in _nodes(graph):
-        op, first_input = op_of(node), (node.get("input") or [b""])[0]
-        if op in ((b"", b"Shape"), (b"", b"Size")) or (
-            op == (b"", b"Squeeze") and first_input in counts
-        ):
-            counts.update(node.get("output", ()))
-    return counts
 
 
 def op_of(node: Message) -> tuple[bytes, bytes]:
@@ -365,27 +356,3 @@ def tensor_values(tensor: Message) -> list[int]:
             for i in range(0, len(raw), size)
         ]
     return integers(tensor.get("int64_data", ()))[:128]
-
-
-def _read(kind: str, data: bytes, depth: int = 0) -> Message:
-    """Parse a message into a dict. Raises ValueError for a field that `_KINDS` does not allow."""
-    if depth > 3 * MAX_DEPTH:
-        raise ValueError("it is nested too deeply")
-    known, parsed = _FIELDS[kind], Message()
-    for number, wire, value in fields(data):
-        if number not in known:
-            raise ValueError(f"a {kind} has the field {number}")
-        name, repeats, form, child_kind = known[number]
-        if form == "#":
-            if wire != VARINT:
-                raise ValueError(f"{name} of a {kind} is not an integer")
-        elif form != "~" and not isinstance(value, bytes):
-            raise ValueError(f"{name} of a {kind} is a number")
-        item = _read(child_kind, message(value), depth + 1) if child_kind else value
-        if repeats:
-            parsed.setdefault(name, []).append(item)
-        elif name in parsed:
-            raise ValueError(f"a {kind} has {name} twice")
-        else:
-            parsed[name] = item
-    return parsed

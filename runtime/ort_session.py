@@ -18,7 +18,8 @@ from edge.launch import DType, Log
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import ort_providers
 from edge.runtime.folding import is_bounded
-from edge.runtime.graph import Message, check, integers
+from edge.runtime.graph import check, integers
+from edge.runtime.graph_format import Message
 from edge.runtime.layout import StateLayout, batch_axis
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from edge.runtime import folding, graph
+from edge.runtime.graph_format import read_model
 from edge.runtime.model import load, resolve
 from tests.malformed import resigned
 from tests.quantized_models import built, plan_of
@@ -311,8 +313,8 @@ def test_what_is_told_of_constants_is_so() -> None:
                 nodes.append(node)
         for count in range(1, len(nodes) + 1):
             graph_of = helper.make_graph(nodes[:count], "g", [], [], stored)
-            model = graph._read("Model", helper.make_model(graph_of).SerializeToString())
-            scope: dict[bytes, Any] = {b"": folding._OMITTED}
+            model = read_model(helper.make_model(graph_of).SerializeToString())
+            scope: folding.Scope = ChainMap({b"": folding._OMITTED})
             walk = folding._Walk(model)
             for tensor in model["graph"]["initializer"]:
                 scope[tensor["name"]] = folding._tensor_constant(tensor)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -17,8 +19,8 @@ from edge.errors import BundleError
 from edge.plugins.device.library import device_function
 from edge.plugins.device.statements import DEVICE_OPS
 from edge.plugins.onnx.library import FLAVOURS, function, names
-from edge.protobuf import put
-from edge.runtime import graph
+from edge.protobuf import BYTES, VARINT, put
+from edge.runtime import folding, graph, graph_format
 from edge.runtime.model import resolve
 
 BUNDLES = ("demo", "demo-draft", "demo-bytes", "demo-fp16")
@@ -290,6 +292,192 @@ def test_loops_have_as_many_rounds_as_a_tensor_has_rows(model: bytes) -> None:
         changed = ModelProto.FromString(model)
         changed.graph.node.append(helper.make_node("Loop", inputs, ["out"], body=body))
         refused(changed, "once for each row")
+
+
+def _graph(name: str, nodes: list[NodeProto], *inputs: str) -> onnx.GraphProto:
+    values = [helper.make_tensor_value_info(i, TensorProto.INT64, None) for i in inputs]
+    return helper.make_graph(nodes, name, values, [])
+
+
+def _loop(count: str) -> NodeProto:
+    return helper.make_node("Loop", [count, "", "tokens"], ["looped"], body=_graph("body", []))
+
+
+SIZE = helper.make_node("Size", ["tokens"], ["n"])
+ENDLESS = helper.make_node("Constant", [], ["n"], value_int=1 << 62)
+
+
+def _if(then: list[NodeProto], other: list[NodeProto]) -> list[NodeProto]:
+    branches = {"then_branch": _graph("then", then), "else_branch": _graph("else", other)}
+    return [helper.make_node("If", ["tokens"], ["chosen"], **branches)]
+
+
+def _scan(body: list[NodeProto], *inputs: str) -> NodeProto:
+    return helper.make_node(
+        "Scan", ["tokens"], ["scanned"], body=_graph("s", body, *inputs), num_scan_inputs=1
+    )
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        _if([SIZE], [ENDLESS, _loop("n")]),
+        _if([ENDLESS, _loop("n")], [SIZE]),
+        [SIZE, *_if([ENDLESS, _loop("n")], [])],
+        [ENDLESS, *_if([SIZE], [_loop("n")])],
+        [SIZE, _scan([_loop("n")], "n")],
+        [*_if([SIZE], []), _loop("n")],
+        [ENDLESS, _scan([SIZE]), helper.make_node("Squeeze", ["n"], ["m"]), _loop("m")],
+        [helper.make_node("Size", ["tokens"], [""]), _loop("")],
+        [helper.make_node("Shape", ["tokens"], ["n"], start=0, end=1), _loop("n")],
+    ],
+    ids=["else", "then", "redefined", "around", "input", "inside", "squeezed", "unnamed", "empty"],
+)
+def test_a_count_is_known_by_its_name_where_it_is_seen(
+    nodes: list[NodeProto], model: bytes
+) -> None:
+    """Graphs beside each other may use one name twice, so it says nothing about the other."""
+    for place in (lambda m: m.graph.node, lambda m: m.functions[0].node):
+        changed = ModelProto.FromString(model)
+        place(changed).extend(nodes)
+        refused(changed, "once for each row")
+    for good in ([SIZE, *_if([_loop("n")], [_loop("n")])], _if([ENDLESS], [SIZE, _loop("n")])):
+        changed = ModelProto.FromString(model)
+        changed.graph.node.extend(good)
+        graph.check(changed.SerializeToString(), WEIGHTS, "graph")
+
+
+def test_a_graph_is_not_handed_to_a_function(model: bytes) -> None:
+    """There, a name inside it would be one of the function's own values."""
+    body = _graph("body", [_loop("n")])
+    own = helper.make_node("Loop", ["n"], ["out"])
+    own.attribute.add(name="body", ref_attr_name="body", type=onnx.AttributeProto.GRAPH)
+    for nodes in (
+        [SIZE, helper.make_node(ModelProto.FromString(model).functions[1].name, [], ["handed"],
+                                domain="edge", body=body)],
+        [SIZE, own],
+        [SIZE, helper.make_node("Identity", ["n"], ["m"], body=body)],
+        [SIZE, helper.make_node("Loop", ["n"], ["out"], body=1)],
+        [SIZE, helper.make_node("Loop", ["n"], ["out"], more=body)],
+    ):  # fmt: skip
+        changed = ModelProto.FromString(model)
+        changed.functions[0].node.extend(nodes)
+        refused(changed, "graph where none belongs")
+
+
+def test_constants_of_nested_graphs_are_seen(model: bytes) -> None:
+    huge = onnx.numpy_helper.from_array(np.array([1 << 40], np.int64), "huge")
+    said = helper.make_node("Constant", [], ["huge"], value=huge)
+    fill = helper.make_node("ConstantOfShape", ["huge"], ["filled"])
+    nested = helper.make_graph([fill], "nested", [], [], [huge])
+    count = helper.make_node("Constant", [], ["huge"], value_int=1 << 40)
+    counted = helper.make_node("Range", ["tokens", "huge", "tokens"], ["filled"])
+    for nodes in (
+        [helper.make_node("Scan", ["tokens"], ["s"], body=nested, num_scan_inputs=1)],
+        _if([said, *_if([fill], [])], []),
+        [count, counted],
+        _if([count], [count, counted]),
+    ):
+        changed = ModelProto.FromString(model)
+        changed.graph.node.extend(nodes)
+        refused(changed, "fills more")
+    small = helper.make_node("Constant", [], ["huge"], value_ints=[2])
+    changed = ModelProto.FromString(model)
+    changed.graph.node.extend(_if([said], [small, fill]))
+    graph.check(changed.SerializeToString(), WEIGHTS, "graph")
+
+
+# -- what checking takes --------------------------------------------------------------------------
+
+
+def wire(*parts: tuple[int, int | str | bytes]) -> bytes:
+    """Encode a message quickly: 16,000 functions take the library seconds."""
+    return b"".join(
+        put(number, VARINT if isinstance(value, int) else BYTES,
+            value.encode() if isinstance(value, str) else value)
+        for number, value in parts
+    )  # fmt: skip
+
+
+def wired_node(op: str, inputs: list[str], outputs: list[str], *more: tuple[int, bytes]) -> bytes:
+    names = [*((1, name) for name in inputs), *((2, name) for name in outputs)]
+    return wire(*names, (4, op), *more)
+
+
+def wired_function(name: str, *nodes: bytes) -> bytes:
+    body = ((7, node) for node in nodes)
+    return wire((1, name), (4, "x"), (5, "y"), (6, "q"), *body, (10, "edge"))
+
+
+def wired_model(nodes: list[bytes], functions: list[bytes]) -> bytes:
+    body = wire(*((1, node) for node in nodes), (11, wire((1, "x"))))
+    parts = ((25, function) for function in functions)
+    return wire((1, 10), (7, body), (8, wire((2, 20))), *parts)
+
+
+EDGE = (7, b"edge")
+
+
+def taken(model: bytes) -> float:
+    """Return the CPU seconds of all checks of a graph before it is loaded."""
+    began = time.process_time()
+    with contextlib.suppress(BundleError):
+        folding.is_bounded(graph.check(model, WEIGHTS, "graph"))
+    return time.process_time() - began
+
+
+def test_checking_takes_time_in_proportion_to_a_graph() -> None:
+    """Each took minutes, and takes less than a second."""
+    count, neg = 16_000, wired_node("Neg", ["x"], ["y"])
+    leaves = [wired_function(f"g{i}", neg) for i in range(count)]
+    calls = [wired_node(f"g{i}", ["x"], [f"y{i}"], EDGE) for i in range(count)]
+    fan = wired_model([neg], [wired_function("F", *calls), *leaves])
+    chain = [wired_function(f"g{i}", wired_node(f"g{i + 1}", ["x"], ["y"], EDGE))
+             for i in range(count)]  # fmt: skip
+    deep = wired_model([neg], [*chain, wired_function(f"g{count}", neg)])
+    names = [wired_node("Neg", ["x"], [f"o{i}"]) for i in range(40_000)]
+    branches = ((5, wire((1, f"{name}_branch"), (6, b""), (20, 5))) for name in ("then", "else"))
+    chosen = tuple(branches)
+    ifs = [wired_node("If", ["x"], [f"z{i}"], *chosen) for i in range(8_000)]
+    assert taken(fan) < 10 and taken(deep) < 10 and taken(wired_model([*names, *ifs], [])) < 10
+
+
+def test_what_a_call_hands_on_is_not_kept_for_each_call() -> None:
+    handed_on = (5, wire((1, "q"), (21, "q"), (20, 3)))
+    calls = [wired_node(f"g{i}", ["x"], [f"y{i}"], handed_on, EDGE) for i in range(200)]
+    leaves = [wired_function(f"g{i}", wired_node("Neg", ["x"], ["y"])) for i in range(200)]
+    said = (5, wire((1, "q"), (4, b"\0" * (1 << 20)), (20, 3)))
+    call = wired_node("F", ["x"], ["y"], said, EDGE)
+    parsed = graph.check(
+        wired_model([call], [*leaves, wired_function("F", *calls)]), WEIGHTS, "graph"
+    )
+    tracemalloc.start()
+    try:
+        assert folding.is_bounded(parsed)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_parsed_is_counted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = bytes([0x0A, 4, 0x2A, 2, 0x2A, 0])  # a node with an attribute that has a tensor
+    refused(wire((7, tiny * 600_000), (8, wire((2, 20)))), "more than 500000 messages")
+    many = wire(*((1, "") for _ in range(5000)))
+    monkeypatch.setattr(graph_format, "MAX_FIELDS", 4000)
+    refused(wire((7, wire((1, many))), (8, wire((2, 20)))), "or 4000 fields")
+
+
+def test_nodes_and_functions_have_few_names(model: bytes) -> None:
+    many = [f"name{i}" for i in range(300)]
+    for nodes in ([helper.make_node("Split", ["tokens"], many)],
+                  [helper.make_node("Sum", ["tokens"] * 300, ["sum"])]):  # fmt: skip
+        changed = ModelProto.FromString(model)
+        changed.graph.node.extend(nodes)
+        refused(changed, "more than 256 inputs or outputs")
+    for side in ("input", "output"):
+        changed = ModelProto.FromString(model)
+        getattr(changed.functions[0], side).extend(many)
+        refused(changed, "more than 256 inputs or outputs")
 
 
 def test_a_tensor_that_a_node_fills_is_bounded(model: bytes) -> None:
