@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import shutil
+import signal
+import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from edge.errors import CheckpointError, EdgeError
 from edge.export import text_files
 from edge.export.checkpoint import open_checkpoint
 from edge.export.checkpoint.checkpoint import TOKENIZER_FILES
+from edge.export.checkpoint.gguf import GgufFile
 from tests.checkpoints import refusal
 from tests.text_samples import byte_level
 from tests.transformers_checkpoints import save_mamba
@@ -70,6 +75,54 @@ def test_files_are_regular_bounded_and_the_checkpoints_own(
     (path / name).unlink(missing_ok=True)
     spoil(path / name)
     assert refusal(path).file == str(path / name)
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """Fail a test that waits for a pipe's writer."""
+
+    def over(*_: object) -> None:
+        pytest.fail("it waits without an end")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("spoil", [pipe, device, dangling])
+@pytest.mark.parametrize(
+    "name",
+    ["x.gguf", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "x.pt",
+     "consolidated.safetensors"],
+)  # fmt: skip
+@pytest.mark.usefixtures("alarm")
+def test_weight_files_are_regular(spoil: Callable[[Path], None], name: str, path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    if name == "x.gguf":
+        (path / "config.json").unlink()
+    spoil(path / name)
+    assert str(path) in str(refusal(path).file)
+    if name == "x.gguf":  # named, or put in a file's place after it was found
+        assert refusal(path / name).file == str(path / name)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            GgufFile(path / name)
+
+
+def test_weights_that_may_not_be_mapped(path: Path) -> None:
+    """A sparse file takes no disk, but as much address space as it has bytes."""
+    header = json.dumps({"x": {"dtype": "U8", "shape": [SPARSE], "data_offsets": [0, SPARSE]}})
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header.encode())
+        file.truncate(8 + len(header) + SPARSE)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), before[1]))
+    try:
+        assert "may not map" in refusal(path).message
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_a_card_that_is_not_the_checkpoints_own_is_left_out(path: Path) -> None:

@@ -53,6 +53,11 @@ class SafetensorsFile(WeightFile):
         try:
             self._file = safe_open(str(path), framework="pt")
             self.entries = {name: self._entry(name) for name in self._file.keys()}  # noqa: SIM118
+        except MemoryError:
+            raise CheckpointError(
+                f"has {path.stat().st_size} bytes, which this process may not map",
+                file=path, remedy="raise its limit of address space (ulimit -v)",
+            ) from None  # fmt: skip
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"damaged or cut short: {error}", file=path, remedy=DOWNLOAD

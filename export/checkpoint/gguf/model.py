@@ -267,13 +267,18 @@ def find_gguf(path: Path) -> Path | None:
         return path if path.suffix == SUFFIX else None
     if (path / "config.json").exists():
         return None
-    found = sorted(path.glob(f"*{SUFFIX}"))
+    found = _files_in(path)
     if len(found) > 1:
         names = ", ".join(file.name for file in found[:6])
         raise CheckpointError(
             f"holds several GGUF files: {names}", file=path, remedy="name one of them"
         )
     return found[0] if found else None
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return a folder's GGUF files: a pipe of such a name would block."""
+    return sorted(file for file in folder.glob(f"*{SUFFIX}") if file.is_file())
 
 
 class GgufCheckpoint(Checkpoint):
@@ -297,7 +302,7 @@ class GgufCheckpoint(Checkpoint):
     def card(self) -> Path | None:
         readme = self.path.parent / MODEL_CARD
         # a README counts only if there is one GGUF file, and only with a card's front matter
-        only_file = len(list(self.path.parent.glob(f"*{SUFFIX}"))) == 1
+        only_file = len(_files_in(self.path.parent)) == 1
         return readme if only_file and readme.is_file() and _is_card(readme) else None
 
     @property

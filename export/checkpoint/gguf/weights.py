@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +67,10 @@ class GgufFile(WeightFile):
         self._gguf = package()
         kinds = self._gguf.GGML_QUANT_SIZES
         try:
-            with path.open("rb") as file:
+            # O_NONBLOCK: a pipe put in its place must not block
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise ValueError("it is not a regular file")
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as problem:  # ValueError: it is empty
             raise CheckpointError(
