@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import pickle
 import shutil
+import tarfile
+import warnings
+import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +22,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint import open_checkpoint
+from edge.export.checkpoint import open_checkpoint, torch_pickle
+from edge.export.checkpoint.weights import TorchFile
 from tests.checkpoints import edit_config, refusal, write_json
 from tests.state_spaces_checkpoints import save_state_spaces
 from tests.transformers_checkpoints import save_mamba
@@ -116,6 +123,94 @@ def test_a_pickle_with_code_is_refused_and_not_run(form: str, path: Path) -> Non
     with contextlib.suppress(RuntimeError):
         torch.load(file, weights_only=False)
     assert mark.exists()
+
+
+class Call:
+    """Makes a loader call a function."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+# a few bytes each, which torch's weights-only loader makes into gigabytes, or into other objects
+GROWING = {
+    "bytearray": Call(bytearray, 1 << 33),
+    "tensor": Call(torch.Tensor, 1 << 31),
+    "storage": Call(torch.UntypedStorage, 1 << 33),
+    "hex": Call(codecs.encode, Call(codecs.encode, "00", "hex"), "hex"),
+    "size": Call(torch.Size, [1 << 40] * 4),
+    "counter": Call(Counter, "aaaa"),
+    "set": {1, 2},
+    "number": np.float32(1),
+    "sparse": torch.eye(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("modern", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("kind", GROWING)
+def test_what_named_tensors_do_not_need_is_not_given_to_torch(
+    kind: str, modern: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors: dict[str, Any] = dict(load_file(path / "model.safetensors"))
+    file = as_torch_file(path)
+    torch.save(tensors | {"extra": GROWING[kind]}, file, _use_new_zipfile_serialization=modern)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch reads it"))
+    assert "nothing was run" in refusal(path).message
+
+
+@pytest.mark.parametrize("modern", [True, False], ids=["zip", "legacy"])
+def test_what_a_file_holds_is_counted(
+    modern: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte of a pickle can make an empty dictionary."""
+    tensors: dict[str, Any] = dict(load_file(path / "model.safetensors"))
+    file = as_torch_file(path)
+    torch.save(tensors | {"extra": [{} for _ in range(3000)]}, file,
+               _use_new_zipfile_serialization=modern)  # fmt: skip
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch reads it"))
+    for limit, most in (("MAX_OPERATIONS", 3000), ("MAX_CALLS", 20), ("MAX_PICKLE", 3000)):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch_pickle, limit, most)
+            assert "lists its tensors in more than" in refusal(path).message
+
+
+def test_an_archive_has_each_name_once_and_no_hidden_pickle(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    file = as_torch_file(path)
+    torch.save(tensors, file)
+    good = file.read_bytes()
+    evil = pickle.dumps(Call(bytearray, 1 << 33), 2)
+    names = {"data.pkl": "a name twice", "DATA.PKL": "a name twice", "more.PKL": "nothing was run"}
+    for name, says in names.items():
+        file.write_bytes(good)
+        with zipfile.ZipFile(file, "a") as archive, warnings.catch_warnings(action="ignore"):
+            archive.writestr(f"{file.stem}/{name}", evil)
+        assert says in refusal(path).message, name
+    file.unlink()
+    with tarfile.open(file, "w", format=tarfile.USTAR_FORMAT) as packed:
+        packed.addfile(tarfile.TarInfo("pickle"))
+    assert "tar archive" in refusal(path).message
+
+
+@pytest.mark.parametrize("modern", [True, False], ids=["zip", "legacy"])
+def test_what_torch_writes_for_tensors_is_read(modern: bool, path: Path) -> None:
+    """Parameters, shared and strided tensors, every dtype, and a module's own state_dict."""
+    shared, file = torch.randn(4, 6), path / "tensors.bin"
+    stored: dict[str, Any] = {
+        str(dtype): torch.ones(3, dtype=dtype)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8,
+                      torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
+    }  # fmt: skip
+    stored |= {"a": shared, "b": shared, "turned": shared.t(), "part": shared[1:3]}
+    stored["parameter"] = torch.nn.Parameter(shared)
+    for content in (stored, torch.nn.Linear(2, 3).state_dict()):
+        torch.save(content, file, _use_new_zipfile_serialization=modern)
+        read = TorchFile(file)
+        assert read.entries.keys() == content.keys()
+        assert all(torch.equal(read.read(name), content[name]) for name in content)
 
 
 @pytest.mark.parametrize(

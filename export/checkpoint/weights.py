@@ -17,10 +17,9 @@ from torch import Tensor
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint.fields import Fields, read_json
+from edge.export.checkpoint.torch_pickle import DOWNLOAD, check_torch_file
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-DOWNLOAD = "download the file again"
-MAX_PICKLE = 64 << 20  # bytes of the pickle that lists a file's tensors
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -82,7 +81,7 @@ class TorchFile(WeightFile):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _check_archive(path)
+        check_torch_file(path)
         self._tensors = self._load(path)
         self.entries = {}
         for name, tensor in self._tensors.items():
@@ -132,27 +131,6 @@ class TorchFile(WeightFile):
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._tensors[name].detach()
         return tensor
-
-
-def _check_archive(path: Path) -> None:
-    """Raise CheckpointError for an archive that expands when unpacked; torch's do not."""
-    try:
-        if not zipfile.is_zipfile(path):  # which raises, too
-            return
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except Exception as error:  # damage makes zipfile raise almost any exception
-        raise CheckpointError(f"damaged: {error}", file=path, remedy=DOWNLOAD) from error
-    compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
-    pickles = sum(member.file_size for member in members if member.filename.endswith(".pkl"))
-    if compressed or sum(member.file_size for member in members) > path.stat().st_size:
-        raise CheckpointError(
-            "holds compressed data, which torch does not write", file=path, remedy=DOWNLOAD
-        )
-    if pickles > MAX_PICKLE:
-        raise CheckpointError(
-            f"lists its tensors in more than {MAX_PICKLE} bytes", file=path, remedy=DOWNLOAD
-        )
 
 
 class CheckpointWeights:
