@@ -83,7 +83,8 @@ void* thread_bytes(int slot, int64_t count) { return local_rooms()[slot].of(coun
 // A piece a thread: nobody leaves the meeting, and so claims another piece, before all have come.
 void Pool::level() {
   Meeting meeting(threads());
-  post(threads(), 1, [](void* at, int64_t, int64_t) { static_cast<Meeting*>(at)->attend(); }, &meeting);
+  auto attend = [](void* at, int64_t, int64_t) { static_cast<Meeting*>(at)->attend(); };
+  post(threads(), 1, attend, &meeting);
 }
 
 namespace {
