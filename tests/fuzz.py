@@ -2,13 +2,14 @@
 
 Each parser reads, in its own process, mutations of good inputs and of earlier inputs that were
 refused for a new reason; the latter are kept in CORPUS/PARSER. It must end in a typed error or a
-sound value, within seconds and within memory. Anything else, including a crash or a hang, is
-printed with its seed, and the input is kept as CORPUS/PARSER/found-….
+sound value, within ten seconds of CPU time and a gigabyte of memory. Anything else, including a
+crash or a hang, is printed with its seed, and the input is kept as CORPUS/PARSER/found-….
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import os
 import random
@@ -21,15 +22,15 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edge.errors import EdgeError
-from tests.mutations import mutated
+from tests.mutations import enlarged, mutated
 
 Parse = Callable[[bytes], object]
-HANG_S = 60  # of CPU time, for one input
-MEMORY = 4 << 30
+HANG_S = 10  # of CPU time, for one input
+MEMORY = 1 << 30  # beyond what the process has when it has read the good inputs
 KEPT = 500  # inputs in the corpus of a parser
 
 
@@ -78,6 +79,101 @@ def _sentencepiece(folder: Path) -> tuple[list[bytes], Parse]:
     return [spm_model("bpe"), spm_model("unigram")], parse
 
 
+def _files(name: str, folder: Path) -> tuple[list[bytes], Parse]:
+    """Return the tokenizer files of a checkpoint that `edge export` reads."""
+    from edge.export.checkpoint import open_checkpoint
+    from edge.export.text_files import tokenizer_info
+    from edge.text.load import make_tokenizer
+    from tests import tokenizer_folders
+    from tests.checkpoints import write_json
+    from tests.test_gguf_text import TEKKEN, original
+    from tests.text_samples import spm_model
+
+    path = tokenizer_folders.bare_checkpoint(folder / "checkpoint")
+    if name == "vocab":
+        tokenizer_folders.add_vocab_merges(
+            path, original("gpt-2"), tokenizer_class="GPT2Tokenizer", eos_token="<|end|>"
+        )
+        vocabulary, merges = (path / "vocab.json", path / "merges.txt")
+        good = vocabulary.read_bytes() + merges.read_bytes()
+    elif name == "tekken":
+        special = ["<unk>", "<s>", "</s>"]
+        write_json(
+            path / "tekken.json",
+            tokenizer_folders.tekken_of(original("tekken"), TEKKEN, special, 12),
+        )
+        good = (path / "tekken.json").read_bytes()
+    else:
+        good = spm_model(vocab_size=500)
+
+    def parse(raw: bytes) -> None:
+        if name == "vocab":
+            cut = raw.rfind(b"#version")
+            vocabulary.write_bytes(raw[: max(cut, 0)])
+            merges.write_bytes(raw[max(cut, 0) :])
+        else:
+            (path / ("tekken.json" if name == "tekken" else "tokenizer.model.v3")).write_bytes(raw)
+        checkpoint = open_checkpoint(path)
+        info, files = tokenizer_info(checkpoint, checkpoint.config)
+        made = make_tokenizer(info, files[0][0].read_bytes(), "tokenizer")
+        made.decode(made.encode("the state of a robot é🤖  <|end|>", special=True))
+
+    return [good], parse
+
+
+def _gguf_text(folder: Path) -> tuple[list[bytes], Parse]:
+    from edge.export.checkpoint import open_checkpoint
+    from edge.export.text_files import tokenizer_info
+    from edge.text.load import make_tokenizer
+    from tests.gguf_files import write_gguf
+    from tests.transformers_checkpoints import save_llama
+
+    file = folder / "model.gguf"
+    whole = write_gguf(save_llama(folder / "llama"), file).read_bytes()
+
+    def parse(raw: bytes) -> None:
+        file.write_bytes(raw)
+        checkpoint = open_checkpoint(file)
+        info, files = tokenizer_info(checkpoint, checkpoint.config)
+        made = make_tokenizer(info, files[0][0].read_bytes(), "tokenizer")
+        made.decode(made.encode("the state of a robot é🤖  <|end|>", special=True))
+
+    return [whole], parse
+
+
+def _constraint(folder: Path) -> tuple[list[bytes], Parse]:
+    """Return JSON schemas, regular expressions and Lark grammars."""
+    import numpy as np
+
+    from edge.runtime.constrain.mask import GrammarVocabulary
+    from edge.runtime.constrain.statement import KINDS, constraint_of
+    from tests.session_models import model
+
+    tokenizer = model("bytes").tokenizer
+    vocabulary = GrammarVocabulary(tokenizer)
+    good = [
+        b'json_schema:{"type": "object", "properties": {"to": {"enum": [1, "b"]}, "n": {"type": '
+        b'"integer", "minimum": 3, "maximum": 900, "multipleOf": 3}, "s": {"type": "string", '
+        b'"pattern": "^[a-c]{2,5}$"}, "l": {"type": "array", "items": {"anyOf": [{"$ref": "#"}, '
+        b'{"type": "number"}]}, "minItems": 1, "maxItems": 4}}, "required": ["to"]}',
+        rb"regex:([a-c]{1,3}(x|y)*|[^\d\s]+?)\.(?:[0-9]{2}){1,4}",
+        b'grammar:start: item ("," item)*\nitem: WORD | "(" start ")" | NUMBER{1,3}\n'
+        b"WORD: /[a-z]+/\nNUMBER: /[0-9]+/\n%ignore / +/\n",
+    ]
+
+    def parse(raw: bytes) -> None:
+        kind, _, source = raw.decode(errors="replace").partition(":")
+        constraint = constraint_of({kind if kind in KINDS else "regex": source})
+        assert constraint is not None
+        mask = vocabulary.mask(constraint, False)
+        for _ in range(20):
+            if mask.complete:
+                break
+            mask.say(int(mask.allowed(np.zeros(tokenizer.vocab_size, np.float32)).argmax()))
+
+    return good, parse
+
+
 def _template(folder: Path) -> tuple[list[bytes], Parse]:
     from edge.text import ChatTemplate, Message
     from tests.session_models import BYTES_CHAT, CHAT, model
@@ -87,7 +183,7 @@ def _template(folder: Path) -> tuple[list[bytes], Parse]:
     more = (
         "{% set ns = namespace(n=0) %}{% for m in messages if m.role != 'tool' %}"
         "{% set ns.n = ns.n + loop.index0 %}{{ (m.content | trim | upper).split(' ')[0:2] | join }}"
-        "{% if loop.last and not (ns.n > 3) %}{{ '%s' | format(ns.n) }}{% endif %}{% endfor %}"
+        "{% if loop.last and not (ns.n > 3) %}{{ ns.n | string }}{% endif %}{% endfor %}"
         "{% macro f(a, b=[1, {'x': 2}]) %}{{ a ~ b[-1]['x'] }}{% endmacro %}{{ f(bos_token) }}"
     )
     good = [text.encode() for text in (CHAT, BYTES_CHAT, more)]
@@ -178,8 +274,10 @@ def _http() -> Iterator[tuple[list[bytes], Parse]]:
                     connection.sendall(raw)
                     connection.shutdown(socket.SHUT_WR)
                     answer = connection.recv(1 << 16)
-                except (ConnectionResetError, BrokenPipeError):
-                    return
+                except OSError as problem:  # the server need not read a refused request to its end
+                    if problem.errno in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
+                        return
+                    raise
             status = answer.split(b" ", 2)[1:2]
             told = not answer or status[0][:1] in b"24" or status[0] in (b"501", b"505")
             assert told, answer[:300]
@@ -190,7 +288,8 @@ def _http() -> Iterator[tuple[list[bytes], Parse]]:
 
 
 PARSERS = ("manifest", "plan", "json", "wire", "state", "graph", "tokenizer", "sentencepiece",
-           "template", "config", "safetensors", "gguf", "http")  # fmt: skip
+           "vocab", "tekken", "v3", "gguf_text", "constraint", "template", "config", "safetensors",
+           "gguf", "http")  # fmt: skip
 
 
 @contextmanager
@@ -204,16 +303,23 @@ def opened(name: str) -> Iterator[tuple[list[bytes], Parse]]:
         folder = Path(place)
         if name in ("manifest", "plan", "json", "wire", "state"):
             yield _mutations(name, folder)
+        elif name in ("vocab", "tekken", "v3"):
+            yield _files(name, folder)
         else:
             yield globals()[f"_{name}"](folder)
 
 
 def work(name: str, corpus: Path, seed: int, seconds: float) -> None:
     """Parse for a given time; print a line for each seed and each find."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     current = corpus / "current"
     with opened(name) as (good, parse):
         inputs = deque([*good, *(file.read_bytes() for file in corpus.glob("seen-*"))], KEPT)
+        for raw in good:  # which imports what is needed
+            with suppress(EdgeError):  # a config.json of other weights
+                parse(raw)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
         met: set[str] = set()
         print(f"ready {seed}", flush=True)
         until = time.monotonic() + seconds
@@ -221,6 +327,8 @@ def work(name: str, corpus: Path, seed: int, seconds: float) -> None:
             seed += 1
             rng = random.Random(seed)
             raw = mutated(inputs[rng.randrange(len(inputs))], rng)
+            if rng.random() < 0.3:
+                raw = enlarged(raw, rng)
             if rng.random() < 0.1:  # mutate twice
                 other = inputs[rng.randrange(len(inputs))]
                 raw = raw[: rng.randrange(len(raw) + 1)] + other[-rng.randrange(1, 99) :]
