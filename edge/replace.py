@@ -92,10 +92,15 @@ def _create(folder: Path, prefix: str, mode: int) -> tuple[Path, int]:
 def _keep_previous(file: Path) -> None:
     """Link the old file as NAME~ atomically, so that a previous version exists at all times.
 
-    Without hard links none is kept, and the save continues.
+    Without hard links none is kept, nor in the place of a pipe, a device or a folder of that name;
+    the save continues.
     """
     previous = file.with_name(f"{file.name}~")
     with suppress(OSError):
+        with suppress(FileNotFoundError):
+            mode = os.lstat(previous).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                return
         while not _link_as(file, previous):
             pass
 

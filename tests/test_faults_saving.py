@@ -4,11 +4,13 @@ one, complete; the next save removes what is left beside it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -401,6 +403,37 @@ def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
             save(place, 1)
         assert os.lstat(place).st_mode == mode
     assert names(tmp_path) == {"pipe", "folder", "link"} and not names(folder)
+
+
+def socket_at(place: Path) -> None:
+    with contextlib.chdir(place.parent), socket.socket(socket.AF_UNIX) as made:
+        made.bind(place.name)
+
+
+PLACES = {"pipe": os.mkfifo, "folder": os.mkdir, "socket": socket_at}
+
+
+def kept_in_place(make: Callable[[Path], None], write: Callable[[Path], None], at: Path) -> None:
+    """Check that saving replaces a link called NAME~ and nothing that is not a file."""
+    file, previous = at / "state", at / "state~"
+    write(file)
+    make(previous)
+    mode, before = os.lstat(previous).st_mode, os.stat(file).st_ino
+    write(file)
+    assert os.lstat(previous).st_mode == mode and os.stat(file).st_ino != before
+    assert names(at) == {"state", "state~"}
+    previous.rmdir() if previous.is_dir() else previous.unlink()
+    (at / "mine").write_text("kept")
+    previous.symlink_to("mine")  # the link is replaced, and not what it leads to
+    before = os.stat(file).st_ino
+    write(file)
+    assert os.lstat(previous).st_ino == before and (at / "mine").read_text() == "kept"
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_the_file_before_takes_no_place_of_another_kind(kind: str, tmp_path: Path) -> None:
+    """Another program may wait at a pipe that happens to be called NAME~."""
+    kept_in_place(PLACES[kind], lambda file: save(file, 1), tmp_path)
 
 
 def test_a_link_is_followed_to_its_file(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from edge.runtime.parameters import SamplingParams
 from edge.runtime.sampling import Sampler, new_rng
 from tests import golden, libedge
 from tests.libedge import COMMIT, CModel, CSession, EdgeFault, Handle, Sampling
+from tests.test_faults_saving import PLACES, kept_in_place
 from tests.test_libedge import compiled, folder, native, python
 
 pytestmark = compiled
@@ -355,3 +356,10 @@ def test_defaults_of_a_bundle() -> None:
     assert (info.layers, info.token_count) == (len(model.config.layers), model.tokenizer.vocab_size)
     assert tuple(info.eos[i] for i in range(info.eos_count)) == model.tokenizer.eos
     assert (resolve("demo") / info.tokenizer_file.decode()).exists()
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_the_file_before_takes_no_place_of_another_kind(kind: str, tmp_path: Path) -> None:
+    session = native("demo").session(capacity=16)
+    session.run([1, 2, 3], 1)
+    kept_in_place(PLACES[kind], session.save, tmp_path)

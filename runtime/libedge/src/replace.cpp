@@ -79,12 +79,15 @@ void write_all(int fd, const std::string& part) {
 }
 
 // Links the old file as NAME~, such that one exists at any time. On file systems without hard links
-// no old file is kept. Retries if a sweep removes the temporary link as a leftover.
+// no old file is kept, nor in the place of a pipe, a device or a folder. Retries if a sweep removes the temporary link as a leftover.
 void keep(const Place& place) {
+  struct stat info;
+  std::string previous = place.file() + "~";
+  if (!lstat(previous.c_str(), &info) && !S_ISREG(info.st_mode) && !S_ISLNK(info.st_mode)) return;
   for (bool swept = true; swept;) {
     std::string passing = place.fresh();
     if (linkat(AT_FDCWD, place.file().c_str(), AT_FDCWD, passing.c_str(), 0)) return;
-    swept = rename(passing.c_str(), (place.file() + "~").c_str()) && errno == ENOENT;
+    swept = rename(passing.c_str(), previous.c_str()) && errno == ENOENT;
     unlink(passing.c_str());  // a rename between two names of one file leaves both
   }
 }
