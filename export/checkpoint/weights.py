@@ -55,7 +55,7 @@ class SafetensorsFile(WeightFile):
         except MemoryError:
             raise CheckpointError(
                 f"has {path.stat().st_size} bytes, which this process may not map",
-                file=path, remedy="raise its limit of address space (ulimit -v)",
+                file=path, remedy="raise its limit of address space: ulimit -v unlimited",
             ) from None  # fmt: skip
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
