@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edge.errors import EdgeError
+from tests.fuzz_files import FILES
 from tests.mutations import enlarged, mutated
 
 Parse = Callable[[bytes], object]
@@ -289,7 +290,7 @@ def _http() -> Iterator[tuple[list[bytes], Parse]]:
 
 PARSERS = ("manifest", "plan", "json", "wire", "state", "graph", "tokenizer", "sentencepiece",
            "vocab", "tekken", "v3", "gguf_text", "constraint", "template", "config", "safetensors",
-           "gguf", "http")  # fmt: skip
+           "gguf", "http", *FILES)  # fmt: skip
 
 
 @contextmanager
@@ -305,6 +306,8 @@ def opened(name: str) -> Iterator[tuple[list[bytes], Parse]]:
             yield _mutations(name, folder)
         elif name in ("vocab", "tekken", "v3"):
             yield _files(name, folder)
+        elif name in FILES:
+            yield FILES[name](folder)
         else:
             yield globals()[f"_{name}"](folder)
 
