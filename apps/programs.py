@@ -20,7 +20,7 @@ from typer.models import CommandFunctionType
 from edge.apps.terminal import harmless
 from edge.errors import Faults, InputError
 
-# typer has a copy of click's UsageError of its own since 0.26, and click's before
+# newer versions of typer have a copy of click of their own
 _UsageError: Any = typer.BadParameter.__base__
 HELP = {"help_option_names": ["-h", "--help"]}
 
