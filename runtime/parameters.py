@@ -74,7 +74,9 @@ class SamplingParams:
         faults: list[InputError] = []
         with collecting(faults):
             # read only once: `choices` may be an iterator
-            self.__dict__["_constraint"] = constraint_of({k: getattr(self, k) for k in KINDS})
+            given: dict[str, Any] = {kind: getattr(self, kind) for kind in KINDS}
+            some = any(value is not None for value in given.values())
+            self.__dict__["_constraint"] = constraint_of(given) if some else None
         for item in fields(self):
             if item.name in KINDS:
                 continue

@@ -15,7 +15,6 @@ from edge.bundle.manifest import MAX_MANIFEST, SCHEMA_VERSION, FileEntry, Manife
 from edge.bundle.strict_json import read_document
 from edge.errors import BundleError, Faults, some
 from edge.log import Progress
-from edge.tensors import parameters
 
 WEIGHT_FILE = "weights.bin"
 MAX_OTHER = 256 << 20  # bytes of a file other than weights
@@ -196,6 +195,8 @@ def _read_manifest(folder_fd: int, folder: Path) -> bytes:
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
     """Refuse files that the model cannot need: hashing them could take hours."""
+    from edge.tensors import parameters  # needs numpy, which may find no room before it is checked
+
     faults, others = Faults(), 0
     for entry in manifest.files:
         most = MAX_OTHER

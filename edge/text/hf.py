@@ -64,6 +64,7 @@ class HfTokenizer(Tokenizer):
         self._json = _parse(data, file)
         try:
             self._growth = growth(self._json)
+            self._safe_length = self._growth.safe_length
         except ValueError as problem:
             raise TokenizerError(f"is not supported: {problem}", file=file, remedy=OTHER) from None
         self._fast = _build(data.decode("utf-8"), file)
@@ -138,8 +139,9 @@ class HfTokenizer(Tokenizer):
     def _encode(self, text: str, first: bool) -> list[int]:
         fast = self._fast if first else self._inner
         try:
-            normalizer = fast.normalizer
-            self._growth.check(text, normalizer and normalizer.normalize_str)
+            if len(text) > self._safe_length:
+                normalizer = fast.normalizer
+                self._growth.check(text, normalizer and normalizer.normalize_str)
             ids: list[int] = fast.encode(text, add_special_tokens=False).ids
         except (KeyboardInterrupt, SystemExit, InputError):
             raise

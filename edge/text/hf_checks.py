@@ -30,11 +30,16 @@ MODELS = ("BPE", "Unigram", "WordLevel")
 Step = Mapping[str, Any]
 
 
-class Growth(NamedTuple):
+class LengthGrowth(NamedTuple):
     """Maximum factors by which the normalizer, and then the pre-tokenizer, lengthen a text."""
 
     normalizer: int
     pre_tokenizer: int
+
+    @property
+    def safe_length(self) -> int:
+        """Number of characters that cannot grow beyond MAX_GROWN."""
+        return MAX_GROWN // (self.normalizer * self.pre_tokenizer)
 
     def check(self, text: str, normalize: Callable[[str], str] | None) -> None:
         """Raise InputError if `text` could grow beyond MAX_GROWN.
@@ -57,7 +62,7 @@ class Growth(NamedTuple):
             )
 
 
-def growth(config: Step) -> Growth:
+def growth(config: Step) -> LengthGrowth:
     """Return how much longer a tokenizer's steps make a text.
 
     Raises ValueError naming the step that is unknown or exceeds a limit.
@@ -84,7 +89,7 @@ def growth(config: Step) -> Growth:
             raise ValueError(f"{where}: {kind}: {problem}") from None
         if factors["normalizer"] * factors["pre_tokenizer"] > MAX_GROWTH:
             raise ValueError(f"{where}: the steps make a text more than {MAX_GROWTH} times longer")
-    found = Growth(**factors)
+    found = LengthGrowth(**factors)
     _check_added(config.get("added_tokens"), found.normalizer)
     return found
 

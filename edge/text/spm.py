@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from edge.errors import InputError, TokenizerError
 from edge.protobuf import BYTES, VARINT, fields, message, placed_fields, put
-from edge.text.hf_checks import MAX_GROWN, Growth, charsmap_growth
+from edge.text.hf_checks import MAX_GROWN, LengthGrowth, charsmap_growth
 from edge.text.specials import SpecialToken, check_specials
 from edge.text.tokenizer import (
     MAX_FILE,
@@ -70,7 +70,8 @@ class SentencePieceTokenizer(Tokenizer):
             ) from None
         self._file, self._pieces = file, model.pieces
         # a character without a piece becomes up to four bytes, which are tokens
-        self._growth = Growth(model.growth, 4)
+        self._growth = LengthGrowth(model.growth, 4)
+        self._safe_length = self._growth.safe_length
         _check_pieces(self._pieces, file)
         self.vocab_size = len(self._pieces)
         self.bos, self.eos, self.pad, self.add_bos = bos, eos, pad, add_bos
@@ -116,7 +117,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _encode_run(self, text: str) -> list[int]:
         try:
-            self._growth.check(text, self._processor.normalize)
+            if len(text) > self._safe_length:
+                self._growth.check(text, self._processor.normalize)
             ids: list[int] = self._processor.encode(text)
         except (KeyboardInterrupt, SystemExit, InputError):
             raise
