@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.bundle import files, open_bundle, reader
+from edge import tensors
+from edge.bundle import files, open_bundle
 from edge.bundle.manifest import MAX_MANIFEST, Manifest
 from edge.bundle.reader import MAX_OTHER, MAX_OTHERS
 from edge.errors import BundleError
@@ -90,7 +91,7 @@ def test_weights_of_a_model_that_is_said_to_be_large_are_not_hashed_if_sparse(
 ) -> None:
     """A manifest may say that the model has a hundred billion parameters."""
     needs_holes(folder)
-    monkeypatch.setattr(reader, "parameters", lambda config: 100 << 30)
+    monkeypatch.setattr(tensors, "parameters", lambda config: 100 << 30)
     for written in (0, 1 << 20, 64 << 20):
         with (folder / "weights.bin").open("r+b") as file:
             file.seek(1 << 30)
