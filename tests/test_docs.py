@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -244,3 +245,16 @@ def test_the_checks_see_what_is_wrong() -> None:
         ["edge-chat", "demo", "-p", "hi"]
     ]
     assert braces("a/{b,c}.py") == ["a/b.py", "a/c.py"]
+
+
+def test_kept_measurements_say_where_they_are_from() -> None:
+    """A page shows each, and a file that does not say when and how it was made proves nothing."""
+    folder = ROOT / "docs/inside/measurements"
+    pages = "".join(page.read_text() for page in folder.glob("*.md"))
+    kept = sorted(folder.glob("*.json"))
+    assert kept
+    for file in kept:
+        facts = json.loads(file.read_text())
+        assert facts["date"].startswith(file.name[:10]) and facts["trustworthy"], file.name
+        assert all(facts[name] for name in ("commit", "command", "machine", "versions")), file.name
+        assert not facts["commit"].endswith("-dirty") and f"({file.name})" in pages, file.name
