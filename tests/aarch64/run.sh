@@ -76,9 +76,14 @@ emulated() {
 
 # install our wheel, and make a folder that has the checks and nothing else of this checkout
 install_wheel() {
-  local tag
+  local tag newest
   wheel=$(PYTHON=$python plugins/cpu/wheel.sh aarch64)
   tag=${wheel##*-abi3-}
+  newest=$(printf '%s\n' manylinux_2_35_aarch64.whl "$tag" | sort -V | tail -n 1)
+  if [ "$newest" != manylinux_2_35_aarch64.whl ]; then
+    echo "$tag is too new: JetPack 6 has glibc 2.35" >&2
+    exit 1
+  fi
   rm -rf "$folder/installed" "$folder/checks"
   "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder/installed" \
     --only-binary=:all: --implementation cp --python-version "$version" --abi abi3 \

@@ -2,12 +2,12 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <random>
 #include <vector>
 
 namespace edge_lib {
@@ -129,10 +129,13 @@ int64_t size_of(const Descriptor& file) {
 
 bool is_mostly_holes(const Descriptor& file, int64_t size) {
   if (size < MAY_BE_HOLES) return false;
-  std::random_device random;
+  // not std::random_device: it would need a newer glibc than JetPack 6 has
+  uint64_t random[PLACES / 8];
   int written = 0;
   for (int i = 0; i < PLACES; i++) {
-    int64_t place = int64_t((uint64_t(random()) << 32 | random()) % uint64_t(size));
+    const int next = i % (PLACES / 8);
+    if (next == 0 && getrandom(random, sizeof random, 0) != sizeof random) return false;
+    int64_t place = int64_t(random[next] % uint64_t(size));
     off_t data = lseek(file.get(), place, SEEK_DATA);
     // ENXIO: no data up to the end; with other errors holes are unknown here
     written += data < 0 ? errno != ENXIO : data == place;
