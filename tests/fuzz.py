@@ -80,11 +80,20 @@ def _sentencepiece(folder: Path) -> tuple[list[bytes], Parse]:
     return [spm_model("bpe"), spm_model("unigram")], parse
 
 
-def _files(name: str, folder: Path) -> tuple[list[bytes], Parse]:
-    """Return the tokenizer files of a checkpoint that `edge export` reads."""
+def _use_tokenizer_of(path: Path) -> None:
+    """Make and use the tokenizer of a checkpoint, as `edge export` does."""
     from edge.export.checkpoint import open_checkpoint
     from edge.export.text_files import tokenizer_info
     from edge.text.load import make_tokenizer
+
+    checkpoint = open_checkpoint(path)
+    info, files = tokenizer_info(checkpoint, checkpoint.config)
+    made = make_tokenizer(info, files[0][0].read_bytes(), "tokenizer")
+    made.decode(made.encode("the state of a robot é🤖  <|end|>", special=True))
+
+
+def _files(name: str, folder: Path) -> tuple[list[bytes], Parse]:
+    """Return the tokenizer files of a checkpoint that `edge export` reads."""
     from tests import tokenizer_folders
     from tests.checkpoints import write_json
     from tests.test_gguf_text import TEKKEN, original
@@ -114,18 +123,12 @@ def _files(name: str, folder: Path) -> tuple[list[bytes], Parse]:
             merges.write_bytes(raw[max(cut, 0) :])
         else:
             (path / ("tekken.json" if name == "tekken" else "tokenizer.model.v3")).write_bytes(raw)
-        checkpoint = open_checkpoint(path)
-        info, files = tokenizer_info(checkpoint, checkpoint.config)
-        made = make_tokenizer(info, files[0][0].read_bytes(), "tokenizer")
-        made.decode(made.encode("the state of a robot é🤖  <|end|>", special=True))
+        _use_tokenizer_of(path)
 
     return [good], parse
 
 
 def _gguf_text(folder: Path) -> tuple[list[bytes], Parse]:
-    from edge.export.checkpoint import open_checkpoint
-    from edge.export.text_files import tokenizer_info
-    from edge.text.load import make_tokenizer
     from tests.gguf_files import write_gguf
     from tests.transformers_checkpoints import save_llama
 
@@ -134,10 +137,7 @@ def _gguf_text(folder: Path) -> tuple[list[bytes], Parse]:
 
     def parse(raw: bytes) -> None:
         file.write_bytes(raw)
-        checkpoint = open_checkpoint(file)
-        info, files = tokenizer_info(checkpoint, checkpoint.config)
-        made = make_tokenizer(info, files[0][0].read_bytes(), "tokenizer")
-        made.decode(made.encode("the state of a robot é🤖  <|end|>", special=True))
+        _use_tokenizer_of(file)
 
     return [whole], parse
 
