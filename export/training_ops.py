@@ -1,8 +1,9 @@
 """Ops of `edge.plugins` for training and long prefills in PyTorch: Mamba-2's scan in parallel form,
-and the causal convolution and the norms with their own backward passes.
+and Mamba's scan, the causal convolution and the norms with their own backward passes.
 
 They compute what the references do and are tested against them. Plain autograd of the convolution's
-shifted sums costs a quarter of a small model's training step on a CPU. There, rows are processed
+shifted sums costs a quarter of a small model's training step on a CPU, and that of Mamba's scan
+keeps every intermediate of every token. There, rows are processed
 one at a time so that fp32 intermediates stay in the cache. Under autocast a norm's result has
 autocast's dtype, because the Linear that reads it would cast it anyway.
 """
@@ -224,3 +225,108 @@ def causal_conv1d_training(
     b = weight.new_zeros(weight.shape[0]) if bias is None else bias
     y: Tensor = _CausalConv1d.apply(x, state, weight, b)
     return y, torch.cat([state, x], dim=1)[:, x.shape[1] :]
+
+
+SCAN_ELEMENTS = 1 << 19  # of one fp32 tensor of a chunk: a few of them fit in a core's L2 cache
+
+
+class _SelectiveScan(torch.autograd.Function):
+    """h = exp(Δ·A)·h + Δ·x·B; y = C·h. Keeps one state a chunk and computes the others again.
+
+    Within a chunk only the recurrence itself goes token by token. All tensors are fp32, and time is
+    the first axis: delta, x [T, B, E]; A [N, E]; B [T, B, G, N]; C [T, B, H, N]; h [B, N, E].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, delta: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        y, starts = torch.empty_like(x), [h]
+        for tokens in _chunks(x, A):
+            _, states = _states(delta[tokens], x[tokens], A, B[tokens], starts[-1])
+            y[tokens] = _sum_over_states(states, C[tokens])
+            starts.append(states[-1].clone())
+        ctx.save_for_backward(delta, x, A, B, C, *starts[:-1])
+        return y, starts[-1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        delta, x, A, B, C, *starts = ctx.saved_tensors
+        dy, d_h = grads
+        d_delta, dx, dA = torch.empty_like(delta), torch.empty_like(x), torch.zeros_like(A)
+        dB, dC = torch.empty_like(B), torch.empty_like(C)
+        for tokens, start in zip(reversed(_chunks(x, A)), reversed(starts), strict=True):
+            decay, states = _states(delta[tokens], x[tokens], A, B[tokens], start)
+            dC[tokens] = _sum_over_channels(states, dy[tokens], C.shape[2])
+            d_states = _spread(dy[tokens], C[tokens])
+            d_states[-1] += d_h
+            for t in range(len(decay) - 1, 0, -1):
+                d_states[t - 1].addcmul_(decay[t], d_states[t])
+            d_h = decay[0] * d_states[0]
+            dB[tokens] = _sum_over_channels(d_states, delta[tokens] * x[tokens], B.shape[2])
+            d_fed = _sum_over_states(d_states, B[tokens])
+            dx[tokens] = d_fed * delta[tokens]
+            # the gradient of Δ·A: states[t - 1] entered token t
+            d_rate = d_states.mul_(decay)
+            d_rate[0] *= start
+            d_rate[1:] *= states[:-1]
+            dA += torch.linalg.vecdot(d_rate, delta[tokens, :, None], dim=0).sum(0)
+            d_delta[tokens] = d_fed.mul_(x[tokens]).add_(d_rate.mul_(A).sum(2))
+        return d_delta, dx, dA, dB, dC, d_h
+
+
+def _chunks(x: Tensor, A: Tensor) -> list[slice]:
+    size = max(1, SCAN_ELEMENTS // (x.shape[1] * A.numel()))
+    return [slice(start, start + size) for start in range(0, x.shape[0], size)]
+
+
+def _states(delta: Tensor, x: Tensor, A: Tensor, B: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the decays and the states of a chunk's tokens, each [T, B, N, E]."""
+    decay, states = (delta[:, :, None] * A).exp_(), _spread(delta * x, B)
+    states[0].addcmul_(decay[0], start)
+    for t in range(1, len(states)):
+        states[t].addcmul_(decay[t], states[t - 1])
+    return decay, states
+
+
+def _spread(values: Tensor, rows: Tensor) -> Tensor:
+    """Multiply channels [T, B, E] and states [T, B, G, N] of their groups: [T, B, N, E]."""
+    grouped = values.unflatten(-1, (rows.shape[2], -1))[:, :, None]
+    return (grouped * rows.transpose(2, 3)[..., None]).flatten(-2)
+
+
+def _sum_over_states(states: Tensor, rows: Tensor) -> Tensor:
+    """Return the products with [T, B, G, N], summed over the states: [T, B, E]."""
+    grouped = states.unflatten(-1, (rows.shape[2], -1)).transpose(2, 3)
+    return (rows[..., None, :] @ grouped).flatten(2)
+
+
+def _sum_over_channels(states: Tensor, values: Tensor, groups: int) -> Tensor:
+    """Return the products with [T, B, E], summed over the channels of groups: [T, B, G, N]."""
+    grouped = states.unflatten(-1, (groups, -1)).transpose(2, 3)
+    return (grouped @ values.unflatten(-1, (groups, -1))[..., None]).squeeze(-1)
+
+
+def selective_scan_training(
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    z: Tensor,
+    ssm_state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`edge.plugins.selective_scan.reference.selective_scan` with its own backward pass.
+
+    Shapes as there.
+    """
+    delta = F.softplus(dt.float() + dt_bias.float())
+    A = -torch.exp(A_log.float()).T.contiguous()
+    by_time = [v.float().transpose(0, 1).contiguous() for v in (delta, x)]
+    rows = [v.float().transpose(0, 1).unflatten(-1, (-1, A.shape[0])) for v in (B, C)]
+    with torch.autocast(x.device.type, enabled=False):
+        y, h = _SelectiveScan.apply(*by_time, A, *rows, ssm_state.float())
+    y = y.transpose(0, 1) + D.float() * x.float()
+    return (y * F.silu(z.float())).to(x.dtype), h

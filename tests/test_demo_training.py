@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ from edge.apps.demo.data import (
     read_conversations,
 )
 from edge.apps.demo.save import write_checkpoint
-from edge.apps.demo.shapes import bytes_config, chat_config, draft_config
+from edge.apps.demo.shapes import (
+    bytes_config,
+    chat_config,
+    draft_config,
+    mamba1_bytes_config,
+    mamba1_config,
+)
+from edge.config import ModelConfig
 from edge.export.calibration.texts import GREETINGS
 from edge.export.checkpoint import open_checkpoint
 from edge.export.distill.loss import head_loss
@@ -37,6 +45,7 @@ from tests.demo_data import data as data
 from tests.demo_data import short_talks as short_talks
 from tests.demo_data import tokenizer as tokenizer
 
+MAMBA1_TOY = mamba1_bytes_config(d_model=16, layers=2)
 TOY = bytes_config(d_model=32, layers=2)
 TALK = SourcedChat((("user", "Hi."), ("assistant", "Hello!\n\nYou?"), ("user", "Fine.")), "tldr")
 
@@ -74,12 +83,13 @@ def test_a_stopped_run_continues_to_the_same_bits(
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
+@pytest.mark.parametrize("toy", [TOY, MAMBA1_TOY], ids=["mamba2", "mamba1"])
 def test_training_lowers_the_loss_past_a_half_written_checkpoint(
-    data: Path, tmp_path: Path
+    toy: ModelConfig, data: Path, tmp_path: Path
 ) -> None:
-    first = training.train(TOY, data, tmp_path, plan(1), None)
+    first = training.train(toy, data, tmp_path, plan(1), None)
     (tmp_path / "resume" / "step-00000099").mkdir()
-    last = training.train(TOY, data, tmp_path, plan(60), None)
+    last = training.train(toy, data, tmp_path, plan(60), None)
     assert last["steps"] == 60
     assert last["chat_valid"]["bits_per_byte"] < first["chat_valid"]["bits_per_byte"] - 0.5
 
@@ -94,10 +104,12 @@ def random_network(config: Any) -> Network:
     return network
 
 
-@pytest.mark.parametrize("which", ["chat", "draft"])
-def test_transformers_reads_what_is_saved(which: str, tokenizer: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [chat_config, draft_config, mamba1_config])
+def test_transformers_reads_what_is_saved(
+    shape: Callable[..., ModelConfig], tokenizer: Path, tmp_path: Path
+) -> None:
     vocab = len(load_tokenizer(tokenizer))
-    config = (chat_config if which == "chat" else draft_config)(vocab=vocab, d_model=64)
+    config = shape(vocab=vocab, d_model=64)
     network = random_network(config)
     write_checkpoint(network, tmp_path, tokenizer)
     ids = torch.randint(0, vocab, (2, 77))
@@ -106,16 +118,18 @@ def test_transformers_reads_what_is_saved(which: str, tokenizer: Path, tmp_path:
         torch.testing.assert_close(theirs(ids).logits, network(ids)[0], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("which", ["chat", "draft", "bytes"])
+@pytest.mark.parametrize("which", ["chat", "draft", "bytes", "mamba1", "mamba1-bytes"])
 def test_export_reads_what_is_saved(which: str, tokenizer: Path, tmp_path: Path) -> None:
     vocab = len(load_tokenizer(tokenizer))
     config = {
         "chat": chat_config(vocab=vocab, d_model=64),
         "draft": draft_config(vocab=vocab, d_model=64),
         "bytes": TOY,
+        "mamba1": mamba1_config(vocab=vocab, d_model=64),
+        "mamba1-bytes": mamba1_bytes_config(d_model=32),
     }[which]
     network = random_network(config)
-    write_checkpoint(network, tmp_path, None if which == "bytes" else tokenizer)
+    write_checkpoint(network, tmp_path, None if "bytes" in which else tokenizer)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.config.layers == config.layers
     read = dict(checkpoint.tensors())

@@ -60,8 +60,11 @@ ABOUT = {
     ),
     "mambabyte": (
         "Demonstration byte model",
-        "A Mamba-2 over raw UTF-8 bytes, ids 0 to 255, in the layout of state-spaces/mamba. "
-        "MambaByte itself is a Mamba-1; its sequential scan is too slow to train on a CPU.",
+        "A model over raw UTF-8 bytes, ids 0 to 255, in the layout of state-spaces/mamba.",
+    ),
+    "mamba": (
+        "A small Mamba",
+        "A Mamba with the chat model's tokenizer, trained to be measured.",
     ),
 }
 LIMITS = """\

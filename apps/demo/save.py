@@ -1,4 +1,4 @@
-"""Write a network as an ordinary checkpoint folder: Bamba, Mamba-2 or original state-spaces."""
+"""Write a network as an ordinary checkpoint folder: Bamba, Mamba, Mamba-2 or state-spaces' own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from edge.apps.demo.cards import card_text
 from edge.apps.demo.data import load_tokenizer
 from edge.apps.demo.tokenizer import END, write_tokenizer_files
-from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, Mixer, MlpConfig, ModelConfig
 from edge.export.checkpoint import find_layout
 from edge.export.checkpoint.fields import Fields
 from edge.export.distill.folders import replace_folder
-from edge.export.distill.transformers_config import common_fields, mamba2_config
+from edge.export.distill.transformers_config import FAMILIES, common_fields
 from edge.export.network import Network
 
 SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 128}
@@ -68,20 +68,12 @@ def bamba_config(config: ModelConfig) -> Values:
 
 def state_spaces_config(config: ModelConfig) -> Values:
     """Return config.json of state-spaces/mamba's `MambaLMHeadModel`."""
-    mamba: Mamba2Config = _first_layer(config, "mamba2")
     return {
         "d_model": config.d_model,
         "d_intermediate": 0,
         "n_layer": len(config.layers),
         "vocab_size": config.vocab_size,
-        "ssm_cfg": {
-            "layer": "Mamba2",
-            "d_state": mamba.d_state,
-            "d_conv": mamba.d_conv,
-            "expand": mamba.d_inner // config.d_model,
-            "headdim": mamba.head_dim,
-            "ngroups": mamba.n_groups,
-        },
+        "ssm_cfg": _ssm_cfg(config.layers[0], config.d_model),
         "attn_layer_idx": [],
         "attn_cfg": {},
         "rms_norm": True,
@@ -92,12 +84,27 @@ def state_spaces_config(config: ModelConfig) -> Values:
     }
 
 
+CONFIGS = {**FAMILIES, "bamba": bamba_config}
+
+
+def _ssm_cfg(mamba: Mixer, d_model: int) -> Values:
+    assert isinstance(mamba, Mamba1Config | Mamba2Config)
+    sizes = {
+        "d_state": mamba.d_state,
+        "d_conv": mamba.d_conv,
+        "expand": mamba.d_inner // d_model,
+    }
+    if isinstance(mamba, Mamba1Config):
+        return sizes | {"layer": "Mamba1", "dt_rank": mamba.dt_rank}
+    return sizes | {"layer": "Mamba2", "headdim": mamba.head_dim, "ngroups": mamba.n_groups}
+
+
 def _write_json(path: Path, value: Values) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def write_checkpoint(network: Network, folder: Path, tokenizer: Path | None) -> None:
-    """Write a checkpoint: Bamba or Mamba-2 for transformers, state-spaces for byte models."""
+    """Write a checkpoint for transformers, or for state-spaces/mamba if the model reads bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     config, generation = network.config, dict[str, Any](SAMPLING)
     if tokenizer is None:
@@ -108,7 +115,7 @@ def write_checkpoint(network: Network, folder: Path, tokenizer: Path | None) -> 
         model = load_tokenizer(tokenizer)
         eos, pad = int(model.piece_to_id(END)), int(model.eos_id())
         special = {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad}
-        values = (bamba_config if config.has_attention else mamba2_config)(config) | special
+        values = CONFIGS[config.family](config) | special
         generation |= {"eos_token_id": eos, "pad_token_id": pad}
         write_tokenizer_files(tokenizer, folder)
     _write_json(folder / "config.json", values)

@@ -1,11 +1,21 @@
-"""Shapes of the three demonstration models.
+"""Shapes of the demonstration models, and of two with Mamba-1 layers that are only measured.
 
-They are small enough to train in an hour or two on two CPU cores, and to ship in the package.
+They are small enough to train in an hour or two on two CPU cores. The first three ship in the
+package.
 """
 
 from __future__ import annotations
 
-from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig, RopeConfig
+from collections.abc import Callable
+
+from edge.config import (
+    AttentionConfig,
+    Mamba1Config,
+    Mamba2Config,
+    MlpConfig,
+    ModelConfig,
+    RopeConfig,
+)
 
 VOCAB = 4096
 CONTEXT = 512
@@ -61,8 +71,28 @@ def bytes_config(d_model: int = 256, layers: int = 5) -> ModelConfig:
     )
 
 
+def mamba1_config(vocab: int = VOCAB, d_model: int = 256, layers: int = 6) -> ModelConfig:
+    """Return a Mamba (arXiv 2312.00752): the architecture that Quamba quantizes."""
+    mixer = Mamba1Config(d_inner=2 * d_model, dt_rank=d_model // 16)
+    return ModelConfig(family="mamba", vocab_size=vocab, d_model=d_model, layers=(mixer,) * layers)
+
+
+def mamba1_bytes_config(d_model: int = 256, layers: int = 5) -> ModelConfig:
+    """Return a MambaByte with the paper's own layers (arXiv 2401.13660)."""
+    whole = mamba1_config(256, d_model, layers)
+    return whole.model_copy(update={"family": "mambabyte"})
+
+
+SHAPES: dict[str, Callable[[], ModelConfig]] = {
+    "chat": chat_config,
+    "draft": draft_config,
+    "bytes": bytes_config,
+    "mamba1": mamba1_config,
+    "mamba1-bytes": mamba1_bytes_config,
+}
+BYTES = ("bytes", "mamba1-bytes")
+
+
 def config_for(which: str) -> ModelConfig:
-    """Return the configuration of `chat`, `draft` or `bytes`."""
-    if which == "bytes":
-        return bytes_config()
-    return chat_config() if which == "chat" else draft_config()
+    """Return the configuration of a model by its name in SHAPES."""
+    return SHAPES[which]()

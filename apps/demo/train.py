@@ -1,4 +1,4 @@
-"""Train a demonstration model: `python -m edge.apps.demo.train {tokenizer|chat|draft|bytes}`."""
+"""Train a demonstration model: `python -m edge.apps.demo.train {tokenizer|chat|draft|bytes|…}`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge.apps.demo.cards import CONVERSATIONS, Figures, chat_rows, converse, me
 from edge.apps.demo.data import Batch, Codec, Rows, TrainingData, make_codec
 from edge.apps.demo.distill import TalkRows, Taught, TeacherLessons, start_from
 from edge.apps.demo.save import save_model
-from edge.apps.demo.shapes import config_for
+from edge.apps.demo.shapes import BYTES, config_for
 from edge.apps.demo.tokenizer import train_tokenizer
 from edge.config import ModelConfig
 from edge.export.distill import resuming
@@ -36,6 +36,8 @@ class What(StrEnum):
     CHAT = "chat"
     DRAFT = "draft"
     BYTES = "bytes"
+    MAMBA1 = "mamba1"
+    MAMBA1_BYTES = "mamba1-bytes"
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder with chat.* and pretrain.*")],
     out: Annotated[Path, typer.Option(help="Folder of the run; continues an earlier run")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.model, for chat and draft")
+        Path | None, typer.Option(help="tokenizer.model, for models of pieces")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="End after this much training")] = None,
     steps: Annotated[int | None, typer.Option(help="End after this many steps")] = None,
@@ -262,7 +264,7 @@ def main(
         return
     if steps is None and minutes is None:
         raise typer.BadParameter("give --steps or --minutes")
-    if what is What.BYTES:
+    if what.value in BYTES:
         tokenizer = None
     elif tokenizer is None:
         raise typer.BadParameter("--tokenizer is needed")

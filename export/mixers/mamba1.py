@@ -21,11 +21,12 @@ from edge.export.nodes.layer import LayerGraph, joined
 from edge.export.nodes.products import ProductInput, input_scale, scale_of
 from edge.export.quantize.layer_plan import LayerPlanner, Matrix, activation
 from edge.export.quantize.plan import LayerPlan, Rounding, Static
-from edge.export.training_ops import rms_norm_training
+from edge.export.training_ops import rms_norm_training, selective_scan_training
 from edge.mixers.mamba1 import Mamba1Config
 from edge.plugins.norm.reference import rms_norm
 from edge.plugins.selective_scan.reference import selective_scan
 
+CHUNK = 8  # tokens; for fewer, the reference takes less time
 _NORMS = ("dt_norm", "B_norm", "C_norm")
 
 
@@ -57,7 +58,8 @@ class Mamba1(nn.Module):
             dt = norm(dt, self.dt_norm.weight, c.inner_eps)
             B = norm(B, self.B_norm.weight, c.inner_eps)
             C = norm(C, self.C_norm.weight, c.inner_eps)
-        y, ssm_state = selective_scan(
+        scan = selective_scan if u.shape[1] < CHUNK else selective_scan_training
+        y, ssm_state = scan(
             x, dt @ self.dt_proj.weight.T, self.A_log, B, C, self.D, self.dt_proj.bias, z,
             state["ssm_state"],
         )  # fmt: skip
