@@ -62,7 +62,7 @@ def _parse(path: Path, text: str) -> Iterator[str]:
 def _prompt_of(path: Path, number: int, line: str) -> str:
     try:
         row = json.loads(line)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise InputError(f"is not JSON: {problem}", file=path, field=f"line {number}") from None
     for name in _FIELDS if isinstance(row, dict) else ():
         value = row.get(name)

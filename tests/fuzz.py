@@ -27,6 +27,7 @@ from pathlib import Path
 
 from edge.errors import EdgeError
 from tests.fuzz_files import FILES
+from tests.fuzz_texts import TEXTS
 from tests.mutations import enlarged, mutated
 
 Parse = Callable[[bytes], object]
@@ -290,7 +291,7 @@ def _http() -> Iterator[tuple[list[bytes], Parse]]:
 
 PARSERS = ("manifest", "plan", "json", "wire", "state", "graph", "tokenizer", "sentencepiece",
            "vocab", "tekken", "v3", "gguf_text", "constraint", "template", "config", "safetensors",
-           "gguf", "http", *FILES)  # fmt: skip
+           "gguf", "http", *FILES, *TEXTS)  # fmt: skip
 
 
 @contextmanager
@@ -306,8 +307,8 @@ def opened(name: str) -> Iterator[tuple[list[bytes], Parse]]:
             yield _mutations(name, folder)
         elif name in ("vocab", "tekken", "v3"):
             yield _files(name, folder)
-        elif name in FILES:
-            yield FILES[name](folder)
+        elif name in FILES or name in TEXTS:
+            yield {**FILES, **TEXTS}[name](folder)
         else:
             yield globals()[f"_{name}"](folder)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,6 +103,20 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(
     damage(learner.folder / "step-00000001" / name)
     with pytest.raises(ExportError, match=r"step-00000002.*no other checkpoint is intact"):
         learner.newest()
+
+
+@pytest.mark.parametrize("written", [b"[" * 100_000, b"[1]", b'"step"', b"{"])
+def test_a_checkpoint_whose_progress_is_no_progress_is_skipped(
+    written: bytes, learner: Learner
+) -> None:
+    newest = learner.folder / "step-00000002"
+    (newest / resuming.PROGRESS).write_bytes(written)
+    sums = json.loads((newest / resuming.SUMS).read_bytes())
+    sums[resuming.PROGRESS] = hashlib.sha256(written).hexdigest()
+    (newest / resuming.SUMS).write_text(json.dumps(sums))
+    assert learner.newest() == 1
+    (newest / resuming.SUMS).write_bytes(written)
+    assert learner.newest() == 1
 
 
 def test_a_save_leaves_two_and_nothing_of_what_was_killed(learner: Learner) -> None:

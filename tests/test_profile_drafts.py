@@ -294,6 +294,7 @@ def test_prompts_of_a_text_and_of_json_lines(tmp_path: Path) -> None:
         ("a.jsonl", b'{"other": 1}'),
         ("a.jsonl", b'{"turns": []}'),
         ("a.jsonl", b"[]"),
+        ("a.jsonl", b"[" * 100_000),
         ("a.jsonl.gz", b"no gzip"),
     ],
 )

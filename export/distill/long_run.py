@@ -342,7 +342,7 @@ class LongRun(ABC, Generic[Options]):
 
     def _written(self) -> bool:
         """Return whether the product exists and matches the run's progress."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             record = json.loads((self.folder / "written.json").read_bytes())
             return record == self._product_progress() and self.out.exists()
         return False

@@ -121,13 +121,17 @@ def _verify(folder: Path) -> dict[str, Any]:
         for name in (WEIGHTS, OPTIMIZER, PROGRESS):
             if sums[name] != _file_sha256(folder / name):
                 raise ExportError("does not match its SHA-256", file=folder / name)
-        progress: dict[str, Any] = json.loads((folder / PROGRESS).read_bytes())
+        progress: object = json.loads((folder / PROGRESS).read_bytes())
+        if not isinstance(progress, dict):
+            raise TypeError("the progress is not an object")
     except OSError as problem:
         raise ExportError(
             f"cannot be read: {problem.strerror}", file=problem.filename or folder
         ) from None
-    except (ValueError, KeyError, TypeError):
-        raise ExportError("is damaged", file=folder / SUMS) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ExportError(
+            f"is damaged: {SUMS} or {PROGRESS} is not what a run writes", file=folder
+        ) from None
     return progress
 
 

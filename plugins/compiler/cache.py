@@ -72,7 +72,7 @@ def read(path: Path) -> Compiled | None:
         header, _, cubin = body.partition(b"\n")
         facts = json.loads(header)
         return Compiled(CompiledKernel.model_validate(facts["kernel"]), facts["ptxas"], cubin)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
