@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from edge.apps.doctor import checks as doctor_checks
-from edge.apps.doctor import line
-from edge.apps.doctor.checks import Finding, examine, judged
+from edge.apps.doctor import line, summary
+from edge.apps.doctor.checks import Finding, Status, examine, judged
 from edge.errors import EngineError
 from tests.cuda.fake_driver import ran, scenario
 
@@ -72,6 +72,26 @@ def test_an_error_is_told_with_its_remedy() -> None:
         "BROKEN  a               engine: does not go",
         "                        → turn it off and on",
     ]
+
+
+CPU_ONLY: dict[str, Status] = {"cuda engine": "absent", "tensorrt engine": "absent"}
+ABSENT: dict[str, Status] = dict.fromkeys(
+    ("onnxruntime", "cpu engine", "cuda engine", "tensorrt engine", "engine auto"), "absent"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ({}, "x runs here on ort, cpu, cuda, tensorrt. Nothing is broken, "),
+        (CPU_ONLY | {"driver": "absent"}, "x runs here on ort, cpu. Nothing is broken, "),
+        (CPU_ONLY | {"gpu": "broken"}, "x runs here on ort, cpu. To be repaired: gpu."),
+        (ABSENT, "No engine runs x here: install what is absent"),
+    ],
+)
+def test_the_last_line_tells_what_runs(status: dict[str, Status], told: str) -> None:
+    findings = [Finding(name, status.get(name, "ok"), "…") for name in doctor_checks.CHECKS]
+    assert summary("x", findings).startswith(told)
 
 
 def test_a_jetson_is_recognised_by_its_files(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def doctor(
     if as_json:
         rows = [asdict(finding) for finding in findings]
         say(json.dumps({"version": edge.__version__, "checks": rows}, indent=1))
+    else:
+        say("\n" + summary(bundle, findings))
     if engine is not None:
         _require_engine(engine, findings)
 
@@ -76,6 +78,25 @@ def _require_engine(engine: str, findings: list[Finding]) -> None:
     raise EngineError(
         f"cannot run here: {blocker.detail}", field=f"engine {engine}", remedy=blocker.remedy
     )
+
+
+def summary(bundle: str, findings: list[Finding]) -> str:
+    """Say which engines run the bundle here, and whether anything has to be repaired."""
+    from edge.apps.doctor.checks import ENGINES
+
+    found = {finding.name: finding for finding in findings}
+    engines = [name for name in ENGINES if name != "auto"]
+    running = [name for name in engines if found[ENGINES[name][0]].status == "ok"]
+    broken = [finding.name for finding in findings if finding.status == "broken"]
+    if running:
+        told = [f"{bundle} runs here on {', '.join(running)}."]
+    else:
+        told = [f"No engine runs {bundle} here: install what is absent above, or repair it."]
+    if broken:
+        told.append(f"To be repaired: {', '.join(broken)}.")
+    elif running:
+        told.append("Nothing is broken, and nothing that is absent is needed for that.")
+    return " ".join(told)
 
 
 def line(finding: Finding) -> str:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -36,6 +36,9 @@ LIMIT_S = 300.0
 _REFUSING_L4T = "36.4.7"
 
 
+Status: TypeAlias = Literal["ok", "absent", "broken"]
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line of the report.
@@ -47,7 +50,7 @@ class Finding:
     """
 
     name: str
-    status: Literal["ok", "absent", "broken"]
+    status: Status
     detail: str
     remedy: str | None = None
 
