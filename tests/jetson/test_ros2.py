@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -21,8 +22,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
+import edge
 from edge.errors import BundleError, EngineError, InputError, StateError
 from edge.plugins.cpu import library
+from edge.runtime.session import Session
 from edge.runtime.transcript import read_conversation
 from tests.jetson import boards
 
@@ -100,16 +103,22 @@ class TestTalker:
         assert done(talker, HELLO).finish_reason == "stop"
 
     def test_cancelling_before_the_first_token_leaves_no_trace(
-        self, talker: Talker, tmp_path: Path
+        self, talker: Talker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         done(talker, HELLO)
         position = talker.save(str(tmp_path / "before"))
-        held = threading.Event()
-        talker._thread.submit(held.wait, LIMIT_S)
-        goal = talker.start(replace(LONG, keep=True))
-        goal.cancel()
-        held.set()
-        outcome = goal.wait(LIMIT_S)
+        held, chat = threading.Event(), Session.chat
+
+        def waits(*arguments: Any, **options: Any) -> Any:
+            assert held.wait(LIMIT_S)
+            return chat(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "chat", waits)
+            goal = talker.start(replace(LONG, keep=True))
+            goal.cancel()
+            held.set()
+            outcome = goal.wait(LIMIT_S)
         assert outcome is not None
         assert (outcome.text, outcome.finish_reason, outcome.tokens) == ("", "cancelled", 0)
         assert talker.save(str(tmp_path / "after")) == position > 0
@@ -162,7 +171,8 @@ class TestTalker:
         def lost(*_: Any, **__: Any) -> None:
             raise EngineError("the device is lost")
 
-        monkeypatch.setattr(talker._model.engine, "run", lost)
+        shared = edge.load(SETTINGS.bundle, engine=SETTINGS.engine, threads=SETTINGS.threads)
+        monkeypatch.setattr(shared.engine, "run", lost)
         assert "lost" in done(talker, HELLO).error
         assert "configure it again" in (talker.refusal() or "")
         assert talker.health()[0] == "error"
@@ -201,7 +211,7 @@ class TestTalker:
         talker = Talker()
         talker.configure(SETTINGS)
         with monkeypatch.context() as patch:
-            patch.setattr(talker, "_warm_up", lambda: 1 / 0)
+            patch.setattr(Session, "chat", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 talker.activate()
         talker.shutdown()  # as on_error does
@@ -210,8 +220,17 @@ class TestTalker:
         assert done(talker, HELLO).text == ANSWER
         talker.shutdown()
 
-    def test_cleaning_up_frees_the_model_and_the_thread(self) -> None:
-        before = threading.active_count()
+    def test_cleaning_up_frees_the_model_and_the_thread(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before, models, load = threading.active_count(), [], edge.load
+
+        def loads(*arguments: Any, **options: Any) -> Any:
+            model = load(*arguments, **options)
+            models.append(weakref.ref(model))
+            return model
+
+        monkeypatch.setattr(edge, "load", loads)
         talker = Talker()
         talker.configure(SETTINGS)
         talker.activate()
@@ -219,7 +238,8 @@ class TestTalker:
         goal.wait(LIMIT_S)
         talker.deactivate()
         talker.cleanup()
-        assert goal._session is None and talker._session is None
+        assert [model() for model in models] == [None], "kept by the goal or the talker"
+        assert goal.wait(0).finish_reason == "stop"
         assert threading.active_count() == before
 
     def test_a_talk_is_kept_saved_and_continued(self, talker: Talker, tmp_path: Path) -> None:
@@ -330,30 +350,36 @@ def test_the_node_logs_harmless_text(monkeypatch: pytest.MonkeyPatch) -> None:
              "rcl_interfaces.msg")  # fmt: skip
     for room in rooms:
         monkeypatch.setitem(sys.modules, room, MagicMock())
-    monkeypatch.setattr(sys.modules["rclpy.lifecycle"], "LifecycleNode", object)
+    methods = ("declare_parameter", "get_parameter", "create_service", "create_publisher",
+               "create_timer", "get_logger", "get_name", "get_clock")  # fmt: skip
+    base = type("LifecycleNode", (), {name: MagicMock() for name in methods})
+    base.__init__ = lambda self, name: None  # type: ignore[misc]
+    monkeypatch.setattr(sys.modules["rclpy.lifecycle"], "LifecycleNode", base)
     sys.modules["rclpy"].ok = iter([True, True, False, True]).__next__  # type: ignore[attr-defined]
     monkeypatch.delitem(sys.modules, "edge_chat.node", raising=False)
     module = importlib.import_module("edge_chat.node")
     monkeypatch.delitem(sys.modules, "edge_chat.node")
-    node, hostile = module.ChatNode.__new__(module.ChatNode), "x\x1b]0;pwned\x1b\\y\u202e\x9b31m"
-    node.get_logger, node._talker = MagicMock(), MagicMock()
-
-    def refused(problem: Exception) -> Any:
-        return MagicMock(side_effect=problem)
+    talker, hostile = MagicMock(), "x\x1b]0;pwned\x1b\\y\u202e\x9b31m"
+    monkeypatch.setattr(module, "Talker", lambda: talker)
+    node = module.ChatNode()
+    called = module.ActionServer.call_args.kwargs
+    _, _, reset = node.create_service.call_args_list[0].args
+    _, diagnose = node.create_timer.call_args.args
 
     for problem in (BundleError(hostile, file=hostile), Refused(hostile), OSError(hostile)):
-        node._transition(refused(problem))
-        node._attempt(refused(problem))
-    node._talker.refusal.return_value = hostile
-    node._accept(None)
-    node._talker.start().cancelled.is_set.return_value = True
-    node._talker.start().wait.return_value = Outcome("", "error", hostile)
+        talker.activate.side_effect = talker.reset.side_effect = problem
+        node.on_activate(None)
+        reset(MagicMock(), MagicMock())
+    talker.refusal.return_value = hostile
+    called["goal_callback"](None)
+    talker.start().cancelled.is_set.return_value = True
+    talker.start().wait.return_value = Outcome("", "error", hostile)
     goal, _, _ = sections(ROS2 / "edge_chat_msgs/action/Generate.action")
-    node._execute(MagicMock(request=message(goal)))
-    node._talker.health = refused(OSError(hostile))
-    node._diagnose()
+    called["execute_callback"](MagicMock(request=message(goal)))
+    talker.health.side_effect = OSError(hostile)
+    diagnose()
     executor = MagicMock()
-    executor.spin = refused(RuntimeError(hostile))
+    executor.spin.side_effect = RuntimeError(hostile)
     module.spin(executor, node)
     logged = [call.args[0] for call in node.get_logger().method_calls]
     assert len(logged) == 8 and all("pwned" in text for text in logged)

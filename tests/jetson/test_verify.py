@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from edge.apps.cli import app
 from edge.runtime.cuda import install
-from jetson.verify import board, steps
+from jetson.verify import board
 from jetson.verify.__main__ import ROOT, main, run, verify
 from jetson.verify.report import BoardReport, Result, figures, load, markdown, tail
 from jetson.verify.steps import NEEDS, STEPS, VerifyStep
@@ -37,6 +37,14 @@ ABSENT = step("absent", "print('not run: no such board'); raise SystemExit(3)")
 
 def _name(one: VerifyStep) -> str:
     return one.name
+
+
+def _without(package: str, monkeypatch: Any) -> None:
+    """Let this process find all packages but one."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else found(name)
+    )
 
 
 class TestSteps:
@@ -114,7 +122,7 @@ class TestRunning:
             found = run(one, "demo", tmp_path, 60)
         reason = "needs the exporter, which needs Python 3.11; this is 3.10"
         assert (found.status, found.reason) == ("not run", reason)
-        monkeypatch.setattr(steps, "_importable", lambda name: name != "triton")
+        _without("triton", monkeypatch)
         found = run(one, "demo", tmp_path, 60)
         assert (found.status, found.reason) == ("not run", "needs the packages triton")
 
@@ -124,7 +132,7 @@ class TestRunning:
         (one,) = [each for each in STEPS if each.name == "kernels"]
         for need in ("gpu", "bindings", "exporter"):
             monkeypatch.setitem(NEEDS, need, lambda _: None)
-        monkeypatch.setattr(steps, "_importable", lambda name: name != "hypothesis")
+        _without("hypothesis", monkeypatch)
         found = run(one, "demo", tmp_path, 60)
         assert (found.status, found.reason) == ("not run", "needs the packages hypothesis")
 
