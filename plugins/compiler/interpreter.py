@@ -199,7 +199,7 @@ class InterpretDevice:
             name: self._argument(variant, name, kind, value)
             for name, kind, value in zip(variant.arguments, variant.types, arguments, strict=True)
         }
-        self._issue(lambda: self._run(variant, function, grid, values))
+        self._issue(lambda: self.run_kernel(variant, function, grid, values))
 
     def _argument(self, variant: Variant, name: str, kind: str, value: int | float) -> Any:
         if not kind.startswith("*"):
@@ -218,9 +218,10 @@ class InterpretDevice:
         # at the same address, so all views have the same size.
         return torch.from_numpy(memory.at(address)).view(getattr(torch, _TYPES[kind][1]))
 
-    def _run(
+    def run_kernel(
         self, variant: Variant, function: Any, grid: tuple[int, int, int], values: dict[str, Any]
     ) -> None:
+        """Interpret a kernel for every program of the grid. Raises EngineError if one fails."""
         self._launched.append(variant.kernel)
         try:
             with _LOCK, np.errstate(all="ignore"):

@@ -24,7 +24,7 @@ from edge.plugins.lowering.context import (
 from edge.plugins.selective_scan.lowering import STATES, kernel_names, logs, steering
 
 _ELEMENTS = 4096  # elements of the state per program
-# of _by_chunks
+# of by_chunks
 CHUNK = 64  # tokens of a chunk
 _CHANNELS = 64  # of a program
 _COLUMNS = 32  # columns of N of a program
@@ -58,7 +58,7 @@ def lower(at: Lowering, node: Node) -> None:
         **steering(at),
     }
     if at.regime.many and state_type == "f32":
-        _by_chunks(at, node, arguments, _constants(at, node))
+        by_chunks(at, node, arguments, _constants(at, node))
     else:
         _by_tokens(at, arguments, _constants(at, node))
 
@@ -83,7 +83,7 @@ def _by_tokens(at: Lowering, arguments: Arguments, constants: Mapping[str, int |
     )
 
 
-def _by_chunks(
+def by_chunks(
     at: Lowering, node: Node, arguments: Arguments, constants: Mapping[str, int | float]
 ) -> None:
     """Launch `scan_terms` and the two kernels of `scan_chunks`.

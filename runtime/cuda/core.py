@@ -43,6 +43,7 @@ class CoreDevice:
         sm: compute capability, 87 for 8.7.
         records_early: see `Device`.
         integrated: whether the GPU shares the CPU's memory.
+        limit_s: maximum duration of `wait` in seconds; None waits forever.
         multiprocessors: number of SMs.
     """
 
@@ -60,7 +61,7 @@ class CoreDevice:
         Args:
             device: GPU index under CUDA_VISIBLE_DEVICES; None is the current context's GPU, else 0.
             stream: a stream of cuda-core, PyTorch, PyCUDA or CuPy, or its address; None makes one.
-            limit_s: maximum duration of `wait` in seconds; None waits forever.
+            limit_s: see the attribute.
 
         Raises EngineError without a driver or cuda-core, for an unknown GPU, for an object that is
         not a stream, and for the default stream.
@@ -69,7 +70,7 @@ class CoreDevice:
         self._faults = DriverFaults(self._modules.api)
         self.place = place.choose(self._modules, self._faults, device, stream)
         self._turns = DriverTurns(self._modules, self._faults, self.place)
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._graph: CoreGraph | None = None
         # the last replayed graph and its start time, until `wait`
         self._running: tuple[CoreGraph, float] | None = None
@@ -289,10 +290,10 @@ class CoreDevice:
         while (status := query(handle))[0] == not_ready:
             polls += 1
             elapsed = time.monotonic() - started
-            if self._limit_s is not None and elapsed > self._limit_s:
-                self._faults.lose(f"work was not done after {self._limit_s:g} s")
+            if self.limit_s is not None and elapsed > self.limit_s:
+                self._faults.lose(f"work was not done after {self.limit_s:g} s")
                 raise EngineError(
-                    f"{self.name} is not done after {self._limit_s:g} s; the device is lost",
+                    f"{self.name} is not done after {self.limit_s:g} s; the device is lost",
                     remedy=f"{NEW_PROCESS}; raise `limit_s` to wait longer",
                 )
             if elapsed > _AWAKE_S:
@@ -307,7 +308,7 @@ class CoreDevice:
     def _sleep(self, graph: CoreGraph, replayed: float) -> bool:
         """Sleep until shortly before the graph should be done. Return whether it slept."""
         remaining = graph.spent_s - (time.monotonic() - replayed) - _MARGIN_S
-        longest = _LONGEST_S if self._limit_s is None else min(_LONGEST_S, self._limit_s)
+        longest = _LONGEST_S if self.limit_s is None else min(_LONGEST_S, self.limit_s)
         if remaining > 0:
             time.sleep(min(remaining, longest))
         return remaining > 0

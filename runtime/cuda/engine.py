@@ -74,7 +74,7 @@ class CudaEngine(Engine):
         self.identity = identity
         self.sources = Sources(self.plan, getattr(exclusive.device, "multiprocessors", 0))
         self.width = config.vocab_size
-        self._state_dtypes = dict(state_dtypes or {})
+        self.state_dtypes = dict(state_dtypes or {})
         self._arena: Memory | None = None
         self._runs: dict[tuple[int, int, int], StateRuns] = {}
 
@@ -92,7 +92,7 @@ class CudaEngine(Engine):
 
     def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
         """Return the layout of a new state. Raises InputError."""
-        dtypes, logs = self._state_dtypes, self.plan.logs
+        dtypes, logs = self.state_dtypes, self.plan.logs
         layout = layout_of(self.config, batch, window, capacity, dtypes, logs)
         return fitted(layout, self.plan, window=window, chunk=self.chunk)
 
@@ -182,7 +182,7 @@ class CudaEngine(Engine):
         executor = PlanExecutor(plan, shared.kernels, shared.weights, self.exclusive.device)
         engine = type(self)(
             self.config, self.exclusive, executor,
-            chunk=self.chunk, identity=self.identity, state_dtypes=self._state_dtypes,
+            chunk=self.chunk, identity=self.identity, state_dtypes=self.state_dtypes,
         )  # fmt: skip
         engine.width = self.config.d_model
         return engine, unit
@@ -291,6 +291,7 @@ class DeviceWorkspace:
         picked: picked token ids on the host.
         arena: device memory for the values of a run, shared by the engine's states.
         issuer: prepares the state's runs.
+        prepared: the runs prepared last.
     """
 
     def __init__(self, engine: CudaEngine, state: DeviceState) -> None:
@@ -301,7 +302,7 @@ class DeviceWorkspace:
         self.addresses = {name: state.address(name) for name in (*state.where, *state.cache_where)}
         # the state's memory must outlive the runs that point into it
         self._kept: Any = (state.recurrent, state.caches)
-        self._prepared: OrderedDict[RunKey, PreparedRun] = OrderedDict()
+        self.prepared: OrderedDict[RunKey, PreparedRun] = OrderedDict()
         self.issuer: Issuer = engine.executor.issuer(runs, state)
         self._recorded = dict.fromkeys(runs.recorded())
         self._finite = np.zeros((runs.batch, runs.width), np.bool_)
@@ -344,7 +345,7 @@ class DeviceWorkspace:
 
     def calls(self, key: RunKey) -> list[KernelCall]:
         """Return the launches of a run, to measure its kernels one by one."""
-        work = self._prepared_run(key).work
+        work = self.prepared_run(key).work
         return work.calls if isinstance(work, Launches) else []
 
     def apply(self, state: DeviceState) -> Slots:
@@ -369,7 +370,7 @@ class DeviceWorkspace:
         )
 
     def _perform(self, run: DeviceRun, kind: str, *, picked: bool = False) -> PreparedRun:
-        prepared = self._prepared_run(self._key(kind, len(run.tokens), len(run.rows), picked))
+        prepared = self.prepared_run(self._key(kind, len(run.tokens), len(run.rows), picked))
         self.engine.sources.fill(prepared.inputs, run)
         prepared.run(run.step)
         return prepared
@@ -379,19 +380,20 @@ class DeviceWorkspace:
         if self.issuer.rehearses:
             return
         for key in self._recorded:
-            prepared = self._prepared[key] = PreparedRun(self, key, recorded=True)
+            prepared = self.prepared[key] = PreparedRun(self, key, recorded=True)
             prepared.record()
 
-    def _prepared_run(self, key: RunKey) -> PreparedRun:
-        run = self._prepared.get(key)
+    def prepared_run(self, key: RunKey) -> PreparedRun:
+        """Return a run of this size, from those prepared last or prepared now."""
+        run = self.prepared.get(key)
         if run is not None:
-            self._prepared.move_to_end(key)
+            self.prepared.move_to_end(key)
             return run
         self._grow(key)
-        run = self._prepared[key] = PreparedRun(self, key, recorded=key in self._recorded)
-        unrecorded = [other for other, prepared in self._prepared.items() if prepared.graph is None]
+        run = self.prepared[key] = PreparedRun(self, key, recorded=key in self._recorded)
+        unrecorded = [other for other, prepared in self.prepared.items() if prepared.graph is None]
         if len(unrecorded) > _MAX_PREPARED:
-            del self._prepared[unrecorded[0]]
+            del self.prepared[unrecorded[0]]
         return run
 
     def _grow(self, key: RunKey) -> None:
@@ -400,7 +402,7 @@ class DeviceWorkspace:
         logits = self.runs.logits_bytes(key.rows)
         if values <= self.arena.nbytes and logits <= self.out.nbytes:
             return
-        self._prepared.clear()
+        self.prepared.clear()
         if logits > self.out.nbytes:
             self.out = self.engine.exclusive.device.host(logits)
         if values > self.arena.nbytes:

@@ -47,6 +47,7 @@ class EngineContexts:
         trees: whether the graph can run draft trees; requires plugins too.
         weights_bytes, scratch_bytes: device memory in bytes.
         inputs, outputs: names of the graph's inputs and outputs.
+        native: the engine of TensorRT.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class EngineContexts:
         self._log = logger(trt.module)
         self._recorder = recorder(trt.module, self._log)
         # runtime and engine, to be dropped in reverse order once nothing runs
-        self._native: list[Any] = []
+        self._owned: list[Any] = []
         self._load(serialized)
         self.inputs, self.outputs = self._tensor_names()
-        self.scratch_bytes = int(self._engine.device_memory_size_v2)
+        self.scratch_bytes = int(self.native.device_memory_size_v2)
         self._scratch: Memory | None = None
         if self.scratch_bytes:
             self._scratch = device.allocate(self.scratch_bytes)
@@ -83,21 +84,21 @@ class EngineContexts:
         def load(_: int) -> None:
             runtime = self._module.Runtime(self._log)
             runtime.error_recorder = self._recorder
-            self._native += [runtime, runtime.deserialize_cuda_engine(serialized)]
+            self._owned += [runtime, runtime.deserialize_cuda_engine(serialized)]
 
-        self._device.keep(self, self._native)
+        self._device.keep(self, self._owned)
         with self.telling("loading the engine"):
             self._device.enqueue(load)
-        if self._native[-1] is None:
+        if self._owned[-1] is None:
             raise self.failed("loading the engine", remedy=_REBUILD)
 
     @property
-    def _engine(self) -> Any:
-        return self._native[-1]
+    def native(self) -> Any:
+        return self._owned[-1]
 
     def _tensor_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of inputs and outputs. Raises EngineError for one in host memory."""
-        engine, names = self._engine, ([], [])  # type: tuple[Any, tuple[list[str], list[str]]]
+        engine, names = self.native, ([], [])  # type: tuple[Any, tuple[list[str], list[str]]]
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
             if engine.get_tensor_location(name) != self._module.TensorLocation.DEVICE:
@@ -139,7 +140,7 @@ class EngineContexts:
         created: list[Any] = []
 
         def create(stream: int) -> None:
-            context = self._engine.create_execution_context(strategy)
+            context = self.native.create_execution_context(strategy)
             if context is None:
                 raise self.failed("creating an execution context")
             created.append(context)
@@ -209,19 +210,24 @@ class EngineContext:
 
 
 class BoundRun:
-    """A run ready to be enqueued."""
+    """A run ready to be enqueued.
+
+    Attributes:
+        context: the context it runs in.
+        run: its sizes and addresses.
+    """
 
     def __init__(self, contexts: EngineContexts, context: EngineContext, run: GraphRun) -> None:
         self._contexts = contexts
-        self._context = context
-        self._run = run
+        self.context = context
+        self.run = run
 
     @property
     def recordable(self) -> bool:
         """Whether `enqueue` may be recorded; read after the first call, as TensorRT for RTX may
         still have to compile kernels then.
         """
-        capturable = getattr(self._context.native, "is_stream_capturable", None)
+        capturable = getattr(self.context.native, "is_stream_capturable", None)
         if capturable is None:
             return True
         answers: list[bool] = []
@@ -230,14 +236,14 @@ class BoundRun:
 
     def bind(self, addresses: Mapping[str, int]) -> None:
         """Rebind the tensors to these addresses."""
-        self._run = self._run._replace(addresses=addresses)
+        self.run = self.run._replace(addresses=addresses)
 
     def enqueue(self) -> None:
         """Enqueue the run. Raises EngineError with TensorRT's messages."""
-        context, contexts = self._context, self._contexts
+        context, contexts = self.context, self._contexts
 
         def issue(stream: int) -> None:
-            context.tell(contexts, self._run)
+            context.tell(contexts, self.run)
             if not context.native.execute_async_v3(stream):
                 raise contexts.failed("running the engine")
 

@@ -169,19 +169,19 @@ class GraphIssuer:
 
 
 class GraphWork:
-    """See `edge.runtime.cuda.executor.PreparedWork`."""
+    """See `edge.runtime.cuda.executor.PreparedWork`. `bound`: the run of TensorRT's engine."""
 
     def __init__(self, bound: BoundRun, copies: Copies | None, places: Places) -> None:
-        self._bound = bound
+        self.bound = bound
         self._copies = copies
         self._places = places
 
     @property
     def recordable(self) -> bool:
-        return self._bound.recordable
+        return self.bound.recordable
 
     def issue(self) -> None:
-        self._bound.enqueue()
+        self.bound.enqueue()
 
     def finish(self, step: ReplayStep) -> None:
         if self._copies is not None:

@@ -139,7 +139,7 @@ def _timed(replays: list[float], *, latency: float) -> list[list[float]]:
     """Return the sleeps of `wait` after replays of one graph that take `latency`; the host is busy
     for a given time before each wait.
     """
-    from edge.runtime.cuda import core
+    from edge.runtime.cuda import core, install
 
     clock, slept = [0.0], [0.0]
     device = open_device(limit_s=None)
@@ -159,7 +159,7 @@ def _timed(replays: list[float], *, latency: float) -> list[list[float]]:
             slept[0] += seconds
             clock[0] += seconds
 
-    api = device._modules.api
+    api = install.load().api
     done, not_ready = api.cuStreamQuery, (api.CUresult.CUDA_ERROR_NOT_READY,)
     ends = [0.0]
 

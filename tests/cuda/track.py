@@ -16,7 +16,7 @@ from edge.export.graph.run import GraphRunner, GraphState
 from edge.launch import LaunchPlan, Pointer
 from edge.plugins.reference.graph import ReferenceGraph
 from edge.runtime.cuda.device import Device
-from edge.runtime.cuda.engine import CudaEngine, PreparedRun
+from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.inputs import DeviceRun
 from edge.runtime.cuda.runs import RunKey
 from edge.runtime.cuda.state import DeviceState
@@ -35,11 +35,10 @@ def kernels_values(
     workspace, count = state.workspace, tokens.shape[1]
     step = state.ledger.commit(count) if commit else state.ledger.run(count)
     key: RunKey = workspace.runs.key("chain", count, count)
-    workspace._grow(key)
-    prepared = PreparedRun(workspace, key)
+    prepared = workspace.prepared_run(key)
     engine.sources.fill(prepared.inputs, DeviceRun(tokens.T, step, range(count)))
     device = engine.exclusive.device
-    device.write(workspace.memory, 0, prepared._host)
+    device.write(workspace.memory, 0, workspace.host)
     found: Values = {}
     plan = engine.plan
     launches = [plan.launches[i] for i in plan.programs[key.program].launches]

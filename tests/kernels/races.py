@@ -125,7 +125,7 @@ def watched(seed: int = 0) -> Iterator[Counter[str]]:
     """
     most: Counter[str] = Counter()
     rng = np.random.default_rng(seed)
-    real = InterpretDevice._run
+    real = InterpretDevice.run_kernel
 
     def run(device: Any, variant: Any, function: Any, grid: Any, values: Any) -> None:
         launch = Launch(variant.kernel, grid, rng)
@@ -134,7 +134,7 @@ def watched(seed: int = 0) -> Iterator[Counter[str]]:
         launch.check()
         most[variant.kernel] = max(most[variant.kernel], int(np.prod(grid)))
 
-    with mock.patch.object(InterpretDevice, "_run", run):
+    with mock.patch.object(InterpretDevice, "run_kernel", run):
         yield most
 
 

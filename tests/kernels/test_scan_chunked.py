@@ -86,7 +86,7 @@ def test_plans_of_earlier_versions_run_on_a_cpu(
         grid = (Size(times=constants["HEADS"]), Size(times=1), Size(of="B"))
         at.launch("scan_chunked.scan", given, sizes, grid, warps=8, stages=1, settles=True)
 
-    monkeypatch.setattr(lowering, "_by_chunks", in_turn)
+    monkeypatch.setattr(lowering, "by_chunks", in_turn)
     tokens, state = layer.tokens(37, 2), layer.start(2)
     out = launch(Run(layer, state, tokens, store=2, source=1, regime=MANY))
     y, last = layer.reference(tokens, state)

@@ -90,7 +90,7 @@ def tensorrt_engine(cuda: CudaEngine, graph: Path, kind: Kind) -> TensorRTEngine
             PlanExecutor(plan, kernels, weights, device), contexts, built,
             rebuild=lambda larger: cache.command("BUNDLE", larger),
         ),
-        chunk=min(cuda.chunk, built.chunk), identity=cuda.identity, state_dtypes=cuda._state_dtypes,
+        chunk=min(cuda.chunk, built.chunk), identity=cuda.identity, state_dtypes=cuda.state_dtypes,
     )  # fmt: skip
 
 
@@ -98,5 +98,5 @@ def native(engine: TensorRTEngine) -> ort_tensorrt.Engine:
     """Return what runs in TensorRT's place."""
     executor = engine.executor
     assert isinstance(executor, GraphExecutor)
-    found: ort_tensorrt.Engine = executor.contexts._engine  # type: ignore[attr-defined]
+    found: ort_tensorrt.Engine = executor.contexts.native  # type: ignore[attr-defined]
     return found

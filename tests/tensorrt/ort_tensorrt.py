@@ -147,14 +147,14 @@ class Execution:
         if len(shape) != len(least) or not all(
             low <= size <= high for low, size, high in zip(least, shape, most, strict=True)
         ):
-            return self._refused(f"{name}: {shape} is not within {least} … {most}")
+            return self.refused(f"{name}: {shape} is not within {least} … {most}")
         self._shapes[name] = tuple(shape)
         return True
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         self.told += 1
         if name not in self._engine.ports or memory % 256:
-            return self._refused(f"{name} at {memory:#x}")
+            return self.refused(f"{name} at {memory:#x}")
         self._addresses[name] = memory
         return True
 
@@ -162,13 +162,13 @@ class Execution:
         engine = self._engine
         assert stream_handle == STREAM
         if self._memory[0] == 0 or self._memory[1] < engine.device_memory_size_v2:
-            return self._refused("has no memory to work in")
+            return self.refused("has no memory to work in")
         if missing := [n for n in engine.inputs if n not in self._shapes]:
-            return self._refused(f"inputs without a shape: {missing}")
+            return self.refused(f"inputs without a shape: {missing}")
         if missing := [n for n in engine.ports if n not in self._addresses]:
-            return self._refused(f"tensors without an address: {missing}")
+            return self.refused(f"tensors without an address: {missing}")
         if engine.device.recording and self._rehearsed != self._shapes:
-            return self._refused("was not run with these shapes before it is captured")
+            return self.refused("was not run with these shapes before it is captured")
         shapes, addresses = dict(self._shapes), dict(self._addresses)
         self._rehearsed = shapes
 
@@ -179,7 +179,7 @@ class Execution:
         engine.device.issue(perform)
         return True
 
-    def _refused(self, text: str) -> bool:
+    def refused(self, text: str) -> bool:
         self.error_recorder.report_error(3, text)
         return False
 

@@ -47,7 +47,8 @@ def test_what_the_tests_speak_is_what_tensorrt_speaks(
 ) -> None:
     """Every method that the runtime calls exists, with the parameters it passes, by position."""
     other = getattr(real, theirs)
-    own = {"ports", "inputs", "outputs", "profiles", "device", "perform", "name", "value", "told"}
+    own = {"ports", "inputs", "outputs", "profiles", "device", "perform", "name", "value", "told",
+           "refused"}  # fmt: skip
     for name in [each for each in vars(ours) if not each.startswith("_") and each not in own]:
         method = getattr(ours, name)
         assert hasattr(other, name), f"{theirs}.{name}"
@@ -94,7 +95,7 @@ def test_refusals_in_a_run_leave_the_state_where_it_was(monkeypatch: pytest.Monk
     engine.run(tokens(5, seed=1), state, commit=True)
     before = state.arrays()
     execute = ort_tensorrt.Execution.execute_async_v3
-    refused = ort_tensorrt.Execution._refused
+    refused = ort_tensorrt.Execution.refused
 
     monkeypatch.setattr(
         ort_tensorrt.Execution, "execute_async_v3", lambda self, _: refused(self, "no kernel image")
@@ -123,8 +124,8 @@ def test_shapes_and_addresses_that_are_refused() -> None:
     state = engine.new_state(window=2)
     engine.run(tokens(7), state, commit=True)
     contexts, found = engine.executor.contexts, native(engine)  # type: ignore[attr-defined]
-    bound = state.workspace._prepared_run(state.workspace.runs.key("chain", 7, 1)).work._bound
-    run: GraphRun = bound._run
+    bound = state.workspace.prepared_run(state.workspace.runs.key("chain", 7, 1)).work.bound
+    run: GraphRun = bound.run
     with pytest.raises(EngineError, match="no profile for a run of T 49, "):
         contexts.bound(run._replace(symbols={**run.symbols, "T": 49}), own=False)
     wide = run._replace(shapes={**run.shapes, "tokens": (7, 9)})
@@ -145,10 +146,10 @@ def test_nothing_waits_for_the_garbage_collector() -> None:
     state = engine.new_state(window=1)
     for count in (1, 3):
         engine.run(tokens(count), state, commit=True)
-    ready = state.workspace._prepared_run
-    own, shared = (ready(state.workspace.runs.key("chain", n, 1)).work._bound for n in (1, 3))
-    held, kept = own._context.held, shared._context.held
-    contexts = weakref.ref(own._contexts)
+    ready = state.workspace.prepared_run
+    own, shared = (ready(state.workspace.runs.key("chain", n, 1)).work.bound for n in (1, 3))
+    held, kept = own.context.held, shared.context.held
+    contexts = weakref.ref(engine.executor.contexts)  # type: ignore[attr-defined]
     assert held[0] in native(engine).contexts
     gc.collect()
     gc.disable()

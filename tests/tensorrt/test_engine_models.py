@@ -280,7 +280,7 @@ def test_recorded_runs_have_contexts_of_their_own_and_others_share(kind: Kind) -
     assert len(told) == 2
     steps_and_pairs()
     assert told == [context.told for context in found.contexts], "not told again"
-    graphs = [each.graph is not None for each in state.workspace._prepared.values()]
+    graphs = [each.graph is not None for each in state.workspace.prepared.values()]
     assert graphs == [True] * 3, "recorded when run again"
     engine.run(tokens(7), state, commit=True)
     engine.run(tokens(9), state, commit=True)
