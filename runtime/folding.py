@@ -31,20 +31,21 @@ _MAX_STEPS, _MAX_DEPTH = 200_000, 32
 # left out
 _DYNAMIC, _OMITTED = object(), object()
 Scope: TypeAlias = ChainMap[bytes, Any]
+UNKNOWN = (Unbounded, ArithmeticError, LookupError, TypeError, ValueError)
 _ABSENT: Message = {}  # an attribute that a call leaves out
 
 
 def is_bounded(model: Message) -> bool:
     """Return whether folding the constants of a graph from `graph.check` stays within the limit."""
-    walk = _Walk(model)
+    walk = Walk(model)
     try:
-        walk.graph(model["graph"], ChainMap({b"": _OMITTED}), {}, 0)
-    except (Unbounded, ArithmeticError, LookupError, TypeError, ValueError):
+        walk.known()
+    except UNKNOWN:
         return False
     return walk.made <= _FREE_VALUES + _VALUES_PER_WEIGHT * walk.stored
 
 
-class _Walk:
+class Walk:
     """A walk through a graph and the functions it calls.
 
     Attributes:
@@ -53,6 +54,7 @@ class _Walk:
     """
 
     def __init__(self, model: Message) -> None:
+        self._main: Message = model["graph"]
         self._functions = {
             (function.get("domain", b""), function.get("name", b"")): function
             for function in model.get("functions", ())
@@ -61,16 +63,29 @@ class _Walk:
         self._call_cache: dict[Any, tuple[int, list[Any]]] = {}
         self._digests: dict[int, bytes] = {}
 
-    def graph(
+    def known(self) -> Scope:
+        """Walk the main graph and return what is known of each of its values.
+
+        Raises one of `UNKNOWN` at the first value without a bound.
+        """
+        return self._walked(self._main, ChainMap({b"": _OMITTED}), {}, 0)
+
+    def _outputs(
         self, graph: Message, outer: Scope, attributes: Mapping[bytes, Message], depth: int
     ) -> list[Any]:
-        """Return the graph's outputs. `outer`: values in scope; `attributes`: those of the call."""
+        scope = self._walked(graph, outer, attributes, depth)
+        return [scope.get(name_of(value), _DYNAMIC) for value in graph.get("output", ())]
+
+    def _walked(
+        self, graph: Message, outer: Scope, attributes: Mapping[bytes, Message], depth: int
+    ) -> Scope:
+        """Return the graph's values. `outer`: values in scope; `attributes`: those of the call."""
         scope = outer.new_child({name_of(v): _DYNAMIC for v in graph.get("input", ())})
         for tensor in graph.get("initializer", ()):
             scope[tensor.get("name", b"")] = constant = _tensor_constant(tensor)
             self.stored += constant.count
         self._walk_nodes(graph, scope, attributes, depth)
-        return [scope.get(name_of(value), _DYNAMIC) for value in graph.get("output", ())]
+        return scope
 
     def _walk_nodes(
         self, graph: Message, scope: Scope, attributes: Mapping[bytes, Message], depth: int
@@ -109,7 +124,9 @@ class _Walk:
             return self._call(op, inputs, node_attributes, depth)
         subgraphs = [attribute["g"] for attribute in node_attributes.values() if "g" in attribute]
         if subgraphs:
-            branch_outputs = [self.graph(body, scope, attributes, depth + 1) for body in subgraphs]
+            branch_outputs = [
+                self._outputs(body, scope, attributes, depth + 1) for body in subgraphs
+            ]
             return _if_outputs(branch_outputs) if op[1] == b"If" else [_DYNAMIC]
         if op == (b"", b"Constant"):
             return [_constant_value(node_attributes)]

@@ -60,6 +60,11 @@ class JoinedEngine(WrappedEngine):
         self._due: set[int] = set()  # states of the last step that have made no new request
         self._wait_until = 0.0  # time at which waiting for them ends
 
+    @property
+    def requests(self) -> int:
+        """Number of steps and of exclusive runs that wait or run."""
+        return len(self._steps) + len(self._exclusive_queue)
+
     def run(
         self,
         tokens: NDArray[np.int64],

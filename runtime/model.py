@@ -168,7 +168,7 @@ def load(
 
 
 # engines of this process still in use, keyed by everything they depend on
-_ENGINES: WeakValueDictionary[tuple[Any, ...], Engine] = WeakValueDictionary()
+ENGINES_IN_USE: WeakValueDictionary[tuple[Any, ...], Engine] = WeakValueDictionary()
 _ENGINE_VARIABLES = ("EDGE_CPU_LIBRARY", "EDGE_CPU_SET", "EDGE_ORT_PROVIDERS")
 
 
@@ -189,12 +189,12 @@ def _shared_engine(
     # they determine `threads` None, and where threads are pinned
     cores = cpu.usable_cores(), *(os.sched_getaffinity(0) if pin else ())
     key = (os.getpid(), bundle.fingerprint, name, threads, spin, provider, pin, cores, *environment)
-    if (cached := _ENGINES.get(key)) is not None:
+    if (cached := ENGINES_IN_USE.get(key)) is not None:
         bundle.verify()
         return cached
     memory.check_weights(bundle.manifest, bundle.path)
     engine = opened()
-    _ENGINES[key] = engine
+    ENGINES_IN_USE[key] = engine
     return engine
 
 

@@ -45,6 +45,7 @@ class OrtEngine(Engine):
     Attributes:
         threads: number of CPU threads of a run.
         provider: ONNX Runtime's provider.
+        device: where the provider keeps tensors; None for the host.
         identity: identity of the states it creates.
         inputs: names of the graph's inputs.
         width: number of values in a row that `run` returns.
@@ -103,7 +104,7 @@ class OrtEngine(Engine):
         self._session, self.provider = ort_session.load_on(
             choice, data, path, options, folder, memory.most_of_runs(config, chunk)
         )
-        self._device = ort_providers.device(self.provider)
+        self.device = ort_providers.device(self.provider)
         # loading transposes and packs weights: a 130M model in int8 leaves 50 MB of freed copies
         memory.trim()
         self._resident = max(0, memory.private_bytes() - bytes_before)
@@ -170,10 +171,10 @@ class OrtEngine(Engine):
 
     def attach(self, state: StateBuffers) -> None:
         """Give a state the workspace its runs need, and copies on the provider's device."""
-        if self._device is not None:
+        if self.device is not None:
             # in the order in which `Bindings` counts them
             rings = sorted(state.rings.items(), key=lambda item: item[0] in state.layout.logs)
-            state.device = DeviceSlots({**dict(rings), **state.bases}, self._device)
+            state.device = DeviceSlots({**dict(rings), **state.bases}, self.device)
         state.workspace = OrtWorkspace(self, state)
 
     def memory_plan(

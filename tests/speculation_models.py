@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.torch import load_file, save_file
 
 import edge
 from edge.export.exporter import export_checkpoint
+from edge.runtime.context import Logits
 from edge.runtime.model import Model
 from edge.runtime.session import Session
+from edge.runtime.speculate.text_drafter import TextDrafter
 from tests import checkpoints, transformers_checkpoints
 from tests.session_models import states
 
@@ -102,3 +106,23 @@ def _rewrite(file: Path, added: tuple[str, ...], indent: int | None) -> None:
         entry = {"id": count + number, "content": text, "special": True, **flags}
         data["added_tokens"].append(entry)
     file.write_text(json.dumps(data, indent=indent))
+
+
+def read_lengths(drafter: TextDrafter, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record how many tokens the drafter reads each time that it follows the target's text."""
+    lengths: list[int] = []
+    fed: list[int] = []
+    feed, advance = drafter.context.feed, drafter.context.advance
+
+    def watched_feed(tokens: Sequence[int], halted: Callable[[], object]) -> Logits | None:
+        fed.append(len(tokens))
+        return feed(tokens, halted)
+
+    def watched_advance(tokens: Sequence[int]) -> Logits:
+        lengths.append(sum(fed) + len(tokens))
+        fed.clear()
+        return advance(tokens)
+
+    monkeypatch.setattr(drafter.context, "feed", watched_feed)
+    monkeypatch.setattr(drafter.context, "advance", watched_advance)
+    return lengths

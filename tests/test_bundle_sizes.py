@@ -104,7 +104,7 @@ def test_weights_of_a_model_that_is_said_to_be_large_are_not_hashed_if_sparse(
 def test_holes_are_told_from_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a file may be holes; a disk that does not know of holes has none."""
     needs_holes(tmp_path)
-    monkeypatch.setattr(files, "_MAY_BE_HOLES", 1 << 20)
+    monkeypatch.setattr(files, "MAY_BE_HOLES", 1 << 20)
     path, piece, size = tmp_path / "file", 1 << 16, 1 << 24
     for share, holes in ((0, True), (4, True), (1, False), (12, False)):
         with path.open("wb") as file:

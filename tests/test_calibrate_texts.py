@@ -16,7 +16,7 @@ from edge.export.calibration.texts import (
     GREETINGS,
     CalibrationText,
     TextReader,
-    _TokenSource,
+    TokenSource,
     checkpoint_reader,
     read_text,
 )
@@ -107,7 +107,7 @@ def test_the_beginning_of_a_block_has_the_tokens_of_the_whole(kind: str, tmp_pat
     path = written(tmp_path / "a.txt", content)
     reader = TextReader(tokenizer(kind))
     with path.open("rb") as file:
-        source, used = _TokenSource(file, path, reader), 0
+        source, used = TokenSource(file, path, reader), 0
         for start in range(0, len(content.encode()), 7001):
             whole = next(source.pieces(start))
             for wanted in (1, 16, 100):

@@ -20,7 +20,7 @@ from prompt_toolkit.document import Document
 import edge
 from edge.apps.chat import conversation
 from edge.apps.chat.commands import COMMANDS, Chat, following
-from edge.apps.chat.input import _completer
+from edge.apps.chat.input import command_completer
 from tests.session_models import bundle, model
 from tests.terminal import ENDLESS, GIVE_UP, SHORT, Terminal
 
@@ -266,7 +266,7 @@ def test_names_of_what_is_kept_are_completed(
     for line in ("/save monday", "/fork most", "/save the-day-after-that-monday"):
         word, name = line.split()
         COMMANDS[word].run(this, name)
-    completer = _completer(COMMANDS, partial(following, this))
+    completer = command_completer(COMMANDS, partial(following, this))
 
     def found(typed: str) -> list[str]:
         ends = completer.get_completions(Document(typed), CompleteEvent())

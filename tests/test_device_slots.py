@@ -31,7 +31,7 @@ WINDOW = 4
 def on_device(kind: str) -> OrtEngine:
     """Return an engine with the session of the usual one, whose states have copies."""
     out = copy.copy(engine(kind))
-    out._device = DEVICE
+    out.device = DEVICE
     return out
 
 

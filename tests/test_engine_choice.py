@@ -23,7 +23,7 @@ from edge.runtime.ort_providers import VARIABLE
 @pytest.fixture(autouse=True)
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share no engine: these tests check how each is opened."""
-    monkeypatch.setattr("edge.runtime.model._ENGINES", MagicMock(get=lambda key: None))
+    monkeypatch.setattr("edge.runtime.model.ENGINES_IN_USE", MagicMock(get=lambda key: None))
 
 
 compiled = pytest.mark.skipif(library.path() is None, reason="needs the kernels for CPUs")

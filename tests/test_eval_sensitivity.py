@@ -29,8 +29,8 @@ from edge.apps.evaluate.sensitivity import (
     NOTHING,
     WEIGHTS,
     Site,
-    _logits,
     graph_of,
+    logits_at,
     measure_layers,
     measure_sites,
     reference,
@@ -79,7 +79,7 @@ def runs(of: Model, count: int = 120, window: int = 40) -> list[TextRun]:
 
 def logits(of: Model, ids: np.ndarray, site: Site = NOTHING) -> np.ndarray:
     graph = reference(of, graph_of(of))
-    return _logits(graph, GraphRunner(graph, of.config), ids, site)
+    return logits_at(graph, GraphRunner(graph, of.config), ids, site)
 
 
 @pytest.mark.parametrize(("kind", "quant", "choices"), SLOW)
@@ -106,7 +106,7 @@ def _with(floating: Model, ids: np.ndarray, site: Site) -> np.ndarray:
     from edge.apps.evaluate.roundings import with_weights
 
     graph = reference(floating, with_weights(graph_of(floating), site.weights))
-    return _logits(graph, GraphRunner(graph, floating.config), ids, site)
+    return logits_at(graph, GraphRunner(graph, floating.config), ids, site)
 
 
 def test_each_site_is_there_once_and_alone() -> None:

@@ -118,7 +118,7 @@ def test_zeros_and_tiny_values_stay_finite(bits: int) -> None:
 def test_the_slab_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = np.random.default_rng(3).standard_normal((50, 64)).astype(np.float32)
     whole = quantize_blocks(weight, 4, 32)
-    monkeypatch.setattr("edge.export.quantize.weights._SLAB_ELEMENTS", 64 * 7)
+    monkeypatch.setattr("edge.export.quantize.weights.SLAB_ELEMENTS", 64 * 7)
     slabs = quantize_blocks(weight, 4, 32)
     assert all(np.array_equal(a, b) for a, b in zip(whole, slabs, strict=True))
 

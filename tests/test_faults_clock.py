@@ -86,12 +86,12 @@ def test_row_54_answers_deadlines_and_timings(jumping: list[float]) -> None:
 def test_row_54_a_server_keeps_its_deadlines(jumping: list[float]) -> None:
     from edge.apps.serve.jobs import Ended, Job
     from tests.server_process import PATIENCE
-    from tests.test_serve_worker import _ask, _Events, _model, _worker
+    from tests.test_serve_worker import Events, ask, model_of, new_worker
 
-    worker, events = _worker(), _Events()
-    model = _model(worker)
+    worker, events = new_worker(), Events()
+    model = model_of(worker)
     for _ in range(2):
-        worker.submit(Job(_ask(model, "x", 5), time.monotonic() + PATIENCE, events.append))
+        worker.submit(Job(ask(model, "x", 5), time.monotonic() + PATIENCE, events.append))
         ended = events.last()
         assert isinstance(ended, Ended) and len(ended.results[0].tokens) == 5
     worker.stop()

@@ -238,8 +238,10 @@ def test_kept_states_are_found_or_forgotten_whatever_stopped_their_keeping(
             store.add(_mark(talk, 2000))
 
     for at in range(1, 100_000, 7):
-        store, tracer = slot.PrefixStore(8000), Interrupt(at, room, problem)
-        monkeypatch.setattr(store, "_lock", nullcontext())  # acquiring it raises nothing itself
+        with monkeypatch.context() as patch:  # acquiring the store's lock raises nothing itself
+            patch.setattr(threading, "Lock", nullcontext)
+            store = slot.PrefixStore(8000)
+        tracer = Interrupt(at, room, problem)
         before = sys.gettrace()
         sys.settrace(tracer)
         with suppress(problem):

@@ -29,7 +29,7 @@ from tests.test_faults_disk import names
 @pytest.fixture(autouse=True)
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share no engine: these tests check how each is opened."""
-    monkeypatch.setattr("edge.runtime.model._ENGINES", MagicMock(get=lambda key: None))
+    monkeypatch.setattr("edge.runtime.model.ENGINES_IN_USE", MagicMock(get=lambda key: None))
 
 
 ROOT = Path(__file__).parent.parent

@@ -110,10 +110,11 @@ def test_a_hessian_that_rounding_made_indefinite_is_damped_more() -> None:
     assert found < _error(weight, *quantize_blocks(weight, 4, 64), x)
 
 
-def test_a_singular_hessian_without_damping_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.export.quantize.gptq._DAMP", 0.0)
+def test_a_hessian_that_no_damping_makes_definite_is_refused() -> None:
+    hessian = np.full((64, 64), 1e6)
+    np.fill_diagonal(hessian, 1.0)
     with pytest.raises(ExportError, match="cannot be inverted"):
-        quantize_gptq(_weight(4, 64), np.ones((64, 64)), 64)
+        quantize_gptq(_weight(4, 64), hessian, 64)
 
 
 def test_inputs_that_never_were_active_are_rounded_to_nearest() -> None:

@@ -145,7 +145,7 @@ def test_an_answer_that_ends_early_is_no_text() -> None:
 def grammar(model: CModel, schema: str) -> tuple[Constraint, Callable[[], object]]:
     """Return a constraint that llguidance checks, as a program in C would use its library."""
     tokenizer = edge.load("demo", engine="cpu", threads=1).tokenizer
-    own = GrammarVocabulary(tokenizer)._tokenizer
+    own = GrammarVocabulary(tokenizer).tokenizer
     matcher = llguidance.LLMatcher(own, llguidance.LLMatcher.grammar_from_json_schema(schema))
 
     def allow(_: object, mask: object, words: int) -> int:

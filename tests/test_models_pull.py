@@ -230,7 +230,7 @@ def test_the_token_goes_to_the_hub_alone(hub: FakeHub, monkeypatch: pytest.Monke
     assert call("pull", REPOSITORY, *QUICK).exit_code == 0
     asked = urllib.request.Request("https://hub/x", headers={"Authorization": "Bearer hf_secret"})
     for url, kept in (("https://hub/y", True), ("http://hub/y", False)):
-        following = download._OtherHost().redirect_request(asked, None, 302, "", {}, url)
+        following = download.Redirects().redirect_request(asked, None, 302, "", {}, url)
         assert following.has_header("Authorization") is kept
     told = {host.partition(":")[0]: secret for _, _, secret, host in hub.asked}
     assert told == {"127.0.0.1": "Bearer hf_secret", "localhost": None}

@@ -83,7 +83,7 @@ def test_redirects_lead_to_files_over_http(location: str, hub: FakeHub) -> None:
 
 def test_other_machines_lead_nobody_to_this_one() -> None:
     """Services on loopback, or with a cloud's secrets, trust whoever can reach them."""
-    following = download._OtherHost().redirect_request
+    following = download.Redirects().redirect_request
     for there in ("127.0.0.1", "localhost:80", "[::1]:11434", "169.254.169.254", "0.0.0.0",
                   "127.1", "2130706433", "[::ffff:127.0.0.1]"):  # fmt: skip
         far = urllib.request.Request("http://hub.example/x")

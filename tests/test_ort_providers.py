@@ -40,7 +40,7 @@ from edge.runtime.ort_providers import PROVIDERS, VARIABLE, Choice, choose
 @pytest.fixture(autouse=True)
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share no engine: these tests check how each is opened."""
-    monkeypatch.setattr("edge.runtime.model._ENGINES", MagicMock(get=lambda key: None))
+    monkeypatch.setattr("edge.runtime.model.ENGINES_IN_USE", MagicMock(get=lambda key: None))
 
 
 HERE = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)

@@ -94,7 +94,7 @@ def test_a_fault_in_the_middle_of_a_stream_is_told(capsys: pytest.CaptureFixture
 
     async def sent() -> list[bytes]:
         form, broken, asked = cast("tuple[Any, Any, Any]", (Form(), Broken(), None))
-        return [part async for part in app._chunks(form, Piece("a"), broken, asked, {})]
+        return [part async for part in app.answer_chunks(form, Piece("a"), broken, asked, {})]
 
     first, last = asyncio.run(sent())
     assert json.loads(first[6:]) == {"text": "a"}

@@ -27,16 +27,16 @@ DRAFT = "demo-draft"  # without attention: its answers need not end
 
 
 def test_clients_take_turns_and_each_is_answered_in_the_order_it_asked() -> None:
-    worker, events, order = _worker(), _Events(), _Events()
-    model = _model(worker)
-    running = Job(_ask(model, "x"), time.monotonic() + PATIENCE, events.append, client="many")
+    worker, events, order = new_worker(), Events(), Events()
+    model = model_of(worker)
+    running = Job(ask(model, "x"), time.monotonic() + PATIENCE, events.append, client="many")
     worker.submit(running)
     assert isinstance(events.first(), Piece)
     asked = [("many", "a"), ("many", "b"), ("many", "c"), ("one", "d"), ("other", "e")]
     for client, name in asked:
-        ask = _ask(model, name, 2)
+        request = ask(model, name, 2)
         worker.submit(
-            Job(ask, time.monotonic() + PATIENCE,
+            Job(request, time.monotonic() + PATIENCE,
                 lambda event, name=name: None if isinstance(event, Piece) else order.append(name),
                 client=client)
         )  # fmt: skip
@@ -50,10 +50,10 @@ def test_clients_take_turns_and_each_is_answered_in_the_order_it_asked() -> None
 def test_a_cancel_takes_effect_within_one_step(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`at`: the engine run during which the client disconnects; the first reads the prompt."""
     runs: list[int] = []
-    worker = _worker()
-    model = _model(worker)
-    engine, events = model.engine, _Events()
-    job = Job(_ask(model, "x " * 600), time.monotonic() + PATIENCE, events.append)
+    worker = new_worker()
+    model = model_of(worker)
+    engine, events = model.engine, Events()
+    job = Job(ask(model, "x " * 600), time.monotonic() + PATIENCE, events.append)
     real = engine.run
 
     def run(*arguments: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ def test_a_cancel_takes_effect_within_one_step(at: int, monkeypatch: pytest.Monk
     ended = events.last()
     assert isinstance(ended, Ended) and ended.results[0].finish_reason == "cancelled"
     assert len(runs) == at
-    worker.submit(Job(_ask(model, "x", 3), time.monotonic() + PATIENCE, events.append))
+    worker.submit(Job(ask(model, "x", 3), time.monotonic() + PATIENCE, events.append))
     ended = events.last()
     assert isinstance(ended, Ended) and len(ended.results[0].tokens) == 3  # the engine is free
     worker.stop()
@@ -75,11 +75,11 @@ def test_a_cancel_takes_effect_within_one_step(at: int, monkeypatch: pytest.Monk
 
 
 def test_what_was_cancelled_while_it_waited_never_begins() -> None:
-    worker, events, left = _worker(), _Events(), _Events()
-    model = _model(worker)
-    running = Job(_ask(model, "x"), time.monotonic() + PATIENCE, events.append)
-    waiting = Job(_ask(model, "y"), time.monotonic() + PATIENCE, left.append)
-    late = Job(_ask(model, "z"), time.monotonic() - 1, left.append)
+    worker, events, left = new_worker(), Events(), Events()
+    model = model_of(worker)
+    running = Job(ask(model, "x"), time.monotonic() + PATIENCE, events.append)
+    waiting = Job(ask(model, "y"), time.monotonic() + PATIENCE, left.append)
+    late = Job(ask(model, "z"), time.monotonic() - 1, left.append)
     worker.submit(running)
     assert isinstance(events.first(), Piece)
     worker.submit(waiting)
@@ -97,20 +97,20 @@ def test_what_was_cancelled_while_it_waited_never_begins() -> None:
 def test_a_failure_inside_is_told_and_the_next_request_is_answered(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    worker, events = _worker(), _Events()
-    model = _model(worker)
+    worker, events = new_worker(), Events()
+    model = model_of(worker)
 
     def broken(*arguments: Any, **options: Any) -> Any:
         raise ZeroDivisionError("in the engine")
 
     with monkeypatch.context() as patch:
         patch.setattr(model.engine, "run", broken)
-        worker.submit(Job(_ask(model, "x"), time.monotonic() + PATIENCE, events.append))
+        worker.submit(Job(ask(model, "x"), time.monotonic() + PATIENCE, events.append))
         problem = events.last()
     assert isinstance(problem, ApiError) and problem.status == 500
     assert "ZeroDivisionError" not in problem.message
     assert "ZeroDivisionError" in capsys.readouterr().err
-    worker.submit(Job(_ask(model, "x", 3), time.monotonic() + PATIENCE, events.append))
+    worker.submit(Job(ask(model, "x", 3), time.monotonic() + PATIENCE, events.append))
     assert isinstance(events.last(), Ended)
     worker.stop()
     assert worker.join(PATIENCE)
@@ -146,7 +146,7 @@ def test_while_it_loads_it_says_so() -> None:
 
 
 def test_a_deadline_counts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = _worker()
+    worker = new_worker()
     monkeypatch.setattr(worker, "submit", lambda job: None)  # its turn never comes
     app = App(_settings(ServerLimits(deadline_s=0.05)), worker)
     status, headers, body = _call(app, "POST", "/v1/completions", {"prompt": "x"})
@@ -159,7 +159,7 @@ def test_a_deadline_counts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- helpers -------------------------------------------------------------------------------------
 
 
-class _Events:
+class Events:
     """The events of a job, for a thread that waits."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class _Events:
         return event
 
 
-def _worker() -> ModelWorker:
+def new_worker() -> ModelWorker:
     """Return a worker that is ready."""
     model, ready = edge.load(DRAFT, threads=1), threading.Event()
     worker = ModelWorker(
@@ -195,12 +195,12 @@ def _worker() -> ModelWorker:
     return worker
 
 
-def _model(worker: ModelWorker) -> Model:
+def model_of(worker: ModelWorker) -> Model:
     assert worker.served is not None
     return worker.served.model
 
 
-def _ask(model: Model, text: str, max_tokens: int = 1_000_000) -> ParsedRequest:
+def ask(model: Model, text: str, max_tokens: int = 1_000_000) -> ParsedRequest:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, logit_bias={6: -100.0})
     return ParsedRequest(False, tuple(model.tokenizer.encode(text)), params, False, False)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 
 import edge
 from edge.errors import InputError
-from edge.runtime.context import Logits
 from edge.runtime.model import Model
 from edge.runtime.session import Session
+from edge.runtime.speculate.draft import Draft
 from edge.runtime.speculate.text_drafter import BACK, TextDrafter
+from tests.speculation_models import read_lengths
 
 PROMPTS = ("What do you like to do?", "Hello, how are you?")
 Ahead = tuple[bytes, bytes, int]
@@ -34,25 +35,21 @@ def _session(tokens: int, accept: str = "exact") -> tuple[Session, TextDrafter]:
 
 
 def _follow(drafter: TextDrafter, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Ahead], list[int]]:
-    """Record before each draft (text read by the drafter, target's text, bytes drafted), and the
-    tokens read for each.
+    """Record of each draft (text read by the drafter, as much of the target's text, bytes drafted),
+    and the number of tokens read for it.
     """
     drafts: list[Ahead] = []
-    reads: list[int] = []
-    ahead, read = drafter._draft_ahead, drafter._consume
+    reads = read_lengths(drafter, monkeypatch)
+    propose = drafter.propose
 
-    def watched_ahead(logits: Logits, begun: bytes, count: int) -> list[int]:
-        before = bytes(drafter.said.data) + begun
-        found = ahead(logits, begun, count)
-        drafts.append((before, bytes(drafter.heard.data), len(found)))
-        return found
+    def watched(*arguments: Any) -> Draft:
+        draft = propose(*arguments)
+        read, heard = (bytes(side.data[: drafter.agreed]) for side in (drafter.said, drafter.heard))
+        if draft.tokens:
+            drafts.append((read, heard, len(draft.tokens)))
+        return draft
 
-    def watched_read(tokens: Sequence[int]) -> Logits:
-        reads.append(len(tokens))
-        return read(tokens)
-
-    monkeypatch.setattr(drafter, "_draft_ahead", watched_ahead)
-    monkeypatch.setattr(drafter, "_consume", watched_read)
+    monkeypatch.setattr(drafter, "propose", watched)
     return drafts, reads
 
 

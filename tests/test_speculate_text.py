@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 import edge
 from edge.errors import InputError
 from edge.export.exporter import export_checkpoint
-from edge.runtime.context import Logits
 from edge.runtime.model import Model
 from edge.runtime.session import Session
 from edge.runtime.speculate.draft import Draft
@@ -29,7 +27,7 @@ from edge.runtime.speculate.text import (
 from edge.runtime.speculate.text_drafter import BACK, TextDrafter
 from tests.session_models import model
 from tests.speculate_samples import third_tokens_are_alike
-from tests.speculation_models import check_same
+from tests.speculation_models import check_same, read_lengths
 from tests.text_samples import byte_level, tokenizer
 from tests.transformers_checkpoints import save_mamba
 
@@ -208,13 +206,7 @@ def test_trained_models_draft_for_each_other(
 ) -> None:
     plain, drafting = _sessions(demo(target), demo(drafter), 6)
     _watched(drafting, monkeypatch)
-    real, read = _drafter(drafting)._consume, []
-
-    def reads(tokens: Sequence[int]) -> Logits:
-        read.append(len(tokens))
-        return real(tokens)
-
-    monkeypatch.setattr(_drafter(drafting), "_consume", reads)
+    read = read_lengths(_drafter(drafting), monkeypatch)
     rounds = accepted = steps = 0
     for prompt in ("Hello, how are you?", "What do you like to do?"):
         results = [

@@ -11,8 +11,7 @@ import edge
 from edge.runtime.constrain.tools import ToolUse, tool_use
 from edge.runtime.model import Model
 from edge.text.template import ChatTemplate
-from edge.text.tools import HERMES, CallForm, ToolCall
-from edge.text.tools import _form as form_of
+from edge.text.tools import HERMES, CallForm, ToolCall, json_form
 from edge.text.xml_calls import XmlForm
 from tests.session_models import bundle
 
@@ -78,15 +77,15 @@ FORMS: dict[str, tuple[str, CallForm]] = {
     "hermes": (_HERMES, HERMES),
     "nemotron": (
         _template(_between(_LISTED, "<TOOLCALL>", "</TOOLCALL>")),
-        form_of("<TOOLCALL>", "</TOOLCALL>", listed=True),
+        json_form("<TOOLCALL>", "</TOOLCALL>", listed=True),
     ),
     # starts with a control token, like Granite 3's `<|tool_call|>`
-    "control": (_template(_between(_LISTED, "<|system|>", "")), form_of("<|system|>", "", True)),
+    "control": (_template(_between(_LISTED, "<|system|>", "")), json_form("<|system|>", "", True)),
     # nothing marks a call except its position at the beginning, as in Llama 3
     "bare": (_template(_between(_EACH, "", "").replace("END", "")), LLAMA),
     # declares tools, but does not render earlier calls
     "marker": (
-        _template("") + "{# <|tool_call|> #}", form_of("<|tool_call|>", "", listed=True)
+        _template("") + "{# <|tool_call|> #}", json_form("<|tool_call|>", "", listed=True)
     ),
     # refuses a second call, as Llama 3.1's does
     "single": (

@@ -68,7 +68,7 @@ def _toolkit_ask(commands: Collection[str], following: Following) -> Ask:
     from prompt_toolkit import PromptSession
 
     session: PromptSession[str] = PromptSession(
-        completer=_completer(commands, following),
+        completer=command_completer(commands, following),
         complete_while_typing=False,
         history=_history(),
         key_bindings=_keys(),
@@ -77,7 +77,7 @@ def _toolkit_ask(commands: Collection[str], following: Following) -> Ask:
     return session.prompt
 
 
-def _completer(commands: Collection[str], following: Following) -> Completer:
+def command_completer(commands: Collection[str], following: Following) -> Completer:
     """Return a completer of commands and their arguments.
 
     NestedCompleter would not do: it does not take a slash for a letter.

@@ -148,15 +148,15 @@ def measure_sites(
         if not len(wanted):
             continue
         ids = run.ids[wanted]
-        truth = _logits(baseline, runner, run.ids, NOTHING)[wanted - 1]
+        truth = logits_at(baseline, runner, run.ids, NOTHING)[wanted - 1]
         for (site, graph), comparison in zip(graphs, comparisons, strict=True):
             count_text(comparison.this, run)
             count_text(comparison.other, run)
-            comparison.add(ids, _logits(graph, runner, run.ids, site)[wanted - 1], truth)
+            comparison.add(ids, logits_at(graph, runner, run.ids, site)[wanted - 1], truth)
     return [(site, comparison) for (site, _), comparison in zip(graphs, comparisons, strict=True)]
 
 
-def _logits(graph: ReferenceGraph, runner: GraphRunner, ids: Ints, site: Site) -> Logits:
+def logits_at(graph: ReferenceGraph, runner: GraphRunner, ids: Ints, site: Site) -> Logits:
     """Return logits [T - 1, V] that predict ids[1:] from an empty state, with a site rounded."""
 
     def hook(name: str, x: Tensor) -> Tensor | None:

@@ -52,7 +52,7 @@ class RemoteFile:
     git_id: str | None = None
 
 
-class _OtherHost(urllib.request.HTTPRedirectHandler):
+class Redirects(urllib.request.HTTPRedirectHandler):
     """Follow HTTP redirects, without leaking credentials or reaching this machine.
 
     The Authorization header is dropped for another host and for plain HTTP. A redirect from a
@@ -89,7 +89,7 @@ def _opened(url: str, headers: Mapping[str, str]) -> Any:
     """Open a URL, following redirects. Raises one of _BROKEN, which includes HTTPError."""
     try:
         request = urllib.request.Request(url, headers=dict(headers))
-        return urllib.request.build_opener(_OtherHost).open(request, timeout=TIMEOUT)
+        return urllib.request.build_opener(Redirects).open(request, timeout=TIMEOUT)
     except ValueError as problem:  # a redirect to an invalid URL
         raise urllib.error.URLError(problem) from None
 

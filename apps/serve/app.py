@@ -278,7 +278,7 @@ class App:
             event = await exchange.next()
             form = kind.form(parsed, name, served.model)
             if parsed.stream:
-                chunks = _chunks(form, event, exchange, parsed, request.scope)
+                chunks = answer_chunks(form, event, exchange, parsed, request.scope)
                 return StreamedAnswer(chunks, form.media_type, resources.pop_all())
             pieces: list[Piece] = []
             while isinstance(event, Piece):
@@ -323,7 +323,7 @@ class App:
             raise of_edge_error(problem) from None
 
 
-async def _chunks(
+async def answer_chunks(
     form: AnswerFormat,
     event: Piece | Ended,
     exchange: Exchange,

@@ -14,7 +14,7 @@ from edge.log import Progress
 
 MAX_PATH = 255
 BLOCK = 1 << 20
-_MAY_BE_HOLES, _PLACES = 1 << 30, 256
+MAY_BE_HOLES, _PLACES = 1 << 30, 256
 REMEDY = "export the model again, or copy the bundle whole"
 
 
@@ -82,7 +82,7 @@ def is_mostly_holes(fd: int, size: int) -> bool:
     any. Places are drawn at random, since data at known places would be cheap. Allocated blocks
     would not do: a file system that compresses counts few of them, others none.
     """
-    if size < _MAY_BE_HOLES:
+    if size < MAY_BE_HOLES:
         return False
     written = 0
     for _ in range(_PLACES):

@@ -88,18 +88,19 @@ class CallForm:
         return CallReader(self)
 
 
-def _form(begin: str, end: str, listed: bool = False) -> CallForm:
+def json_form(begin: str, end: str, listed: bool = False) -> CallForm:
+    """Return the form of JSON calls between markers, each its own or all in one list."""
     item = '{"name": "'
     if listed:
         return CallForm(f"{begin}[{item}", '", "arguments": ', "}, " + item, f"}}]{end}")
     return CallForm(f"{begin}{item}", '", "arguments": ', f"}}{end}\n{begin}{item}", f"}}{end}")
 
 
-HERMES = _form("<tool_call>\n", "\n</tool_call>")
+HERMES = json_form("<tool_call>\n", "\n</tool_call>")
 _BY_MARKER = {
-    "<|tool_call|>": _form("<|tool_call|>", "", listed=True),
-    "<TOOLCALL>": _form("<TOOLCALL>", "</TOOLCALL>", listed=True),
-    "[TOOL_CALLS]": _form("[TOOL_CALLS]", "", listed=True),
+    "<|tool_call|>": json_form("<|tool_call|>", "", listed=True),
+    "<TOOLCALL>": json_form("<TOOLCALL>", "</TOOLCALL>", listed=True),
+    "[TOOL_CALLS]": json_form("[TOOL_CALLS]", "", listed=True),
     "<tool_call>": HERMES,
 }
 _NO_JSON = ("<function=", "<arg_key>")  # in templates whose `<tool_call>` holds no JSON

@@ -118,7 +118,7 @@ def read_text(
     try:
         with path.open("rb") as file:
             size, digest = _scan(file, path)
-            source = _TokenSource(file, path, reader)
+            source = TokenSource(file, path, reader)
             if size <= count * length * _BYTES_PER_TOKEN:
                 rows = _read_all(source, count, length)
             else:
@@ -151,7 +151,7 @@ def _scan(file: BinaryIO, path: Path) -> tuple[int, str]:
         size += len(block)
 
 
-class _TokenSource:
+class TokenSource:
     """Pieces of an open file as token ids, from any byte."""
 
     def __init__(self, file: BinaryIO, path: Path, reader: TextReader) -> None:
@@ -244,7 +244,7 @@ def _last_character(text: bytes) -> int:
     return at
 
 
-def _read_all(source: _TokenSource, count: int, length: int) -> list[list[int]]:
+def _read_all(source: TokenSource, count: int, length: int) -> list[list[int]]:
     """Return `count` sequences, evenly spaced, of the file's tokens joined end to end."""
     ids = [token for piece in source.pieces(0) for token in piece]
     available = len(ids) // length
@@ -260,7 +260,7 @@ def _read_all(source: _TokenSource, count: int, length: int) -> list[list[int]]:
     return [ids[start : start + length] for start in starts]
 
 
-def _read_samples(source: _TokenSource, size: int, count: int, length: int) -> list[list[int]]:
+def _read_samples(source: TokenSource, size: int, count: int, length: int) -> list[list[int]]:
     """Return a sequence from each of `count` places, except where the rest is too short."""
     rows = []
     for i in range(count):

@@ -16,7 +16,7 @@ U8 = NDArray[np.uint8]
 I8 = NDArray[np.int8]
 
 # Elements quantized at a time: bounds the temporaries, whatever the tensor's size.
-_SLAB_ELEMENTS = 1 << 22
+SLAB_ELEMENTS = 1 << 22
 # Shrinking the 4-bit grid a little clips the largest value but fits the others better.
 _SHRINKS_4 = (1.0, 0.94, 0.88, 0.82)
 # For blocks with a minimum: steps from the smallest value to the largest. More than 15 clip both.
@@ -44,7 +44,7 @@ def quantize_blocks(weight: F32, bits: int, block: int) -> tuple[U8, F32]:
         raise ExportError(f"blocks of {block} do not divide {columns} columns")
     packed = np.empty((rows, columns // block, block * bits // 8), np.uint8)
     scales = np.empty((rows, columns // block), np.float32)
-    slab = max(1, _SLAB_ELEMENTS // columns)
+    slab = max(1, SLAB_ELEMENTS // columns)
     for start in range(0, rows, slab):
         stop = min(rows, start + slab)
         blocks = weight[start:stop].astype(np.float32, copy=False).reshape(stop - start, -1, block)

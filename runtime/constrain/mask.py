@@ -142,6 +142,7 @@ class GrammarVocabulary:
 
     Attributes:
         ends: ids of end tokens.
+        tokenizer: llguidance's tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -167,7 +168,7 @@ class GrammarVocabulary:
         self._starts_with_space = np.array([text[:1] == b" " for text in tokens])
         # llguidance calls it to tokenize forced text
         wrapped = TokenizerWrapper(_TokenizerAdapter(tokenizer, tokens, ends[0], special))
-        self._tokenizer = LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=ends)
+        self.tokenizer = LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=ends)
         self._compiled: OrderedDict[tuple[Constraint, bool], LLMatcher] = OrderedDict()
         self._lock = Lock()
 
@@ -209,7 +210,7 @@ class GrammarVocabulary:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(verbose_errors=False, max_grammar_size=MAX_SYMBOLS)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise InputError(_error_message(matcher.get_error()), field=constraint.kind)
         return matcher

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edge.apps.bench.gpu.measure import (
-    _share_of_best,
     check,
     kernel_times,
+    share_of_best,
     step_launches,
     times,
 )
@@ -105,4 +105,4 @@ def test_only_near_ties_count_as_the_best_token() -> None:
     expected[:, 8] = 1.46
     far, near = expected.copy(), expected.copy()
     near[0, 8], far[0, 9] = 2.0, 2.0
-    assert (_share_of_best(expected, near), _share_of_best(expected, far)) == (1.0, 0.5)
+    assert (share_of_best(expected, near), share_of_best(expected, far)) == (1.0, 0.5)

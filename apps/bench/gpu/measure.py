@@ -71,13 +71,13 @@ def check(bundle: Path, quant: str, device: Device | None, prompt: int = PROMPT)
     logits = run_through(engine, tokens, prompt, RUN)
     replay = _replay_error(engine, tokens, logits, prompt)
     result = agreement(expected, logits)
-    top1 = _share_of_best(expected, logits)
+    top1 = share_of_best(expected, logits)
     kl_limit, top1_limit = LIMITS[quant]
     right = result.kl_nats <= kl_limit and top1 >= top1_limit
     return ModelAgreement(result.kl_nats, top1, replay, right)
 
 
-def _share_of_best(expected: Logits, logits: Logits) -> float:
+def share_of_best(expected: Logits, logits: Logits) -> float:
     """Return the share of rows whose largest logit stands for one of the expected largest."""
     chosen = np.take_along_axis(expected, logits.argmax(-1)[:, None], -1)[:, 0]
     return float(np.mean(expected.max(-1) - chosen <= NEAR_TIE * expected.std()))
