@@ -11,6 +11,7 @@ import edge
 from edge.errors import InputError
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.model import Model
+from tests.facts import facts
 from tests.on_device import ON_GPU
 from tests.same_talk import check_talk
 from tests.session_models import bundle, model
@@ -46,6 +47,6 @@ def test_a_tree_of_drafts(cuda: Model) -> None:
 
 @pytest.mark.parametrize("tree", ["ucb", (3, 3, 2)])
 def test_a_tree_that_no_kernel_takes_is_refused_at_once(cuda: Model, tree: Any) -> None:
-    with pytest.raises(InputError, match="is too large for engine cuda, which runs at most 16"):
+    with pytest.raises(InputError, match=facts("too large", "cuda", 16)):
         cuda.session(draft=cuda, draft_tree=tree)
     cuda.session(draft=cuda)  # which chooses the shape itself

@@ -8,6 +8,7 @@ import torch
 from edge.errors import ExportError
 from edge.plugins.group_norm.reference import group_rms_norm, parts_rms_norm
 from edge.plugins.lowering.lowerings import LOWER
+from tests.facts import facts
 from tests.kernels.rowwise import CHAIN, MANY, Workbench
 
 
@@ -50,9 +51,9 @@ def test_groups_that_do_not_divide_the_channels_are_refused() -> None:
     bench = Workbench(CHAIN, T=1, B=1)
     bench.value("x", torch.zeros(1, 8))
     bench.constant("weight", torch.ones(8))
-    with pytest.raises(ExportError, match="8 channels do not divide into 3 groups"):
+    with pytest.raises(ExportError, match=facts("8 channels", "3 groups")):
         bench.lower(LOWER, "GroupRMSNorm", ("x", "weight"), ("y",), eps=1e-5, groups=3)
-    with pytest.raises(ExportError, match="8 values are not 3 and two halves"):
+    with pytest.raises(ExportError, match=facts("8 values", 3, "halves")):
         bench.lower(LOWER, "PartsRMSNorm", ("x", "weight"), ("y",), eps=1e-5, first=3)
 
 

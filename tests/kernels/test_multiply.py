@@ -7,6 +7,7 @@ import torch
 
 from edge.errors import ExportError
 from edge.plugins.lowering.lowerings import LOWER
+from tests.facts import facts
 from tests.kernels.rowwise import MANY, Workbench
 
 
@@ -26,7 +27,7 @@ def test_other_widths_are_refused() -> None:
     bench = Workbench(MANY, T=1)
     bench.value("x", torch.zeros(1, 8))
     bench.value("z", torch.zeros(1, 4))
-    with pytest.raises(ExportError, match="Multiply has inputs of 8 and 4 channels"):
+    with pytest.raises(ExportError, match=facts("Multiply", 8, 4, "channels")):
         bench.lower(LOWER, "Multiply", ("x", "z"), ("y",))
 
 

@@ -110,12 +110,14 @@ class Library:
     """The plugin library.
 
     Attributes:
+        path: the file that plays TensorRT's part.
         creators: ops of the available plugins, all of NAMESPACE and VERSION.
         version: (major, minor) of the TensorRT headers; (0, 0) for the core alone.
     """
 
     def __init__(self, host: Path, plugins: str) -> None:
         """Raises PluginError when it is not a plugin library."""
+        self.path = host
         self.host = ctypes.CDLL(str(host))
         for name in ("log", "creator", "name"):
             getattr(self.host, f"edge_host_{name}").restype = ctypes.c_char_p

@@ -13,6 +13,7 @@ import pytest
 
 from edge.errors import EngineError
 from edge.runtime.tensorrt import bindings
+from tests.facts import facts, says
 
 ABSENT = importlib.util.find_spec("tensorrt") is None
 RTX = importlib.util.find_spec("tensorrt_rtx_bindings") is not None
@@ -46,7 +47,7 @@ REAL = "class Builder: ...\nclass OnnxParser: ...\n__version__ = '%s'\n"
 
 @pytest.mark.skipif(not ABSENT, reason="TensorRT is installed here")
 def test_without_tensorrt_the_step_that_installs_it_is_told() -> None:
-    with pytest.raises(EngineError, match="TensorRT is not installed for this Python") as caught:
+    with pytest.raises(EngineError, match=facts("not installed", "this Python")) as caught:
         bindings.load()
     assert caught.value.field == "tensorrt"
     assert caught.value.remedy is not None and "install" in caught.value.remedy
@@ -97,7 +98,7 @@ def test_a_placeholder_is_told_from_the_real_one(packages: Path, text: str | Non
 )
 def test_a_package_without_its_libraries_is_told(packages: Path, text: str) -> None:
     package(packages, "tensorrt", text)
-    with pytest.raises(EngineError, match="its libraries are missing or do not match: "):
+    with pytest.raises(EngineError, match=facts("libraries", "missing")):
         bindings.load()
 
 
@@ -141,7 +142,7 @@ def test_where_only_tensorrt_for_rtx_is_its_flag_is_named(packages: Path) -> Non
         env=os.environ | {"PYTHONPATH": str(packages)},
     )  # fmt: skip
     assert done.returncode == 1 and "TensorRT is not installed" in done.stderr
-    assert "edge build BUNDLE --rtx builds with TensorRT for RTX 1.8.0" in done.stderr
+    assert says(done.stderr, "edge build BUNDLE --rtx", "TensorRT for RTX 1.8.0")
     assert bindings.how_to_install("tensorrt") in done.stderr
 
 

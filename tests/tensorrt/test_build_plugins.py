@@ -21,6 +21,7 @@ from edge.runtime.tensorrt import build, cache, machine, sealed
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import Order
 from edge.runtime.tensorrt.profiles import EngineSizes
+from tests.facts import says
 from tests.tensorrt.builder_stub import GIVEN, MEASURED, Seen, module
 
 SIZES = EngineSizes(window=4, batch=2, capacity=64, chunk=16)
@@ -148,7 +149,8 @@ def test_timings_that_cannot_be_kept_are_a_note(
 
     monkeypatch.setattr(cache, "write_timings", refuse)
     built, _ = made(bundle, Seen())
-    assert built.notes == ("the timing cache was not saved: the disk is full",)
+    (note,) = built.notes
+    assert says(note, "timing cache", "the disk is full")
     assert built.path.exists()
 
 

@@ -14,6 +14,7 @@ import pytest
 from edge.plugins.device.statements import DEVICE_OPS, in_place
 from edge.plugins.tensorrt import blob
 from edge.plugins.tensorrt.launches import NodeLaunches
+from tests.facts import facts
 from tests.tensorrt.plugin_host import BUILD, RUN, Field, Library, PluginError, Tensor, whole
 from tests.tensorrt.stated import RUN as SIZES
 from tests.tensorrt.stated import demonstrated, packed, run_of, stated, tensors
@@ -110,10 +111,10 @@ def test_other_types_ranks_and_lengths_are_refused(library: Library) -> None:
     flat = [Tensor(given[0].dtype, given[0].shape[1:]), *given[1:]]
     with pytest.raises(PluginError, match=r"input 0 has rank 2, not 3"):
         plugin.outputs(flat)
-    with pytest.raises(PluginError, match="11 inputs and 3 outputs, its launches are for 9 and 3"):
+    with pytest.raises(PluginError, match=facts("11 inputs", "3 outputs", 9, 3)):
         plugin.outputs([*given, *flat[:2]])
     longer = [Tensor(made[0].dtype, (SIZES["T"] + 1, *made[0].shape[1:])), *made[1:]]
-    with pytest.raises(PluginError, match="output 0 has length 6 on axis 0, not 5"):
+    with pytest.raises(PluginError, match=facts("output 0", 6, "axis 0", 5)):
         plugin.shape_change(given, longer)
 
 

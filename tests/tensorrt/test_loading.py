@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the output of `loading`."""
-    host, plugins = library().host._name, os.environ.get(VARIABLE)
+    host, plugins = str(library().path), os.environ.get(VARIABLE)
     log = tmp_path_factory.mktemp("loading") / "log"
     script = str(Path(__file__).with_name("loading.py"))
     environment = {name: text for name, text in os.environ.items() if "FAKE_CUDA" not in name}

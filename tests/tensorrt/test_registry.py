@@ -15,6 +15,7 @@ import pytest
 from edge.ops import PLUGIN_PREFIX
 from edge.plugins.device.statements import DEVICE_OPS
 from edge.plugins.tensorrt.launches import NodeLaunches
+from tests.facts import says
 from tests.tensorrt.plugin_host import VARIABLE, whole
 from tests.tensorrt.stated import demonstrated, packed, stated
 
@@ -74,19 +75,18 @@ def test_wrong_fields_are_refused_with_a_reason(found: dict[str, Any], nodes: No
     refusals = found["refusals"]
     assert len(refusals) > 2 * len(nodes[0][1].encode())
     assert all(one and one.startswith("layer: ") for one in refusals)
-    reasons = " ".join(refusals)
     for reason in (
-        "field launches is missing",
-        "field launches must hold bytes, but has type 5",
-        "launches do not begin with EDGEOP02",
-        "launches end in the middle of their numbers",
-        "field carries is not one int32",
-        "field carries is 2, not 0 or 1",
-        "field kernels_id has 0 bytes, not 32",
-        "field kernels_id has 31 bytes, not 32",
-        "field kernels is missing, though the node carries them",
-        "kernels are damaged",
-        "kernels do not begin with EDGEKRN2",
-        "field kernels_id does not match the field kernels",
+        ("field launches", "missing"),
+        ("field launches", "bytes", "type 5"),
+        ("launches", "EDGEOP02"),
+        ("launches", "middle of their numbers"),
+        ("field carries", "int32"),
+        ("field carries", 2, 0, 1),
+        ("field kernels_id", "0 bytes", 32),
+        ("field kernels_id", "31 bytes", 32),
+        ("field kernels", "missing", "carries"),
+        ("kernels", "damaged"),
+        ("kernels", "EDGEKRN2"),
+        ("field kernels_id", "not match", "field kernels"),
     ):
-        assert reason in reasons
+        assert any(says(one, *reason) for one in refusals), reason
