@@ -37,7 +37,7 @@ _ABSENT: Message = {}  # an attribute that a call leaves out
 
 def is_bounded(model: Message) -> bool:
     """Return whether folding the constants of a graph from `graph.check` stays within the limit."""
-    walk = Walk(model)
+    walk = FoldingWalk(model)
     try:
         walk.known()
     except UNKNOWN:
@@ -45,7 +45,7 @@ def is_bounded(model: Message) -> bool:
     return walk.made <= _FREE_VALUES + _VALUES_PER_WEIGHT * walk.stored
 
 
-class Walk:
+class FoldingWalk:
     """A walk through a graph and the functions it calls.
 
     Attributes:

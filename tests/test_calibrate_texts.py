@@ -85,9 +85,9 @@ def test_little_of_a_large_file_is_held_and_tokenized(tmp_path: Path) -> None:
     class Counting(ByteTokenizer):
         encoded = 0
 
-        def _encode_plain(self, text: str, *, first: bool) -> list[int]:
+        def encode(self, text: str) -> list[int]:
             self.encoded += len(text)
-            return super()._encode_plain(text, first=first)
+            return super().encode(text)
 
     path = written(tmp_path / "a.txt", numbers(1_000_000))
     counting = Counting()

@@ -23,11 +23,11 @@ def test_a_talk_with_every_command(tmp_path: Path) -> None:
     terminal.ask("/reset", "cleared")
     terminal.ask("/undo", "3 messages")
     terminal.ask(f"/load {file}", "resumed a conversation of 5 messages (")
-    assert int(terminal.wait_for(" tokens restored from the saved state)")) > 10
+    assert int(terminal.wait_for(" tokens restored from")) > 10
     for line, says in [
         ("/help", "/load NAME"),
         ("/nonsense", "error: unknown command /nonsense (/help lists them)"),
-        ("/save", "error: /save: needs a name or a file"),
+        ("/save", "error: /save: needs a name"),
         ("/load /nowhere/at/all", "error: "),
         ("", ">>>"),
     ]:
@@ -55,7 +55,7 @@ def test_ctrl_c_at_the_prompt_asks_first_and_ctrl_d_leaves() -> None:
     terminal = Terminal(str(bundle("chat")), *SHORT)
     terminal.wait_for(">>>")
     terminal.type("\x03")
-    terminal.wait_for("press Ctrl-C again, or type /bye, to leave")
+    terminal.wait_for("/bye, to leave")
     terminal.wait_for(">>>")
     terminal.type("\x04")
     assert terminal.leave() == 0

@@ -93,11 +93,11 @@ def test_no_letter_is_lost_or_made_up(text: str, columns: int, size: int) -> Non
 
 
 def test_notes_are_wrapped_and_keep_their_columns() -> None:
-    note = "/fork [NAME]      keep a copy of the conversation to come back to\nshort"
+    note = "/fork [NAME]      keep what was said up to here, to return to\nshort"
     assert wrapped(note, 80) == note
     assert wrapped(note, 40).split("\n") == [
-        "/fork [NAME]      keep a copy of the",
-        "  conversation to come back to",
+        "/fork [NAME]      keep what was said up",
+        "  to here, to return to",
         "short",
     ]
     assert wrapped("saved to /a/long/path/that-is/one-word.edge", 20).split("\n")[1].strip() == (

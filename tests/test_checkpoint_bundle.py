@@ -200,7 +200,7 @@ def _place(graph: onnx.GraphProto, key: str, value: str) -> None:
         (lambda g: _place(g, "offset", "-4"), "not a range of weights.bin"),
         (lambda g: _place(g, "length", "4"), "not a range of weights.bin"),
         (lambda g: _place(g, "location", "manifest.json"), "is stored in another file"),
-        (lambda g: _tensor(g).ClearField("data_location"), "not kept in a weight file"),
+        (lambda g: _tensor(g).ClearField("data_location"), "not kept in a weight"),
         (lambda g: _tensor(g, "embedding.weight").ClearField("name"), "lacks this weight"),
     ],
 )

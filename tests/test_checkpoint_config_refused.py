@@ -17,6 +17,7 @@ from edge.errors import CheckpointError, ExportError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.text_files import generation_defaults
 from tests.checkpoints import edit_config, refusal, write_json
+from tests.facts import says
 from tests.state_spaces_checkpoints import save_mambabyte, save_state_spaces
 from tests.transformers_checkpoints import (
     save_arcee,
@@ -112,9 +113,7 @@ def test_a_file_instead_of_a_directory(path: Path) -> None:
 
 def test_no_config(path: Path) -> None:
     (path / "config.json").unlink()
-    assert str(refusal(path)) == (
-        f"{path}: has no config.json (give the directory with config.json in it, or a .gguf file)"
-    )
+    assert says(refusal(path), f"{path}: ", "no config.json", "(give ", "config.json", ".gguf")
 
 
 DEEP = 100_000

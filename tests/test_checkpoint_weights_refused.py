@@ -25,6 +25,7 @@ from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint, torch_pickle
 from edge.export.checkpoint.weights import TorchFile
 from tests.checkpoints import edit_config, refusal, write_json
+from tests.facts import facts, says
 from tests.state_spaces_checkpoints import save_state_spaces
 from tests.transformers_checkpoints import save_mamba
 
@@ -174,7 +175,7 @@ def test_what_a_file_holds_is_counted(
     for limit, most in (("MAX_OPERATIONS", 3000), ("MAX_CALLS", 20), ("MAX_PICKLE", 3000)):
         with monkeypatch.context() as patch:
             patch.setattr(torch_pickle, limit, most)
-            assert "lists its tensors in more than" in refusal(path).message
+            assert says(refusal(path).message, "tensors", "more than")
 
 
 def test_an_archive_has_each_name_once_and_no_hidden_pickle(path: Path) -> None:
@@ -184,11 +185,11 @@ def test_an_archive_has_each_name_once_and_no_hidden_pickle(path: Path) -> None:
     good = file.read_bytes()
     evil = pickle.dumps(Call(bytearray, 1 << 33), 2)
     names = {"data.pkl": "a name twice", "DATA.PKL": "a name twice", "more.PKL": "nothing was run"}
-    for name, says in names.items():
+    for name, told in names.items():
         file.write_bytes(good)
         with zipfile.ZipFile(file, "a") as archive, warnings.catch_warnings(action="ignore"):
             archive.writestr(f"{file.stem}/{name}", evil)
-        assert says in refusal(path).message, name
+        assert told in refusal(path).message, name
     file.unlink()
     with tarfile.open(file, "w", format=tarfile.USTAR_FORMAT) as packed:
         packed.addfile(tarfile.TarInfo("pickle"))
@@ -236,7 +237,7 @@ def test_values_that_are_not_finite_are_counted(
     save_file(tensors, file)
     checkpoint = open_checkpoint(path)
     checkpoint.tensor("layers.0.in_proj.weight")
-    with pytest.raises(CheckpointError, match="2 of 2304 values are NaN or infinite") as caught:
+    with pytest.raises(CheckpointError, match=facts("2 of 2304", "NaN")) as caught:
         list(checkpoint.tensors())
     assert (caught.value.file, caught.value.field) == (str(file), name)
 

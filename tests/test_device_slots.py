@@ -23,6 +23,7 @@ from edge.runtime.buffers import StateBuffers
 from edge.runtime.device_slots import DeviceSlots, Span
 from edge.runtime.ort import OrtEngine
 from tests.engine_models import ALL_KINDS, config_of, engine
+from tests.facts import facts
 
 DEVICE = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
 WINDOW = 4
@@ -156,5 +157,5 @@ def test_too_little_memory_on_the_device_is_an_error(monkeypatch: pytest.MonkeyP
     full = MagicMock(spec=OrtValue)
     full.ortvalue_from_shape_and_type.side_effect = RuntimeError("out of memory")
     monkeypatch.setattr(device_slots, "OrtValue", full)
-    with pytest.raises(StateError, match="a state of 12 bytes on the GPU: out of memory"):
+    with pytest.raises(StateError, match=facts("12 bytes", "GPU", "out of memory")):
         DeviceSlots({"a": np.zeros((3, 4), np.uint8)}, DEVICE)

@@ -35,6 +35,7 @@ from edge.export.exporter import export_checkpoint
 from edge.export.mixers import mixer_of
 from edge.export.network import empty_state
 from tests.checkpoints import VOCABULARY
+from tests.facts import says
 from tests.tiny_teachers import network_of, train_teacher, until, write_words
 from tests.transformers_checkpoints import (
     save_bamba,
@@ -393,21 +394,25 @@ def test_all_that_is_wrong_is_told_at_once(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"layers": "0,7,x"}, "7 is not within 0 to 2; layers: 'x'"),
-        ({"text": (Path("absent.txt"),)}, "absent.txt: text: cannot be read"),
-        ({"length": 2048}, "length: 2048 is outside"),
-        ({"batch": 4096}, "fewer than a batch"),
+        ({"layers": "0,7,x"}, ("7 is not within 0 to 2", "layers: 'x'")),
+        ({"text": (Path("absent.txt"),)}, ("absent.txt: ", "text: ", "cannot be read")),
+        ({"length": 2048}, ("length: ", 2048)),
+        ({"batch": 4096}, ("fewer than a batch",)),
     ],
 )
 def test_options_that_cannot_be(
-    changes: dict[str, Any], told: str, teacher: Path, asked: DistillOptions, tmp_path: Path
+    changes: dict[str, Any],
+    told: tuple[object, ...],
+    teacher: Path,
+    asked: DistillOptions,
+    tmp_path: Path,
 ) -> None:
-    assert told in str(refused(teacher, tmp_path / "hybrid", replace(asked, **changes)))
+    assert says(refused(teacher, tmp_path / "hybrid", replace(asked, **changes)), *told)
 
 
 def test_teachers_that_are_no_llama(asked: DistillOptions, tmp_path: Path) -> None:
     mixed = save_bamba(tmp_path / "bamba")
-    assert "do not alternate attention and MLP" in str(refused(mixed, tmp_path / "a", asked))
+    assert says(refused(mixed, tmp_path / "a", asked), "attention and MLP")
     biased = save_llama(tmp_path / "biased", attention_bias=True)
     assert "out_bias" in str(refused(biased, tmp_path / "b", asked))
     export_checkpoint(save_llama(tmp_path / "llama"), tmp_path / "bundle", quant="fp32")

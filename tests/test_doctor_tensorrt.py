@@ -15,6 +15,7 @@ from edge.apps.doctor.checks import Finding, judged
 from edge.errors import EngineError
 from edge.runtime.cuda import install
 from edge.runtime.tensorrt import bindings, library
+from tests.facts import says
 from tests.session_models import bundle
 from tests.tensorrt import ort_tensorrt
 from tests.tensorrt.test_open_library import compiled
@@ -73,7 +74,7 @@ def test_the_plugin_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(library.VARIABLE, str(good))
     found = judged("plugins", doctor_tensorrt.plugins, "")
     assert found.status == "absent", "nothing to load it into"
-    assert f"{good}, ABI {library.ABI}, built for TensorRT 10.3; TensorRT is not" in found.detail
+    assert says(found.detail, good, f"ABI {library.ABI}", "TensorRT 10.3", "TensorRT is not")
     monkeypatch.setenv(library.VARIABLE, str(odd))
     found = judged("plugins", doctor_tensorrt.plugins, "")
     assert found.status == "broken" and "has ABI 99" in found.detail
@@ -92,7 +93,7 @@ def test_the_engine(device: ort_tensorrt.Stream, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(install, "driver_version", lambda: 13000)
     found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)
     assert (found.status, found.remedy) == ("ok", None)
-    assert "differs from ONNX Runtime's by at most" in found.detail
+    assert says(found.detail, "ONNX Runtime's by at most")
     store(bundle("chat"), device, SIZES).unlink()
     store(bundle("chat"), device, SIZES, sm="86")
     found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)
@@ -110,7 +111,7 @@ def test_a_build_is_recommended_only_if_it_can_succeed(monkeypatch: pytest.Monke
     monkeypatch.setattr(install, "driver_version", lambda: None)
     found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)
     assert (found.status, found.remedy) == ("absent", None)
-    assert "and none can be: no NVIDIA driver" in found.detail
+    assert says(found.detail, "none can be", "no NVIDIA driver")
 
 
 # -- the requested engine -------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from edge.errors import BundleError, ContextFullError, EngineError, InputError
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.embed import Embedder
 from edge.runtime.model import Model
+from tests.facts import facts
 from tests.session_models import bundle
 
 TOKENS = [7 + 11 * i % 300 for i in range(37)]  # two chunks of 16, and a rest
@@ -90,5 +91,5 @@ def test_an_engine_of_logits_alone_says_so(monkeypatch: pytest.MonkeyPatch) -> N
             Embedder(model)
     ort = loaded("hybrid", "ort")
     monkeypatch.setattr(ort, "fingerprint", "another")
-    with pytest.raises(BundleError, match="has changed since it was loaded"):
+    with pytest.raises(BundleError, match=facts("changed", "loaded")):
         Embedder(ort)

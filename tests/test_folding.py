@@ -314,7 +314,7 @@ def test_what_is_told_of_constants_is_so() -> None:
             graph_of = helper.make_graph(nodes[:count], "g", [], [], stored)
             model = read_model(helper.make_model(graph_of).SerializeToString())
             try:
-                scope = folding.Walk(model).known()
+                scope = folding.FoldingWalk(model).known()
             except folding.UNKNOWN:
                 unknown += 1
                 break

@@ -26,6 +26,7 @@ from edge.cpu import usable_cores
 from edge.errors import EngineError, InputError, StateError
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.result import GenerationResult, Timings
+from tests.facts import says
 from tests.programs import called
 from tests.session_models import bundle, model
 from tests.terminal import SHORT, Terminal
@@ -105,7 +106,7 @@ def test_ranges_are_written_as_people_write_them() -> None:
         SamplingParams(top_p=0.0)
     with pytest.raises(InputError, match=r"from 0 to 1,000, not 3,000,000$"):
         SamplingParams(logprobs=3_000_000)
-    with pytest.raises(InputError, match=r"^window: must be from 1 to 256, not 0$"):
+    with pytest.raises(InputError, match=r"^window: .* 1 to 256, not 0$"):
         model("chat").session(window=0)
 
 
@@ -378,13 +379,13 @@ def test_wrong_values_of_options_are_told_in_plain_words_all_at_once() -> None:
     code, _, said = called(main, *typed)
     assert code == 2
     for fault in (
-        "error: --port: must be a whole number from 0 to 65,535, not '99999'; ",
-        "; --queue: must be a whole number of at least 0, not '-1'; ",
-        "; --deadline: must be a number from 0.1 to 1,000,000, not 'soon'; ",
-        "; --engine: unknown engine 'gpu' (choose ",
-        "; bundle: is missing",
+        ("error: --port: ", "whole number", "0 to 65,535", "'99999'; "),
+        ("; --queue: ", "whole number", "at least 0", "'-1'; "),
+        ("; --deadline: ", "number", "0.1 to 1,000,000", "'soon'; "),
+        ("; --engine: ", "'gpu' (choose "),
+        ("; bundle: ", "missing"),
     ):
-        assert fault in said, said
+        assert says(said, *fault), said
     assert len(said.splitlines()) == 1
 
 
@@ -396,23 +397,23 @@ def test_an_argument_that_alone_is_missing_is_told_with_the_usage() -> None:
 @pytest.mark.parametrize(
     ("typed", "fault"),
     [
-        (["doctor", "no-such-model"], "no-such-model: is neither a folder nor the name of a model"),
-        (["doctor", "./no-such-folder"], "no-such-folder: does not exist (make one with: edge exp"),
-        (["chat", "--threads", "2000"], "--threads: must be a whole number from 1 to 1,024, not"),
+        (["doctor", "no-such-model"], ("no-such-model: ", "folder", "name of a model")),
+        (["doctor", "./no-such-folder"], ("no-such-folder: ", "not exist (", "edge export")),
+        (["chat", "--threads", "2000"], ("--threads: ", "1 to 1,024", "2000")),
         (["serve", "demo", "--allow-host", "http://robot:80", "--port", "0"],
-         "--allow-host: 'http://robot:80' is not a host name (write it without scheme"),
+         ("--allow-host: ", "'http://robot:80'", "host name (", "without scheme")),
         (["export", "x", "-o", "x", "--ssm-state", "int4"],
-         "--ssm-state: must be fp32, fp16 or int8, not 'int4'"),
+         ("--ssm-state: ", "fp32", "fp16", "int8", "'int4'")),
         (["export", "demo-fp16", "-o", "x", "--tokenizer", "nowhere.json"],
-         "nowhere.json: --tokenizer: does not exist (give a tokenizer file"),
+         ("nowhere.json: ", "--tokenizer: ", "not exist (", "tokenizer file")),
     ],
 )  # fmt: skip
 def test_what_is_not_there_or_too_many_is_refused_at_once(
-    typed: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    typed: list[str], fault: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, said = called(main, *typed)
-    assert code and not out and said.startswith(f"error: {fault}"), said
+    assert code and not out and says(said, f"error: {fault[0]}", *fault[1:]), said
     assert len(said.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 

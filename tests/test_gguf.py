@@ -346,7 +346,7 @@ METADATA: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "longrope": (
         {"llama__rope__scaling__type": "longrope"}, "rope_scaling.rope_type",
-        "is 'longrope', which changes with the length of the text; default",
+        "is 'longrope', which changes with the length",
     ),
     "yarn with a factor of its own": (
         {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__attn_factor": 0.5},

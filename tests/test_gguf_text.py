@@ -171,7 +171,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "another model": ("model", "bert", "is 'bert'; gpt2, llama are known"),
     "an unknown cut": ("pre", "deepseek-coder", "is 'deepseek-coder', an unknown pre-tokenizer"),
     "no merges": ("merges", None, "is missing"),
-    "merges of numbers": ("merges", [1, 2], "is not a list of the expected type"),
+    "merges of numbers": ("merges", [1, 2], "is not a list"),
     "a merge of nothing": ("merges", ["ab"], "entry 0 joins no tokens: 'ab'"),
     "a merge of strangers": ("merges", ["qq zz"], "entry 0 joins no tokens"),
     "too few kinds": ("token_type", [1, 2], "has 2 entries for"),

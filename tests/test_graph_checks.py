@@ -62,7 +62,7 @@ def test_graphs_that_ship_pass(name: str) -> None:
     bare = ModelProto.FromString(device)
     del bare.functions[:]
     graph.check(bare.SerializeToString(), sizes, name, plugins=True)
-    refused(bare, "is not one that the exporter writes")
+    refused(bare, "that the exporter writes")
 
 
 # -- tensor locations -----------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_a_tensor_lies_in_the_weights(
         planted(tensor, "must have a location")
     both = external("weights.bin")
     both.data_location = TensorProto.DEFAULT
-    planted(both, "both in the graph and outside")
+    planted(both, "in the graph and outside")
     for dims in ([-1], [1 << 62, 4], [1 << 39, 1 << 39], [0, 1 << 30], [1] * 17):
         wrong = external("weights.bin")
         wrong.dims[:] = dims
@@ -277,10 +277,10 @@ def test_only_ops_that_the_exporter_writes(domain: str, op: str, model: bytes) -
     for place in (lambda m: m.graph.node, lambda m: m.functions[0].node):
         changed = ModelProto.FromString(model)
         place(changed).append(node)
-        refused(changed, "not one that the exporter writes")
+        refused(changed, "that the exporter writes")
     changed = ModelProto.FromString(model)
     changed.graph.node.append(_branch([node], []))
-    refused(changed, "not one that the exporter writes")
+    refused(changed, "that the exporter writes")
 
 
 def test_loops_have_as_many_rounds_as_a_tensor_has_rows(model: bytes) -> None:

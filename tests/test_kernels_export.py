@@ -32,6 +32,7 @@ from edge.plugins.lowering.plan import plan_of as whole_plan
 from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.model import EMBEDDED, resolve
 from tests import transformers_checkpoints
+from tests.facts import says
 from tests.int8_models import HYBRID, save_int8_bundle
 from tests.test_kernels_bundle import VARIANTS, plan_of
 
@@ -218,7 +219,7 @@ def test_a_plan_without_a_graph_of_plugins(
     monkeypatch.setattr(exporting, "device_graph", refuse)
     assert run(monkeypatch, "export", out, "-o", out, "--target", "cpu") == 0
     said = capsys.readouterr().out
-    assert "tensorrt    no graph: layers.0.norm: reads some columns of 'wide' as x" in said
+    assert says(said, "tensorrt", "no graph: ", "layers.0.norm: ", "'wide' as x")
     assert manifest_of(out).graphs == manifest_of(bundle).graphs | {"cuda": PLAN_FILE}
     assert not (out / DEVICE_GRAPH_FILE).exists()
 

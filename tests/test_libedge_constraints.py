@@ -20,6 +20,7 @@ from edge.text.load import load_tokenizer
 from edge.text.spm import SentencePieceTokenizer
 from edge.text.tokenizer import Tokenizer
 from tests import libedge
+from tests.facts import facts
 from tests.libedge import Accept, Allow, CBundle, CChoices, CModel, Constraint, EdgeFault
 from tests.test_libedge import compiled, folder, native
 from tests.test_libedge_sessions import prompt
@@ -204,11 +205,11 @@ def test_a_constraint_that_fails_leaves_a_session_that_works(
 
 def test_what_is_refused() -> None:
     model = native("demo")
-    with pytest.raises(EdgeFault, match=r"is empty; texts\.2: is longer than 4096 bytes"):
+    with pytest.raises(EdgeFault, match=facts("empty; ", "texts.2: ", 4096)):
         CChoices(model.bundle, ["a", "", "b" * 5000])
     with pytest.raises(EdgeFault, match="must have 1 to 1000 texts"):
         CChoices(model.bundle, [])
-    with pytest.raises(EdgeFault, match="has a callback that is NULL"):
+    with pytest.raises(EdgeFault, match=facts("callback", "NULL")):
         model.session().generate(prompt("demo"), constraint=c.pointer(Constraint()))
     constraint = CChoices(model.bundle, ["yes"])
     given = constraint.begin().contents

@@ -18,6 +18,7 @@ from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 from edge.bundle import open_bundle
 from edge.text.load import load_tokenizer
 from edge.text.stream import StopMatcher, StreamDecoder
+from tests.facts import facts
 from tests.libedge import INPUT, CBundle, EdgeFault
 from tests.malformed import resigned
 from tests.mutations import mutated
@@ -183,7 +184,7 @@ def test_many_added_tokens_take_no_longer(tmp_path: Path) -> None:
 
 def test_long_special_tokens_are_refused(tmp_path: Path) -> None:
     found = with_tokenizer(tmp_path, with_added(trained("gpt2"), "<" + "é" * 1000))
-    with pytest.raises(EdgeFault, match="a special token that is too long"):
+    with pytest.raises(EdgeFault, match=facts("special token", "too long")):
         found.prompt("x")
 
 
@@ -210,7 +211,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "Split", "pattern": {"Regex": "a+"}, "behavior": "Isolated", "invert": False},
     ),
     "WordPiece": ("decoder", {"type": "WordPiece"}),
-    "two pieces with the same id": ("vocab", {"zzz": 300}),
+    "two pieces of one id": ("vocab", {"zzz": 300}),
 }
 
 

@@ -88,7 +88,7 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
 # field, and part of the message
 REFUSED: dict[str, tuple[str, str]] = {
     "qwen2.5-0.5b-instruct-gptq-int4": ("quantization_config", "are already quantized"),
-    "zamba2-7b": ("use_shared_block_lora", "is a field of Zyphra's fork of transformers"),
+    "zamba2-7b": ("use_shared_block_lora", "Zyphra's fork of transformers"),
 }
 
 

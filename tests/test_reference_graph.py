@@ -29,6 +29,7 @@ from edge.export.training_ops import selective_scan_heads_chunked
 from edge.plugins.catalogue import OPS
 from edge.plugins.reference.graph import ReferenceGraph, by_name
 from edge.plugins.selective_scan_heads.reference import selective_scan_heads_node
+from tests.facts import facts
 from tests.state_spaces_checkpoints import save_mambabyte
 from tests.test_graph_models import MODELS, network, tokens_of
 from tests.transformers_checkpoints import save_bamba, save_mamba, save_mamba2
@@ -170,7 +171,7 @@ def test_only_what_is_asked_for_is_computed(tmp_path: Path) -> None:
     (normed,) = graph.run(["layers.1.normed"], feeds)
     assert normed.shape == (5, 1, 64)
     assert seen[-2:] == ["layers.1.normed", "layers.1.residual"] and "layers.0.scan" in seen
-    with pytest.raises(ExportError, match=r"no node of the graph yields 'layers\.2\.normed'"):
+    with pytest.raises(ExportError, match=facts("no node", "'layers.2.normed'")):
         graph.run(["layers.2.normed"], feeds)
 
 

@@ -130,7 +130,7 @@ def test_plans_count_what_does_not_grow() -> None:
     layout = engine.new_state(capacity=200).layout
     assert plans[1]["kv_cache"] >= layout.cache_bytes == facts["kv_cache_sliding_bytes"]
     assert facts["kv_cache_sliding_bytes"] < facts["kv_cache_bytes"]
-    assert "on the engines cpu and cuda" in describe(facts)
+    assert "engines cpu and cuda" in describe(facts)
     grown = plans[1]["kv_cache"] - plans[0]["kv_cache"]
     assert abs(grown - layout.growing_bytes // 2) <= 512
     session = model("gemma3", "cpu").session(capacity=200)

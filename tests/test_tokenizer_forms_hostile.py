@@ -17,6 +17,7 @@ from edge.export.text_files import tokenizer_info
 from edge.text.hf import HfTokenizer
 from edge.text.tokenizer import MAX_FILE
 from tests.checkpoints import write_json
+from tests.facts import says
 from tests.mutations import mutated
 from tests.test_gguf_text import TEKKEN, original
 from tests.test_text_files import POINTER
@@ -100,7 +101,7 @@ PAIR_REFUSED: dict[str, tuple[str, Any, str]] = {
     "no text": ("merges.txt", b"\xff\xfe", "merges.txt: is not UTF-8 at byte 0"),
     "one word": ("merges.txt", "#version\nab\n", "merges.txt: line 2 joins no pieces"),
     "strangers": ("merges.txt", "q zz\n\nqq z\n", "'q zz', and 1 more like it"),
-    "nothing": ("merges.txt", "e \n", "line 1 joins no pieces of vocab.json: 'e '"),
+    "nothing": ("merges.txt", "e \n", "of vocab.json: 'e '"),
     "its own part": ("vocab.json", {"a": 0, "": 1}, "has a token of 0 characters"),
     "half a character": ("vocab.json", {"\ud800": 0}, "is not Unicode text"),
     "no number": ("vocab.json", {"a": True}, "gives 'a' the id True"),
@@ -113,7 +114,7 @@ PAIR_REFUSED: dict[str, tuple[str, Any, str]] = {
     "no ids": (
         "tokenizer_config.json",
         {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"x": "y", "9" * 5000: "z"}},
-        "added_tokens_decoder: 'x' is 'y', not a token with an id, and 1 more like it",
+        "added_tokens_decoder: 'x' is 'y'",
     ),
 }  # fmt: skip
 
@@ -176,7 +177,7 @@ def test_tekken_names_all_its_faults_at_once(folder: Path, values: dict[str, Any
     write_json(folder / "tekken.json", values)
     said = str(refused(folder))
     for part in ("tekken.json: config.pattern: is 5", "special_tokens: entry 1 has the rank 0",
-                 "vocab: entry 3 has no base64 of 1 to 1024 bytes, and 1 more"):  # fmt: skip
+                 "vocab: entry 3 has no base64", "1024 bytes, and 1 more"):  # fmt: skip
         assert part in said, part
 
 
@@ -196,12 +197,12 @@ TEKKEN_REFUSED: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "a lost byte": (("vocab", 0, "token_bytes"), encoded(b"\x80\x81"), "lacks the byte 0x"),
     "too large": (("config", "default_vocab_size"), 1 << 40, "config.default_vocab_size: is 10995"),
     "too small": (("config", "default_vocab_size"), 200, "of which 256 are bytes"),
-    "negative": (("config", "default_vocab_size"), -1, "is -1, not a number of tokens"),
+    "negative": (("config", "default_vocab_size"), -1, "is -1, not a number"),
     "few": (("config", "default_num_special_tokens"), 1, "with 3 special tokens"),
     "many": (("config", "default_num_special_tokens"), 1 << 20, "at most 65536 allowed"),
     "a filler": (("special_tokens", 1, "token_str"), "<SPECIAL_5>", "has <SPECIAL_5> below"),
     "one text": (("special_tokens", 1, "token_str"), "<unk>", "the text '<unk>' again"),
-    "no text": (("special_tokens", 1, "token_str"), "\ud800", "entry 1 has no text of at most"),
+    "no text": (("special_tokens", 1, "token_str"), "\ud800", "entry 1 has no text"),
 }  # fmt: skip
 
 
@@ -235,7 +236,7 @@ def test_merges_are_bounded(
     write_json(folder / "tekken.json", values)
     assert try_reading(folder) is None
     monkeypatch.setattr(tekken, "MAX_MERGES", 10_000)
-    assert "vocab: joins pieces in more than 10000 ways" in str(refused(folder))
+    assert says(refused(folder), "vocab: ", "10000 ways")
 
 
 @pytest.mark.parametrize("letters", ["a", "abc"])
