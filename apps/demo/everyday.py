@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+DATA = Path(__file__).with_suffix(".json")
+
 
 def questions() -> Iterator[str]:
     """Yield every question, a few of them twice."""
-    data = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    data = json.loads(DATA.read_text(encoding="utf-8"))
     for group in data["groups"]:
         for form, thing in product(group["forms"], group["things"]):
             yield form.format(thing)

@@ -245,7 +245,7 @@ def write_answers(
     sampled at temperature 0.7 or 1.
     """
     source = Turns(prompts)
-    author = _author(resolve(model), device, threads)
+    author = open_author(resolve(model), device, threads)
     batches = groups(author.template, source, seed, count, together)
     if not batches:  # before the file is created
         raise _too_few()
@@ -253,7 +253,7 @@ def write_answers(
     say(output)
 
 
-def _author(path: Path, device: str | None, threads: int | None) -> Author:
+def open_author(path: Path, device: str | None, threads: int | None) -> Author:
     is_bundle = (path / "manifest.json").is_file()
     if device is None and path.exists() and not is_bundle:
         raise InputError(
