@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import json
 import re
@@ -162,8 +163,15 @@ def check(words: list[str]) -> str | None:
         bad = [w for w in words[1:2] if re.fullmatch(r"[a-z][a-z0-9-]*", w) and w not in targets]
         return f"make {bad[0]}" if bad else None
     if words[:2] == ["python", "-m"]:
-        return None if importlib.util.find_spec(words[2]) else f"no module {words[2]}"
-    app = chat.app if words[0] == "edge-chat" else cli.app
+        spec = importlib.util.find_spec(words[2])
+        if spec is None:
+            return f"no module {words[2]}"
+        app = app_of(words[2] + ("" if spec.submodule_search_locations is None else ".__main__"))
+        if app is None:
+            return None
+        words = words[2:]
+    else:
+        app = chat.app if words[0] == "edge-chat" else cli.app
     command: Any = typer.main.get_command(app)
     rest = words[1:]
     if words[0] == "edge":
@@ -182,6 +190,17 @@ def check(words: list[str]) -> str | None:
         w for w in rest if re.match(r"--?[a-z]", w) and w.split("=")[0] not in {*known, "--help"}
     ]
     return f"{words[0]} {words[1]} {' '.join(bad)}" if bad else None
+
+
+def app_of(module: str) -> typer.Typer | None:
+    """Return the typer program of a module of ours, or None if it has none."""
+    if not module.startswith("edge.apps"):
+        return None
+    found = importlib.import_module(module)
+    if (app := getattr(found, "app", None)) is None and hasattr(found, "main"):
+        app = typer.Typer()
+        app.command()(found.main)
+    return app
 
 
 def test_the_readme_is_short() -> None:
@@ -241,6 +260,10 @@ def test_the_checks_see_what_is_wrong() -> None:
     assert check(["edge", "profile", "demo", "--draftt", "ngram"])
     assert check(["edge", "profil", "demo"]) and check(["make", "tests"])
     assert check(["edge", "profile", "demo", "--draft", "ngram"]) is None
+    module = ["python", "-m", "edge.apps.demo.train"]
+    assert check([*module, "bytes", "--dataa", "x"])
+    assert check([*module, "bytes", "--data", "x"]) is None
+    assert check(["python", "-m", "edge.apps.bench.drafts", "--round", "3"])
     assert list(calls("x | .venv/bin/edge-chat demo -p hi  # and so on")) == [
         ["edge-chat", "demo", "-p", "hi"]
     ]

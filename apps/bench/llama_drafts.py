@@ -176,6 +176,8 @@ class LlamaWriter:
             self._llama = llama.Llama(
                 str(path), n_ctx=capacity, n_batch=capacity, n_threads=threads,
                 n_threads_batch=threads, draft_model=self._look_up, verbose=False,
+                # llama.cpp's default, not the package's: without it a run rounds unlike its steps
+                flash_attn=True,
             )  # fmt: skip
         except ValueError as problem:
             raise EngineError(f"llama.cpp: {problem}", file=path) from None
