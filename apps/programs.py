@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from edge.errors import Faults, InputError
 # newer versions of typer have a copy of click of their own
 _UsageError: Any = typer.BadParameter.__base__
 HELP = {"help_option_names": ["-h", "--help"]}
+# as click writes it behind an option's help: [default: 5; 1<=x<=10000]
+_RANGE = re.compile(r"(?<=[\[ ])(?:([\d.]+)<=)?x([<>])=([\d.]+)(?=\]$)")
 
 
 def typed(program: str) -> str:
@@ -70,6 +73,10 @@ class GroupedHelp(typer.core.TyperCommand):
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
+                names, text = record
+                # the type beside a name: <int range>, <list[str]>
+                names = re.sub(r"<(?:list\[(\w+)\]|(\w+) range)>", r"<\1\2>", names)
+                record = names, _RANGE.sub(_describe_range, text)
                 kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 name = getattr(parameter, "rich_help_panel", None) or kind
                 groups.setdefault(name, []).append(record)
@@ -119,7 +126,7 @@ def _describe_fault(problem: typer.BadParameter, parameter: Any) -> str:
     if kind not in (int, float):
         return problem.message.rstrip(".")
     minimum, maximum = (
-        None if bound is None else f"{bound:,}".removesuffix(".0") for bound in (info.min, info.max)
+        None if bound is None else _readable(bound) for bound in (info.min, info.max)
     )
     requirement = "a whole number" if kind is int else "a number"
     if minimum is not None and maximum is not None:
@@ -129,6 +136,18 @@ def _describe_fault(problem: typer.BadParameter, parameter: Any) -> str:
     elif maximum is not None:
         requirement += f" of at most {maximum}"
     return f"must be {requirement}, {received}"
+
+
+def _describe_range(found: re.Match[str]) -> str:
+    low, sign, bound = found.groups()
+    bound = _readable(float(bound))
+    if low is not None:
+        return f"{_readable(float(low))} to {bound}"
+    return f"at least {bound}" if sign == ">" else f"at most {bound}"
+
+
+def _readable(bound: float) -> str:
+    return f"{bound:,}".removesuffix(".0")
 
 
 class CommandGroup(typer.Typer):

@@ -254,6 +254,13 @@ def test_help_and_version() -> None:
     assert runner.invoke(chat_app, ["--version"]).output.strip() == edge.__version__
     for bare in (["list"], ["train", "draft"]):  # without arguments of their own
         assert "Options:" in runner.invoke(app, [*bare, "-h"]).output
+    for program in PROGRAMS:  # ranges and types as people write them
+        said = " ".join(runner.invoke(app, [program, "-h"]).output.split())
+        assert "x<" not in said and "x>" not in said and "[str]" not in said, said
+    said = " ".join(runner.invoke(app, ["profile", "-h"]).output.split())
+    assert "[default: 5; 1 to 10,000]" in said and "small models] [1 to 1,024]" in said
+    said = " ".join(runner.invoke(app, ["serve", "-h"]).output.split())
+    assert "[default: 600; 0.1 to 1,000,000]" in said and "[default: 16; at least 0]" in said
     said = " ".join(runner.invoke(app, ["export", "-h"]).output.split())
     assert "[default: fp16]" in said and "--quant" in said
     assert "chat" in PROGRAMS
