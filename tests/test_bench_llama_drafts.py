@@ -20,8 +20,8 @@ from edge.apps.bench.llama_drafts import (
     LLAMA,
     PLAIN,
     CountedLookUp,
+    DraftedAnswer,
     EdgeWriter,
-    Written,
     app,
     encoded,
     rows_of,
@@ -77,10 +77,13 @@ def test_rows_compare_a_program_with_itself() -> None:
     loops = tuple([1, 2] * 10)
     results = {
         "A": {
-            way: [[Written((1, 2, 3), 2.0), Written((9,), 0.0)]],
-            other: [[Written((1, 2, 3), 1.0, 1, 2), Written((9,), 0.0)]],
+            way: [[DraftedAnswer((1, 2, 3), 2.0), DraftedAnswer((9,), 0.0)]],
+            other: [[DraftedAnswer((1, 2, 3), 1.0, 1, 2), DraftedAnswer((9,), 0.0)]],
         },
-        "B": {way: [[Written(loops, 19.0)]], other: [[Written(loops[:-1], 6.0, 5, 18)]]},
+        "B": {
+            way: [[DraftedAnswer(loops, 19.0)]],
+            other: [[DraftedAnswer(loops[:-1], 6.0, 5, 18)]],
+        },
     }
     rows = {(row.prompts, row.way): row for row in rows_of(results)}
     assert {name for name, _ in rows} == {"A", "B", "public", "no loops", "loops"}

@@ -111,7 +111,7 @@ def encoded(model: Model, text: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Written:
+class DraftedAnswer:
     """One answer.
 
     Attributes:
@@ -130,7 +130,7 @@ class Written:
 class Writer(Protocol):
     """A program with the model loaded that answers prompts in one way."""
 
-    def write(self, prompt: Sequence[int], most: int) -> Written:
+    def write(self, prompt: Sequence[int], most: int) -> DraftedAnswer:
         """Return the greedy answer of at most `most` tokens to a prompt."""
         ...
 
@@ -144,7 +144,7 @@ class EdgeWriter:
             options |= {"draft": "ngram", "draft_tokens": length}
         self._session = model.session(**options)
 
-    def write(self, prompt: Sequence[int], most: int) -> Written:
+    def write(self, prompt: Sequence[int], most: int) -> DraftedAnswer:
         self._session.reset()
         result = self._session.generate(
             prompt, max_tokens=most, temperature=0, repetition_penalty=1
@@ -152,7 +152,7 @@ class EdgeWriter:
         stamps, figures = result.timings.token_s, result.speculation
         rounds, accepted = (figures.rounds, figures.accepted) if figures else (0, 0)
         seconds = stamps[-1] - stamps[0] if stamps else 0.0
-        return Written(result.tokens, seconds, rounds, rounds + accepted)
+        return DraftedAnswer(result.tokens, seconds, rounds, rounds + accepted)
 
 
 class LlamaWriter:
@@ -188,7 +188,7 @@ class LlamaWriter:
             )  # fmt: skip
         self._ends = frozenset(model.tokenizer.eos)
 
-    def write(self, prompt: Sequence[int], most: int) -> Written:
+    def write(self, prompt: Sequence[int], most: int) -> DraftedAnswer:
         written: list[int] = []
         stamps: list[float] = []
         drafts: list[tuple[int, int]] = []
@@ -201,7 +201,7 @@ class LlamaWriter:
             if token in self._ends or len(written) == most:
                 break
         rounds, tokens = verified(drafts, len(prompt) + len(written))
-        return Written(tuple(written), stamps[-1] - stamps[0], rounds, tokens)
+        return DraftedAnswer(tuple(written), stamps[-1] - stamps[0], rounds, tokens)
 
 
 class CountedLookUp:
@@ -254,7 +254,7 @@ def make_writers(
 # -- measurement ----------------------------------------------------------------------------------
 
 # set → (program, way) → rounds → answers by prompt
-Results = Mapping[str, Mapping[tuple[str, str], list[list[Written]]]]
+Results = Mapping[str, Mapping[tuple[str, str], list[list[DraftedAnswer]]]]
 
 
 def answer_all(
@@ -265,7 +265,7 @@ def answer_all(
     say: Say,
 ) -> Results:
     """Answer every prompt in every way, in turn, with a different way first each time."""
-    results: dict[str, dict[tuple[str, str], list[list[Written]]]] = {}
+    results: dict[str, dict[tuple[str, str], list[list[DraftedAnswer]]]] = {}
     with without_collections():
         for writer in ways.values():
             writer.write(next(iter(sets.values()))[0], most)
@@ -329,12 +329,16 @@ def rows_of(results: Results) -> Iterator[LlamaRow]:
                 yield _row(name, program, way, *only)
 
 
-def _loops(answer: Written) -> bool:
+def _loops(answer: DraftedAnswer) -> bool:
     return repeated_share(answer.tokens) > LOOPS
 
 
 def _row(
-    name: str, program: str, way: str, plain: list[list[Written]], drafted: list[list[Written]]
+    name: str,
+    program: str,
+    way: str,
+    plain: list[list[DraftedAnswer]],
+    drafted: list[list[DraftedAnswer]],
 ) -> LlamaRow:
     rates = [_rate(run) for run in drafted]
     row = LlamaRow(name, len(plain[0]), program, way, median(rates))
@@ -358,7 +362,7 @@ def _row(
     )  # fmt: skip
 
 
-def _rate(answers: Sequence[Written]) -> float:
+def _rate(answers: Sequence[DraftedAnswer]) -> float:
     """Return tokens per second after the first token of each answer."""
     return sum(len(a.tokens) - 1 for a in answers) / sum(a.seconds for a in answers)
 

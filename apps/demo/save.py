@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from edge.apps.demo.cards import card_text
 from edge.apps.demo.data import load_tokenizer
 from edge.apps.demo.tokenizer import END, write_tokenizer_files
-from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, Mixer, MlpConfig, ModelConfig
+from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
 from edge.export.checkpoint import find_layout
 from edge.export.checkpoint.fields import Fields
 from edge.export.distill.folders import replace_folder
@@ -87,16 +87,21 @@ def state_spaces_config(config: ModelConfig) -> Values:
 CONFIGS = {**FAMILIES, "bamba": bamba_config}
 
 
-def _ssm_cfg(mamba: Mixer, d_model: int) -> Values:
-    assert isinstance(mamba, Mamba1Config | Mamba2Config)
+# kind → its name in ssm_cfg, and names of fields there that only this kind has → our fields
+_SSM = {
+    "mamba1": ("Mamba1", {"dt_rank": "dt_rank"}),
+    "mamba2": ("Mamba2", {"headdim": "head_dim", "ngroups": "n_groups"}),
+}
+
+
+def _ssm_cfg(mamba: Any, d_model: int) -> Values:
+    layer, own = _SSM[mamba.kind]
     sizes = {
         "d_state": mamba.d_state,
         "d_conv": mamba.d_conv,
         "expand": mamba.d_inner // d_model,
     }
-    if isinstance(mamba, Mamba1Config):
-        return sizes | {"layer": "Mamba1", "dt_rank": mamba.dt_rank}
-    return sizes | {"layer": "Mamba2", "headdim": mamba.head_dim, "ngroups": mamba.n_groups}
+    return {"layer": layer} | sizes | {name: getattr(mamba, field) for name, field in own.items()}
 
 
 def _write_json(path: Path, value: Values) -> None:
