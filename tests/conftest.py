@@ -12,6 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Generator
+from typing import Any
 
 # before Triton's first import: kernels are then interpreted on the CPU
 if os.environ.get("EDGE_TEST_DEVICE", "cpu") == "cpu":
@@ -21,45 +22,51 @@ if os.environ.get("EDGE_TEST_DEVICE", "cpu") == "cpu":
 # this when it is imported, here and in the tests' child processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import psutil
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
 
 from tests import compiling
-
-if os.environ.get("TRITON_INTERPRET") == "1":
-    from tests import quick_interpreter
-
-    quick_interpreter.install()
-
-torch.set_num_threads(1)
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: processes that a
 # test interrupts would wait forever.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A run judges a change, so it tries the same examples as the run before, whatever the load of the
-# machine. For random examples: make test ARGS="--hypothesis-profile random"
-_BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("fixed", derandomize=True, **_BUSY)
-settings.register_profile("random", **_BUSY)
-settings.load_profile("fixed")
-
 # in the environment of every process that the tests start
 _MARK = "EDGE_TEST_RUN"
 _PATIENCE_S = 60.0
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
+    is_worker = hasattr(config, "workerinput")
+    only_starts_others = config.getoption("numprocesses", None) and not is_worker
+    if not only_starts_others or config.getoption("--hypothesis-profile", None):
+        _prepare()
+    if not is_worker:
         os.environ[_MARK] = uuid.uuid4().hex
         os.environ[compiling.FOLDER] = tempfile.mkdtemp(prefix="edge-compiled-")
         # keep test chats out of the user's history, and the user's models out of the tests
         os.environ["XDG_STATE_HOME"] = os.path.join(os.environ[compiling.FOLDER], "state")
         os.environ["EDGE_MODELS"] = os.path.join(os.environ[compiling.FOLDER], "models")
+
+
+def _prepare() -> None:
+    """Import what runs tests; a process that only starts others would wait for it in vain."""
+    import torch
+    from hypothesis import HealthCheck, settings
+
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from tests import quick_interpreter
+
+        quick_interpreter.install()
+    torch.set_num_threads(1)
+    # A run judges a change, so it tries the same examples as the run before, whatever the load of
+    # the machine. For random examples: make test ARGS="--hypothesis-profile random"
+    busy: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("fixed", derandomize=True, **busy)
+    settings.register_profile("random", **busy)
+    settings.load_profile("fixed")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,6 +89,9 @@ def pytest_unconfigure() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Seed the random numbers of each test, so that they do not depend on the tests before it."""
+    import numpy as np
+    import torch
+
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)  # torch.manual_seed would look for a GPU each time
