@@ -21,6 +21,7 @@ import edge
 from edge import mixers
 from edge.plugins.cpu import library
 from edge.runtime.model import Model
+from tests.facts import says
 
 HOUSE = Path(edge.__file__).resolve().parent.parent
 PUBLIC = {"_replace"}  # of named tuples: documented, and underlined only to keep fields apart
@@ -221,3 +222,9 @@ def test_tests_repeat_no_sentences() -> None:
         if six in said
     ]
     assert len(found) <= 3, found
+
+
+def test_a_fact_is_whole_and_in_its_place() -> None:
+    assert says("target: bytes 1 to 17\nof its 16", "target: ", 1, 17, 16)
+    for facts in ((7,), (17, 1), ("byte",), ("its 16", "target")):
+        assert not says("target: bytes 1 to 17\nof its 16", *facts)
