@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from edge.apps.demo import train as training
@@ -38,7 +39,7 @@ from edge.apps.demo.shapes import (
 from edge.config import ModelConfig
 from edge.export.calibration.texts import GREETINGS
 from edge.export.checkpoint import open_checkpoint
-from edge.export.distill.loss import head_loss
+from edge.export.distill.loss import Shares, head_loss, taught_loss
 from edge.export.distill.optimizer import initialise, trapezoid
 from edge.export.network import Network
 from tests.demo_data import data as data
@@ -197,6 +198,37 @@ def test_head_loss_is_cross_entropy() -> None:
         torch.autograd.grad(found * 0.5, (hidden, weight)), gradients, strict=True
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+class ProductShapes(TorchDispatchMode):
+    """Shapes of the factors of every matrix product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[torch.Size, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.mm.default:
+            self.seen.add(tuple(factor.shape for factor in args))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("taught", [True, False])
+def test_products_of_a_head_have_the_same_shapes_whatever_the_rows(taught: bool) -> None:
+    """In bf16, torch keeps megabytes for every shape that it has met."""
+    torch.manual_seed(0)
+    weight, teacher = torch.randn(11, 8, requires_grad=True), torch.randn(11, 6)
+    met = []
+    for rows in (3, 10, 37):
+        hidden, targets = torch.randn(rows, 8, requires_grad=True), torch.randint(0, 11, (rows,))
+        with ProductShapes() as shapes:
+            if taught:
+                states = torch.randn(rows, 6)
+                taught_loss(hidden, weight, states, teacher, Shares(), torch.bfloat16, 10)
+            else:
+                head_loss(hidden, weight, targets, torch.bfloat16, 10)
+        met.append(shapes.seen)
+    assert met[0] and met[0] == met[1] == met[2]
 
 
 def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:

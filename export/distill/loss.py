@@ -57,14 +57,15 @@ class _HeadLoss(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_d_weight else None
         for start in range(0, hidden.shape[0], slice_rows):
             rows = slice(start, start + slice_rows)
-            h = hidden[rows].to(dtype)
-            logits = capped((h @ w.T).float(), softcap)
+            count = min(slice_rows, hidden.shape[0] - start)
+            h = filled(hidden[rows].to(dtype), slice_rows)
+            logits = capped((h @ w.T)[:count].float(), softcap)
             loss, d_logits = judge(rows, logits)
             total += loss
             if softcap is not None:
                 d_logits = d_logits * (1 - (logits / softcap).square())
-            d = d_logits.to(dtype)
-            d_hidden[rows] = d @ w
+            d = filled(d_logits.to(dtype), slice_rows)
+            d_hidden[rows] = (d @ w)[:count]
             if d_weight is not None:
                 d_weight += (d.T @ h).float()
         ctx.save_for_backward(
@@ -78,6 +79,15 @@ class _HeadLoss(torch.autograd.Function):
         return (
             d_hidden * grads[0], None if d_weight is None else d_weight * grads[0], *[None] * 4,
         )  # fmt: skip
+
+
+def filled(rows: Tensor, count: int) -> Tensor:
+    """Append rows of zeros up to `count` rows.
+
+    On a CPU, torch keeps what it compiled for every shape of a product in bf16, megabytes each. A
+    last slice of another length in every batch would take gigabytes within an hour.
+    """
+    return F.pad(rows, (0, 0, 0, count - rows.shape[0]))
 
 
 def head_loss(
@@ -125,7 +135,9 @@ def taught_loss(
     t, (student_cap, teacher_cap) = teacher.to(dtype), softcaps
 
     def judge(rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        teacher_logits = capped((taught[rows].to(dtype) @ t.T).float(), teacher_cap)
+        states = taught[rows]
+        products = filled(states.to(dtype), slice_rows) @ t.T
+        teacher_logits = capped(products[: len(states)].float(), teacher_cap)
         return taught_logits(
             teacher_logits, logits, shares, None if targets is None else targets[rows]
         )
