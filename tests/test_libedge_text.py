@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "Split", "pattern": {"Regex": "a+"}, "behavior": "Isolated", "invert": False},
     ),
     "WordPiece": ("decoder", {"type": "WordPiece"}),
-    "two pieces of one id": ("vocab", {"zzz": 300}),
+    "zzz": ("vocab", {"zzz": 300}),
 }
 
 
