@@ -120,6 +120,31 @@ class Constraint(Sized):
     )
 
 
+class Special(c.Structure):
+    _fields_ = (("text", c.c_char_p), ("id", c.c_int32))
+
+
+EncodeText = c.CFUNCTYPE(
+    c.c_int, c.c_void_p, c.POINTER(c.c_char), c.c_size_t, c.c_int32,
+    c.POINTER(c.c_int32), c.c_size_t, c.POINTER(c.c_size_t),
+)  # fmt: skip
+TokenText = c.CFUNCTYPE(
+    c.c_int, c.c_void_p, c.c_int32, c.POINTER(c.c_char_p), c.POINTER(c.c_size_t)
+)
+
+
+class OwnTokenizer(Sized):
+    _fields_ = (
+        ("size", c.c_size_t),
+        ("encode", EncodeText),
+        ("token", TokenText),
+        ("special_count", c.c_size_t),
+        ("specials", c.POINTER(Special)),
+        ("strips_space", c.c_int32),
+        ("user", c.c_void_p),
+    )
+
+
 OnToken = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int32)
 
 
@@ -212,6 +237,17 @@ class CBundle:
         out = Info()
         call("edge_bundle_info", self.handle, c.byref(out))
         return out
+
+    def use_tokenizer(self, own: OwnTokenizer) -> None:
+        call("edge_bundle_use_tokenizer", self.handle, c.byref(own))
+        self._own = own  # and its callbacks
+
+    def read(self, file: str, capacity: int) -> tuple[int, bytes]:
+        """Return the size of a file, and what was written to a buffer of zeros."""
+        size, out = c.c_size_t(), c.create_string_buffer(capacity)
+        call("edge_bundle_read", self.handle, file.encode(), out, c.c_size_t(capacity),
+             c.byref(size))  # fmt: skip
+        return size.value, out.raw
 
     def prompt(self, *parts: str | tuple[str, bool]) -> list[int]:
         """Tokenize texts, some of which are marked as trusted."""

@@ -345,9 +345,52 @@ EDGE_API void edge_session_resume(edge_session *session);
  * Supported are byte tokenizers; SentencePiece BPE models whose normalizer does not change the
  * text (Llama's form, the demonstration models); and byte-level BPE of a tokenizer.json with the
  * words of GPT-2, Llama 3, Qwen 2 or Qwen 3.5. Functions fail with EDGE_ERROR_INPUT for other
- * tokenizers and say why: use the tokenizer's own library with `tokenizer_file`. They fail with
- * EDGE_ERROR_BUNDLE if the file was altered; it is read on first use. Threads may call the
+ * tokenizers and say why: give the bundle a tokenizer of your own by edge_bundle_use_tokenizer. They
+ * fail with EDGE_ERROR_BUNDLE if the file was altered; it is read on first use. Threads may call the
  * functions of a bundle concurrently; one thread at a time uses a decoder. */
+
+/* A special token, such as a mark between turns, and how a prompt spells it. */
+typedef struct edge_special {
+  const char *text; /* UTF-8 of 1 to 1024 bytes */
+  int32_t id;
+} edge_special;
+
+/* A tokenizer of the program's own, such as a library that reads `tokenizer_file`. The callbacks
+ * return 0; any other value fails the call with EDGE_ERROR_INPUT. */
+typedef struct edge_tokenizer {
+  size_t size;
+  /* Encodes `bytes` bytes of UTF-8, at least one, without special tokens and without `bos`. Writes the
+   * ids to `tokens` and their number to `count`. If that exceeds `capacity`, `tokens` is not read,
+   * and the callback is called again with room for `count`. `first`: 1 if nothing precedes the text
+   * in the prompt; a tokenizer that puts a space before texts does so only then. Called during
+   * edge_bundle_prompt, edge_bundle_encode and edge_choices_new, on the thread that calls them. */
+  int (*encode)(void *user, const char *text, size_t bytes, int32_t first, int32_t *tokens,
+                size_t capacity, size_t *count);
+  /* Sets the bytes that a token stands for, at most 16384, which are copied: parts of a character for
+   * some tokens, none for tokens that answers do not show. Called for each id below `token_count`
+   * during edge_bundle_use_tokenizer, and never again. */
+  int (*token)(void *user, int32_t token, const char **text, size_t *bytes);
+  size_t special_count;
+  const edge_special *specials; /* tokens that only trusted text may contain; they are copied */
+  int32_t strips_space; /* 1: `encode` puts a space before a first word, and answers drop one */
+  void *user; /* passed to the callbacks; must exist until the bundle is closed */
+} edge_tokenizer;
+#define EDGE_TOKENIZER {sizeof(edge_tokenizer), NULL, NULL, 0, NULL, 0, NULL}
+/* Gives the bundle the program's tokenizer, instead of the one that this library reads. Call it
+ * before other functions for text, choices and decoders, and before other threads use the bundle.
+ * The bundle's `bos`, `eos` and `pad` have no bytes and never come from typed text, whatever the
+ * tokenizer says.
+ * Fails with EDGE_ERROR_INPUT if the bundle has used a tokenizer before, a callback is missing or
+ * fails, or a special token is not valid, and with EDGE_ERROR_BUNDLE if the tokenizer's file was
+ * altered. */
+EDGE_API edge_status edge_bundle_use_tokenizer(edge_bundle *bundle, const edge_tokenizer *tokenizer,
+                                               edge_error *error);
+/* Reads a file of the bundle, such as its `tokenizer_file`, and checks its SHA-256. `bytes` receives
+ * its size; if it exceeds `capacity`, nothing is written to `data`, and the call succeeds.
+ * Fails with EDGE_ERROR_BUNDLE if the manifest does not list the file, it was altered, or it exceeds
+ * 64 MiB. */
+EDGE_API edge_status edge_bundle_read(const edge_bundle *bundle, const char *file, char *data,
+                                      size_t capacity, size_t *bytes, edge_error *error);
 
 /* A part of a prompt. In a trusted part, which a chat template made, special tokens written as text
  * become their ids. In other parts, such as user input, they never do. */
@@ -406,7 +449,7 @@ EDGE_API edge_status edge_decoder_finish(edge_decoder *decoder, const char **tex
 /* Answers that are exactly one of several texts, with the tokens that `choices` gives in Python. Where
  * all texts go on alike, only the tokenizer's usual tokens may follow. A tokenizer that puts a space
  * before a text may begin the answer with one, which edge_decoder does not show. Needs a tokenizer
- * that is supported. One thread at a time uses it. */
+ * that is supported, or the program's own. One thread at a time uses it. */
 typedef struct edge_choices edge_choices;
 /* Makes the form of `count` texts, which are UTF-8 and are copied.
  * Fails with EDGE_ERROR_INPUT for more than 1000 texts, and for one that is empty or longer than

@@ -1,99 +1,23 @@
-// The C interface. No exception leaves it.
-#include <cxxabi.h>
-
+// The C interface of bundles, models, sessions and generation.
 #include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <new>
 
-#include "choices.h"
-#include "decoder.h"
+#include "api.h"
 #include "session.h"
 
 using namespace edge_lib;
 
-struct edge_bundle {
-  std::shared_ptr<const OpenBundle> opened;
-};
 struct edge_model {
   std::shared_ptr<Engine> engine;
 };
 struct edge_session {
   std::unique_ptr<Session> own;
 };
-struct edge_decoder {
-  Decoder own;
-};
-struct edge_choices {
-  Choices own;
-};
 struct edge_snapshot {
   std::unique_ptr<Snapshot> own;
 };
 
 namespace {
-
-// Allocates nothing, because it also reports that memory ran out.
-edge_status fail(edge_error* error, edge_status status, std::string_view message,
-                 std::string_view file = "", std::string_view field = "") {
-  if (error) {
-    error->status = status;
-    print(error->message, sizeof error->message, message);
-    print(error->file, sizeof error->file, file);
-    print(error->field, sizeof error->field, field);
-  }
-  return status;
-}
-
-template <class F>
-edge_status guarded(edge_error* error, F work) {
-  try {
-    work();
-    if (error) *error = {};
-    return EDGE_OK;
-  } catch (const Fault& fault) {
-    return fail(error, fault.status, fault.message, fault.file, fault.field);
-  } catch (const std::bad_alloc&) {
-    return fail(error, EDGE_ERROR_MEMORY, "not enough memory");
-  } catch (const std::exception& problem) {
-    return fail(error, EDGE_ERROR_ENGINE, problem.what());
-#ifdef __GLIBCXX__
-  } catch (const abi::__forced_unwind&) {
-    throw;  // the thread is being cancelled, which is not an error
-#endif
-  } catch (...) {  // thrown by a callback
-    return fail(error, EDGE_ERROR_ENGINE, "the callback threw an exception");
-  }
-}
-
-template <class T>
-T& given(T* pointer, const char* name) {
-  if (!pointer) throw Fault{EDGE_ERROR_INPUT, "is NULL", "", name};
-  return *pointer;
-}
-
-// Structures grow at their end, so a program compiled with an older header passes fewer fields.
-template <class T>
-void check_size(const T* value, const char* name) {
-  if (value->size < sizeof value->size || value->size > sizeof(T))
-    throw Fault{EDGE_ERROR_INPUT,
-                "has a size that this version does not know: initialize it with its macro", "",
-                name};
-}
-template <class T>
-T taken(const T* options, T usual, const char* name) {
-  if (!options) return usual;
-  check_size(options, name);
-  std::memcpy(&usual, options, options->size);
-  usual.size = sizeof(T);
-  return usual;
-}
-template <class T>
-void give(T* target, T found, const char* name) {
-  check_size(&given(target, name), name);
-  found.size = target->size;
-  std::memcpy(target, &found, target->size);
-}
 
 // Calls `work` with the session, unless another thread uses it.
 template <class F>
@@ -143,6 +67,17 @@ edge_status edge_bundle_info(const edge_bundle* bundle, edge_info* info, edge_er
   });
 }
 
+edge_status edge_bundle_read(const edge_bundle* bundle, const char* file, char* data,
+                             size_t capacity, size_t* bytes, edge_error* error) {
+  return guarded(error, [&] {
+    const Bundle& own = given(bundle, "bundle").opened->bundle;
+    std::string content = own.read(&given(file, "file"), MAX_FILE);
+    given(bytes, "bytes") = content.size();
+    if (content.empty() || content.size() > capacity) return;
+    std::copy(content.begin(), content.end(), &given(data, "data"));
+  });
+}
+
 edge_status edge_bundle_memory(const edge_bundle* bundle, const edge_session_options* options,
                                edge_memory* memory, edge_error* error) {
   return guarded(error, [&] {
@@ -181,85 +116,6 @@ edge_status edge_bundle_sampling(const edge_bundle* bundle, edge_sampling* sampl
     number("min_p", out.min_p);
     number("repetition_penalty", out.repetition_penalty);
     give(sampling, out, "sampling");
-  });
-}
-
-// Text
-
-edge_status edge_bundle_prompt(const edge_bundle* bundle, const edge_part* parts, size_t part_count,
-                               int32_t* tokens, size_t capacity, size_t* count, edge_error* error) {
-  return guarded(error, [&] {
-    const Tokenizer& tokenizer = given(bundle, "bundle").opened->tokenizer();
-    given(count, "count");
-    for (size_t i = 0; i < part_count; i++)
-      if (!given(parts, "parts").text && parts[i].bytes) given(parts[i].text, "text");
-    std::vector<int32_t> ids = tokenizer.encode(parts, part_count);
-    *count = ids.size();
-    if (ids.empty() || ids.size() > capacity) return;
-    std::copy(ids.begin(), ids.end(), &given(tokens, "tokens"));
-  });
-}
-
-edge_status edge_bundle_encode(const edge_bundle* bundle, const char* text, size_t bytes,
-                               int32_t* tokens, size_t capacity, size_t* count, edge_error* error) {
-  edge_part whole = {text, bytes, 0};
-  return edge_bundle_prompt(bundle, &whole, 1, tokens, capacity, count, error);
-}
-
-edge_status edge_bundle_token(const edge_bundle* bundle, const char* text, int32_t* token,
-                              edge_error* error) {
-  return guarded(error, [&] {
-    int32_t found = given(bundle, "bundle").opened->tokenizer().special(&given(text, "text"));
-    given(token, "token") = found;
-    if (found < 0)
-      throw Fault{EDGE_ERROR_INPUT, "is not a special token: " + brief(text), "", "text"};
-  });
-}
-
-edge_status edge_bundle_decode(const edge_bundle* bundle, const int32_t* tokens, size_t count,
-                               char* text, size_t capacity, size_t* bytes, edge_error* error) {
-  return guarded(error, [&] {
-    const Tokenizer& tokenizer = given(bundle, "bundle").opened->tokenizer();
-    if (count) given(tokens, "tokens");
-    size_t total = 0;
-    for (size_t i = 0; i < count; i++) total += tokenizer.bytes(tokens[i]).size();
-    given(bytes, "bytes") = total;
-    if (!total || total > capacity) return;
-    given(text, "text");
-    for (size_t i = 0; i < count; i++) {
-      const std::string& each = tokenizer.bytes(tokens[i]);
-      text = std::copy(each.begin(), each.end(), text);
-    }
-  });
-}
-
-edge_status edge_decoder_new(const edge_bundle* bundle, const edge_decoder_options* options,
-                             edge_decoder** decoder, edge_error* error) {
-  return guarded(error, [&] {
-    given(decoder, "decoder") = nullptr;
-    edge_decoder_options asked = taken(options, EDGE_DECODER_OPTIONS, "options");
-    *decoder = new edge_decoder{Decoder(given(bundle, "bundle").opened, asked)};
-  });
-}
-
-void edge_decoder_free(edge_decoder* decoder) { delete decoder; }
-
-edge_status edge_decoder_feed(edge_decoder* decoder, int32_t token, const char** text,
-                              size_t* bytes, int32_t* stopped, edge_error* error) {
-  return guarded(error, [&] {
-    std::string_view found = given(decoder, "decoder").own.feed(token);
-    if (text) *text = found.data();
-    if (bytes) *bytes = found.size();
-    if (stopped) *stopped = decoder->own.stopped();
-  });
-}
-
-edge_status edge_decoder_finish(edge_decoder* decoder, const char** text, size_t* bytes,
-                                edge_error* error) {
-  return guarded(error, [&] {
-    std::string_view found = given(decoder, "decoder").own.finish();
-    if (text) *text = found.data();
-    if (bytes) *bytes = found.size();
   });
 }
 
@@ -401,43 +257,6 @@ edge_status edge_generate(edge_session* session, const int32_t* prompt, size_t c
     std::memcpy(result, &made, made.size);
   }
   return status;
-}
-
-edge_status edge_choices_new(const edge_bundle* bundle, const char* const* texts, size_t count,
-                             edge_choices** choices, edge_error* error) {
-  return guarded(error, [&] {
-    given(choices, "choices") = nullptr;
-    *choices = new edge_choices{Choices(given(bundle, "bundle").opened, texts, count)};
-  });
-}
-
-void edge_choices_free(edge_choices* choices) { delete choices; }
-
-edge_status edge_choices_begin(edge_choices* choices, edge_constraint* constraint,
-                               edge_error* error) {
-  return guarded(error, [&] {
-    Choices& own = given(choices, "choices").own;
-    edge_constraint made = EDGE_CONSTRAINT;
-    made.allow = [](void* user, uint32_t* mask, size_t words) {
-      static_cast<Choices*>(user)->allow(mask, words);
-      return 0;
-    };
-    // a program in C may call it too, and no exception may pass through its frames
-    made.accept = [](void* user, int32_t token) {
-      try {
-        return static_cast<Choices*>(user)->accept(token) ? EDGE_CONSTRAINT_DONE : 0;
-      } catch (const Fault&) {
-        return -1;
-      }
-    };
-    made.user = &own;
-    give(constraint, made, "constraint");
-    own.begin();
-  });
-}
-
-int32_t edge_choices_found(const edge_choices* choices) {
-  return choices ? choices->own.found() : -1;
 }
 
 void edge_session_cancel(edge_session* session) {

@@ -11,6 +11,8 @@ namespace edge_lib {
 
 class Schema;
 
+constexpr int64_t MAX_FILE = 64 << 20;  // bytes of a file that is read as a whole
+
 // Parses and checks a JSON document. `versioned`: it must state its schema version. Throws Fault.
 Json parse_document(const std::string& raw, const std::string& file, const Schema& schema,
                     bool versioned);

@@ -93,6 +93,15 @@ struct OpenBundle {
     if (!tokenizer_) tokenizer_ = Tokenizer::of(bundle);
     return *tokenizer_;
   }
+  // Takes the program's own tokenizer, whose callbacks may use the bundle. Throws Fault.
+  void use(const edge_tokenizer& own) const {
+    auto made = Tokenizer::of(bundle, own);
+    std::lock_guard<std::mutex> lock(reading_);
+    if (tokenizer_)
+      throw Fault{EDGE_ERROR_INPUT, "was given too late: the bundle has used one before", "",
+                  "tokenizer"};
+    tokenizer_ = std::move(made);
+  }
 
  private:
   mutable std::mutex reading_;

@@ -6,7 +6,6 @@ namespace edge_lib {
 
 namespace {
 
-constexpr int64_t MAX_FILE = 64 << 20;   // bytes
 constexpr size_t MAX_TEXT = 64u << 20;   // bytes of one prompt
 constexpr size_t MAX_SPECIALS = 1 << 17;
 constexpr size_t MAX_SPECIAL = 4 * 256;  // bytes of one
@@ -35,7 +34,7 @@ std::unique_ptr<const Tokenizer> Tokenizer::of(const Bundle& bundle) {
                                                                                          bundle);
   } catch (const std::string& problem) {
     throw Fault{EDGE_ERROR_INPUT,
-                "is not supported: " + problem + "; use the tokenizer's own library for the file",
+                "is not supported: " + problem + "; give the bundle a tokenizer of your own",
                 file, "tokenizer"};
   }
   if (int64_t(out->bytes_.size()) != bundle.token_count)

@@ -13,6 +13,8 @@ class Tokenizer {
  public:
   // Throws Fault if the file is damaged or not supported.
   static std::unique_ptr<const Tokenizer> of(const Bundle& bundle);
+  // Returns the program's own, for a bundle. Throws Fault if it is not usable or the file is damaged.
+  static std::unique_ptr<const Tokenizer> of(const Bundle& bundle, const edge_tokenizer& own);
   virtual ~Tokenizer() = default;
 
   // Returns the ids of a prompt in parts, without `bos`. All text between two special tokens is
