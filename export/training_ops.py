@@ -228,6 +228,7 @@ def causal_conv1d_training(
 
 
 SCAN_ELEMENTS = 1 << 19  # of one fp32 tensor of a chunk: a few of them fit in a core's L2 cache
+SHORTEST_CHUNK = 8  # tokens: of large batches, too, few states are kept
 
 
 class _SelectiveScan(torch.autograd.Function):
@@ -239,18 +240,21 @@ class _SelectiveScan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, delta: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor
+        ctx: Any, keeps: bool, delta: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor
     ) -> tuple[Tensor, Tensor]:
-        y, starts = torch.empty_like(x), [h]
+        """`keeps`: whether a backward pass may follow."""
+        y, starts = torch.empty_like(x), list[Tensor]()
         for tokens in _chunks(x, A):
-            _, states = _states(delta[tokens], x[tokens], A, B[tokens], starts[-1])
+            if keeps:
+                starts.append(h)
+            _, states = _states(delta[tokens], x[tokens], A, B[tokens], h)
             y[tokens] = _sum_over_states(states, C[tokens])
-            starts.append(states[-1].clone())
-        ctx.save_for_backward(delta, x, A, B, C, *starts[:-1])
-        return y, starts[-1]
+            h = states[-1].clone()
+        ctx.save_for_backward(delta, x, A, B, C, *starts)
+        return y, h
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         delta, x, A, B, C, *starts = ctx.saved_tensors
         dy, d_h = grads
         d_delta, dx, dA = torch.empty_like(delta), torch.empty_like(x), torch.zeros_like(A)
@@ -272,11 +276,11 @@ class _SelectiveScan(torch.autograd.Function):
             d_rate[1:] *= states[:-1]
             dA += torch.linalg.vecdot(d_rate, delta[tokens, :, None], dim=0).sum(0)
             d_delta[tokens] = d_fed.mul_(x[tokens]).add_(d_rate.mul_(A).sum(2))
-        return d_delta, dx, dA, dB, dC, d_h
+        return None, d_delta, dx, dA, dB, dC, d_h
 
 
 def _chunks(x: Tensor, A: Tensor) -> list[slice]:
-    size = max(1, SCAN_ELEMENTS // (x.shape[1] * A.numel()))
+    size = max(SHORTEST_CHUNK, SCAN_ELEMENTS // (x.shape[1] * A.numel()))
     return [slice(start, start + size) for start in range(0, x.shape[0], size)]
 
 
@@ -327,6 +331,7 @@ def selective_scan_training(
     by_time = [v.float().transpose(0, 1).contiguous() for v in (delta, x)]
     rows = [v.float().transpose(0, 1).unflatten(-1, (-1, A.shape[0])) for v in (B, C)]
     with torch.autocast(x.device.type, enabled=False):
-        y, h = _SelectiveScan.apply(*by_time, A, *rows, ssm_state.float())
+        keeps = torch.is_grad_enabled()  # never within a Function
+        y, h = _SelectiveScan.apply(keeps, *by_time, A, *rows, ssm_state.float())
     y = y.transpose(0, 1) + D.float() * x.float()
     return (y * F.silu(z.float())).to(x.dtype), h

@@ -55,6 +55,7 @@ def test_scan_and_its_gradients(
 ) -> None:
     batch, channels, state = 2, 12, 5
     monkeypatch.setattr(training_ops, "SCAN_ELEMENTS", 4 * batch * channels * state)
+    monkeypatch.setattr(training_ops, "SHORTEST_CHUNK", 1)
     torch.manual_seed(steps)
     rows = (batch, steps, channels)
     shapes = [

@@ -26,7 +26,7 @@ from edge.mixers.mamba1 import Mamba1Config
 from edge.plugins.norm.reference import rms_norm
 from edge.plugins.selective_scan.reference import selective_scan
 
-CHUNK = 8  # tokens; for fewer, the reference takes less time
+CHUNK = 8  # tokens; for fewer, the reference takes no longer
 _NORMS = ("dt_norm", "B_norm", "C_norm")
 
 
