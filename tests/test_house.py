@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -193,20 +193,20 @@ def test_few_small_files_have_one_reader() -> None:
     assert len(small) <= 8, small
 
 
-def test_tests_reach_for_few_private_names() -> None:
-    """What is left injects a fault that nothing public injects, or is lm-eval's own protocol."""
-    ours = {
-        name
-        for room in (*ROOMS, "tests")
-        for names in contents(room).values()
-        for name in names.own
-    }
-    found = [
+def uses(ours: set[str], used: Callable[[Contents], Iterable[str]]) -> list[str]:
+    """Return what tests use of `ours`, with their files."""
+    return [
         f"{file}: {name}"
         for file, names in contents("tests").items()
-        for name in names.reached
+        for name in used(names)
         if name in ours
     ]
+
+
+def test_tests_reach_for_few_private_names() -> None:
+    """What is left injects a fault that nothing public injects, or is lm-eval's own protocol."""
+    rooms = [names for room in (*ROOMS, "tests") for names in contents(room).values()]
+    found = uses({name for names in rooms for name in names.own}, lambda names: names.reached)
     assert len(found) <= 11, found
 
 
@@ -214,13 +214,8 @@ def test_tests_repeat_no_sentences() -> None:
     """They look for facts in a message, not for its wording (tests/facts.py). What is left are
     prompts.
     """
-    said = {six for room in ROOMS for names in contents(room).values() for six in names.sayings}
-    found = [
-        f"{file}: {six}"
-        for file, names in contents("tests").items()
-        for six in names.sayings
-        if six in said
-    ]
+    rooms = [names for room in ROOMS for names in contents(room).values()]
+    found = uses({six for names in rooms for six in names.sayings}, lambda names: names.sayings)
     assert len(found) <= 3, found
 
 

@@ -20,7 +20,7 @@ from edge.text.load import load_tokenizer
 from tests import libedge
 from tests.libedge import BUNDLE, INPUT, CBundle, CChoices, CModel, EdgeFault, OwnTokenizer
 from tests.test_libedge import compiled, folder
-from tests.test_libedge_text import PIECES, odd_text, with_file
+from tests.test_libedge_text import PIECES, odd_text, same, with_file
 
 pytestmark = compiled
 
@@ -51,20 +51,6 @@ def own(encode: Encode, pieces: list[bytes], specials: dict[str, int], strips: b
         encode=libedge.EncodeText(encoded), token=libedge.TokenText(told),
         special_count=len(specials), specials=marks, strips_space=strips,
     )  # fmt: skip
-
-
-def same(found: CBundle, where: Path, texts: list[str]) -> None:
-    """Check that ids and bytes equal Python's, which drops the space before the first word."""
-    with open_bundle(where) as opened:
-        expected = load_tokenizer(opened)
-    for text in texts:
-        ids = expected.encode(text)
-        assert found.prompt(text) == ids, repr(text)
-        decoded = found.decode(ids).decode(errors="replace")
-        assert decoded.removeprefix(" ") == expected.decode(ids), repr(text)
-        assert found.prompt((text, True)) == expected.encode(text, special=True), repr(text)
-        if len(ids) < 30:
-            assert "".join(found.stream(ids)) == expected.decode(ids)
 
 
 # -- SentencePiece unigram -------------------------------------------------------------------------
@@ -118,7 +104,7 @@ def test_a_unigram_model(options: dict[str, Any], tmp_path: Path) -> None:
     texts += [*ODD, "\ufdfa" * 30]  # as 18 characters each, it needs more room than bytes
     if "byte_fallback" in options:  # Python then tells the character from a space, the library not
         texts = [text.replace(SPACE, "_") for text in texts]
-    same(found, tmp_path, texts)
+    same(found, tmp_path, texts, before=" ")
 
 
 def test_typed_text_never_becomes_a_special_token(tmp_path: Path) -> None:
@@ -180,7 +166,7 @@ def test_pieces_with_a_space_before_the_first_word(tmp_path: Path) -> None:
     )  # fmt: skip
     rng = random.Random(7)
     same(found, tmp_path, ["Hello", "<|user|>Hello", "<|user|> Hello wor", *ODD,
-                           *(odd_text(rng, 9) for _ in range(30))])  # fmt: skip
+                           *(odd_text(rng, 9) for _ in range(30))], before=" ")  # fmt: skip
     assert found.prompt("lo") != found.prompt(("<s>", True), "lo")[1:]
 
 
