@@ -20,11 +20,12 @@ from typer.testing import CliRunner
 
 from edge.apps.bench import goals, peers, run, weights
 from edge.apps.bench.__main__ import app
+from edge.apps.bench.folder import ModelFolder
 from edge.apps.bench.models import SHAPES
-from edge.apps.bench.peers import ModelFolder, Rounding, Tokens, TransformersPeer
+from edge.apps.bench.peers import Rounding, Tokens, TransformersPeer
 from edge.apps.measure.agreement import Agreement, Logits, agreement
 from edge.apps.measure.roofline import Roof
-from edge.apps.measure.table import show
+from edge.apps.measure.table import FigureTable, show
 from edge.errors import InputError
 from edge.tensors import parameters
 
@@ -154,6 +155,49 @@ def test_absent_peer_is_named_with_how_to_install_it(
     assert "needs llama-cpp-python" in found["absent"]["llama-q8_0"]
     assert ".venv/bin/pip install llama-cpp-python gguf" in found["absent"]["llama-q8_0"]
     assert run.right(found) and not found["peers"]
+
+
+def test_a_peer_on_the_gpu_needs_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.install, "driver_version", lambda: None)
+    assert "an NVIDIA driver" in peers.missing("edge-w4-cuda")
+    assert "an NVIDIA driver" in peers.missing("llama-q4_0-cuda")
+    assert "an NVIDIA driver" not in peers.missing("edge-w4-cpu")
+
+
+def test_our_peer_on_the_gpu_is_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_DEVICE", "interpret")
+    logits = []
+    for name in ("edge-w8a8-cuda", "edge-w8a8"):
+        assert not peers.missing(name)
+        peer = peers.PEERS[name].make(ModelFolder("tiny", folder), 1)
+        assert peer.name == name
+        prompt = peer.prefill(np.arange(5), every_row=True).copy()
+        logits.append(np.concatenate([prompt, peer.run(np.arange(3)).copy(), peer.step(2)]))
+        peer.close()
+    assert agreement(*reversed(logits)).kl_nats < run.KL_LIMITS["w8a8"]
+
+
+def test_the_first_of_ours_that_is_timed_is_the_measure(measured: Facts) -> None:
+    ours = measured["peers"]["edge-w8"]
+    for names, expected in (
+        (("edge-w8a8-cuda", "llama-q8_0-cuda"), ["time ÷ that of edge-w8a8-cuda"]),
+        (("edge-w8a8-cuda", "edge-w8a8-cpu"), ["time ÷ that of edge-w8a8-cpu"]),
+        (("edge-w8", "transformers"), []),
+    ):
+        parts = run.parts(measured | {"peers": dict.fromkeys(names, ours)})
+        titles = [part.title or "" for part in parts if isinstance(part, FigureTable)]
+        assert [title for title in titles if title.startswith("time")] == expected
+
+
+def test_models_are_written_once(tmp_path: Path) -> None:
+    arguments = ["--prepare", "--shape", "tiny", "--peers", "edge-w8-cuda,edge-w8,transformers"]
+    assert CliRunner().invoke(app, arguments).exit_code != 0  # without a folder
+    files = []
+    for _ in range(2):
+        assert CliRunner().invoke(app, [*arguments, "--keep", str(tmp_path)]).exit_code == 0
+        (bundle,) = tmp_path.iterdir()
+        files.append((bundle.name, (bundle / "manifest.json").stat().st_mtime_ns))
+    assert files[0] == files[1]
 
 
 def test_unknown_peer_is_refused_by_name() -> None:

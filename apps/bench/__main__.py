@@ -13,12 +13,13 @@ import typer
 
 from edge.apps.bench.models import SHAPES
 from edge.apps.bench.peers import DEFAULT, PEERS
-from edge.apps.bench.run import parts, right, run
+from edge.apps.bench.run import parts, right, run, write_models
 from edge.apps.exits import REFUSED, leave
 from edge.apps.measure.table import show
 from edge.apps.options import AsJson
 from edge.apps.programs import CommandGroup
 from edge.cpu import usable_cores
+from edge.errors import InputError
 
 app = CommandGroup()
 
@@ -35,16 +36,24 @@ def bench(
     keep: Annotated[
         Path | None, typer.Option(help="Folder to keep the models in and to reuse them from.")
     ] = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Only write the models into --keep.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure decode, prefill and a short run, in turn with the installed peers.
 
     Exit code 1: one of our results is wrong.
     """
+    if prepare:
+        if keep is None:
+            raise InputError("--prepare needs a folder for the models", field="--keep")
+        write_models(shape, _names(peers), keep)
+        return
     with tempfile.TemporaryDirectory(prefix="edge-bench-") as temporary:
         facts = run(
             shape,
-            [name for name in (part.strip() for part in peers.split(",")) if name],
+            _names(peers),
             keep or Path(temporary),
             threads=threads or usable_cores(),
             rounds=rounds,
@@ -58,6 +67,10 @@ def bench(
         show(parts(facts))
     if not right(facts):
         raise typer.Exit(REFUSED)
+
+
+def _names(peers: str) -> list[str]:
+    return [name for name in (part.strip() for part in peers.split(",")) if name]
 
 
 if __name__ == "__main__":

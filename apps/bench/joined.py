@@ -18,8 +18,8 @@ import numpy as np
 import typer
 
 import edge
+from edge.apps.bench.folder import ModelFolder
 from edge.apps.bench.models import SHAPES
-from edge.apps.bench.peers import ModelFolder
 from edge.apps.exits import leave
 from edge.apps.measure.stopwatch import in_turn, seconds
 from edge.apps.measure.table import FigureTable, show

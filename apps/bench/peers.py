@@ -1,35 +1,42 @@
-"""Peers to measure: this runtime, llama.cpp and transformers, each with the model loaded."""
+"""Peers to measure: this runtime, llama.cpp and transformers, each with the model loaded.
+
+Peers whose names end in -cuda run on an NVIDIA GPU.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib
-import shutil
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.apps.bench import models, weights
+from edge.apps.bench import weights
+from edge.apps.bench.folder import ModelFolder
 from edge.apps.measure.agreement import Logits
 from edge.apps.measure.machine import installed
 from edge.bundle import open_bundle
-from edge.config import ModelConfig
 from edge.errors import EngineError, InputError
 from edge.plugins.cpu import library
+from edge.runtime.cuda import install
+from edge.runtime.cuda.opening import DEVICE_VARIABLE, INTERPRET
 from edge.runtime.engine import Rows
 from edge.runtime.engines import open_engine
 from edge.tensors import parameters
 
 Tokens = NDArray[np.int64]
 Rounding = Literal["fp32", "fp16", "w8", "w4", "w8a8"]  # w8a8: activations by static scales
+EngineName = Literal["ort", "cpu", "cuda"]
 
 RUN = 4  # tokens of the short run
 INSTALL_LLAMA = ".venv/bin/pip install llama-cpp-python gguf"
+INSTALL_LLAMA_CUDA = f"CMAKE_ARGS=-DGGML_CUDA=ON {INSTALL_LLAMA}"
+ALL_LAYERS = 1 << 20  # more than any model has
 
 
 class Peer(Protocol):
@@ -66,51 +73,6 @@ class Peer(Protocol):
         ...
 
 
-@dataclass
-class ModelFolder:
-    """Folder with the random model in every requested format."""
-
-    name: str
-    path: Path
-    _bundles: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def config(self) -> ModelConfig:
-        return models.model_named(self.name, models.SHAPES, "shape")
-
-    def gguf(self, kind: str) -> Path:
-        """Return the model in llama.cpp's format, f16, or quantized by llama.cpp to q8_0 or q4_0.
-
-        A file from an earlier run is reused if the code that makes it has not changed.
-        """
-        sources = [Path(str(module.__file__)).read_bytes() for module in (models, weights)]
-        quantizer = f"{installed('llama-cpp-python')}".encode()
-        writer_hash = hashlib.sha256(b"".join([*sources, quantizer])).hexdigest()
-        final = self.path / f"{self.name}-{writer_hash[:8]}-{kind}.gguf"
-        if not final.exists():
-            partial_path = final.with_name(f".{final.name}.partial")
-            if kind == "f16":
-                weights.write_gguf(self.config, partial_path)
-            else:
-                weights.quantize_gguf(self.gguf("f16"), partial_path, kind)
-            partial_path.rename(final)
-        return final
-
-    def bundle(self, recipe: str) -> Path:
-        """Return our bundle. It is made once per run: a kept one may be from an older exporter."""
-        path = self.path / f"{self.name}-{recipe}"
-        if recipe not in self._bundles:
-            from edge.export.exporter import CHUNK
-
-            shutil.rmtree(path, ignore_errors=True)
-            models.write_bundle(self.config, recipe, path, chunk=CHUNK, whole=True)
-            self._bundles.add(recipe)
-        return path
-
-
 class EdgePeer:
     """This runtime: a bundle on the engine that a session uses.
 
@@ -125,15 +87,15 @@ class EdgePeer:
         threads: int,
         *,
         spin: bool = False,
-        engine: Literal["ort", "cpu"] = "ort",
+        engine: EngineName = "ort",
     ) -> None:
         ort = engine == "ort"
         self.name = f"edge-{recipe}" + ("" if ort else f"-{engine}") + ("-spin" if spin else "")
         self.rounding = recipe
         if spin:
             self.note = "idle threads spin (edge.load(…, spin=True)), as llama.cpp's do"
-        if not ort:
-            self.note = f"engine {engine}: the launch plan over compiled kernels"
+        if engine == "cpu":
+            self.note = "engine cpu: the launch plan over compiled kernels"
         with open_bundle(path) as bundle:
             self.weight_bytes = bundle.manifest.nbytes
             provider = "cpu" if ort else None
@@ -179,8 +141,10 @@ class LlamaPeer:
 
     note = ""
 
-    def __init__(self, path: Path, kind: str, vocab_size: int, threads: int) -> None:
-        self.name = f"llama-{kind}"
+    def __init__(
+        self, path: Path, kind: str, vocab_size: int, threads: int, *, gpu: bool = False
+    ) -> None:
+        self.name = f"llama-{kind}" + ("-cuda" if gpu else "")
         self.rounding = _ROUNDING[kind]
         self.version = f"llama-cpp-python {installed('llama-cpp-python')}"
         self._vocab_size = vocab_size
@@ -189,9 +153,13 @@ class LlamaPeer:
         self._log_callback = llama.llama_log_callback(_discard_log)
         llama.llama_log_set(self._log_callback, ctypes.c_void_p(0))
         llama.llama_backend_init()
-        self._model = llama.llama_model_load_from_file(
-            str(path).encode(), llama.llama_model_default_params()
-        )
+        if gpu and not llama.llama_supports_gpu_offload():
+            raise EngineError("was built without CUDA", field="llama-cpp-python",
+                              remedy=INSTALL_LLAMA_CUDA)  # fmt: skip
+        self._gpu = gpu
+        model_parameters = llama.llama_model_default_params()
+        model_parameters.n_gpu_layers = ALL_LAYERS if gpu else 0
+        self._model = llama.llama_model_load_from_file(str(path).encode(), model_parameters)
         if not self._model:
             raise EngineError("llama.cpp cannot load the file", file=path)
         self._context = llama.llama_init_from_model(self._model, self._parameters(threads))
@@ -205,6 +173,8 @@ class LlamaPeer:
         parameters.n_ctx = 4 * BATCH
         parameters.n_batch = parameters.n_ubatch = BATCH
         parameters.n_threads = parameters.n_threads_batch = threads
+        # a build with CUDA would use it for prompts even if no layer is on the GPU
+        parameters.offload_kqv = parameters.op_offload = self._gpu
         parameters.no_perf = True
         return parameters
 
@@ -313,14 +283,23 @@ class TransformersPeer:
 
 @dataclass(frozen=True)
 class PeerEntry:
-    """Registry entry: packages that a peer needs, how to install them, its factory, and whether it
-    needs the kernels compiled at installation.
+    """Registry entry of a peer.
+
+    Attributes:
+        packages: packages that it needs.
+        install: how to install them.
+        write: writes its model, unless the folder has it.
+        make: loads the peer with that number of threads.
+        compiled: whether it needs the kernels compiled at installation.
+        gpu: whether it needs a GPU.
     """
 
     packages: tuple[str, ...]
     install: str
+    write: Callable[[ModelFolder], object]
     make: Callable[[ModelFolder, int], Peer]
     compiled: bool = False
+    gpu: bool = False
 
 
 _NEEDS_EXPORT = ("onnxruntime", "onnx", "torch"), ".venv/bin/pip install '.[export,ort]'"
@@ -328,21 +307,34 @@ _NEEDS_LLAMA = ("llama-cpp-python", "gguf"), INSTALL_LLAMA
 _NEEDS_TORCH = ("torch", "transformers"), ".venv/bin/pip install torch transformers"
 
 
-def _edge(recipe: Rounding, spin: bool = False, engine: Literal["ort", "cpu"] = "ort") -> PeerEntry:
+_NEEDS_GPU = ("triton", "cuda-core"), ".venv/bin/pip install '.[export,ort,kernels,cuda]'"
+
+
+def _edge(recipe: Rounding, spin: bool = False, engine: EngineName = "ort") -> PeerEntry:
+    def write(workspace: ModelFolder) -> Path:
+        return workspace.bundle(recipe)
+
     def make(workspace: ModelFolder, threads: int) -> Peer:
-        return EdgePeer(workspace.bundle(recipe), recipe, threads, spin=spin, engine=engine)
+        return EdgePeer(write(workspace), recipe, threads, spin=spin, engine=engine)
 
     packages, install = _NEEDS_EXPORT
     if engine == "cpu":
-        return PeerEntry(packages, f"{install}, with a C++ compiler", make, compiled=True)
-    return PeerEntry(packages, install, make)
+        return PeerEntry(packages, f"{install}, with a C++ compiler", write, make, compiled=True)
+    if engine == "cuda":
+        return PeerEntry((*packages, *_NEEDS_GPU[0]), _NEEDS_GPU[1], write, make, gpu=True)
+    return PeerEntry(packages, install, write, make)
 
 
-def _llama(kind: str) -> PeerEntry:
+def _llama(kind: str, gpu: bool = False) -> PeerEntry:
+    def write(workspace: ModelFolder) -> Path:
+        return workspace.gguf(kind)
+
     def make(workspace: ModelFolder, threads: int) -> Peer:
-        return LlamaPeer(workspace.gguf(kind), kind, workspace.config.vocab_size, threads)
+        vocab_size = workspace.config.vocab_size
+        return LlamaPeer(write(workspace), kind, vocab_size, threads, gpu=gpu)
 
-    return PeerEntry(*_NEEDS_LLAMA, make)
+    packages, install = _NEEDS_LLAMA
+    return PeerEntry(packages, INSTALL_LLAMA_CUDA if gpu else install, write, make, gpu=gpu)
 
 
 PEERS = {
@@ -356,10 +348,10 @@ PEERS = {
     "edge-w8-cpu": _edge("w8", engine="cpu"),
     "edge-w8a8-cpu": _edge("w8a8", engine="cpu"),
     "edge-w4-cpu": _edge("w4", engine="cpu"),
-    "llama-q8_0": _llama("q8_0"),
-    "llama-q4_0": _llama("q4_0"),
-    "llama-f16": _llama("f16"),
-    "transformers": PeerEntry(*_NEEDS_TORCH, TransformersPeer),
+    **{f"edge-{r}-cuda": _edge(r, engine="cuda") for r in ("w8a8", "w8", "w4", "fp16")},
+    **{f"llama-{kind}": _llama(kind) for kind in ("q8_0", "q4_0", "f16")},
+    **{f"llama-{kind}-cuda": _llama(kind, gpu=True) for kind in ("q8_0", "q4_0", "f16")},
+    "transformers": PeerEntry(*_NEEDS_TORCH, lambda workspace: None, TransformersPeer),
 }
 DEFAULT = (
     "edge-w8a8-cpu", "edge-w8-cpu", "edge-w4-cpu", "edge-w8a8", "edge-w8",
@@ -374,5 +366,9 @@ def missing(name: str) -> tuple[str, ...]:
         raise InputError(f"unknown peer {name!r}", field="peers", remedy=remedy)
     entry = PEERS[name]
     lacking = tuple(package for package in entry.packages if not installed(package))
-    absent = entry.compiled and library.path() is None
-    return (*lacking, "kernels compiled at installation") if absent else lacking
+    if entry.compiled and library.path() is None:
+        lacking += ("kernels compiled at installation",)
+    interpreted = name.startswith("edge-") and os.environ.get(DEVICE_VARIABLE) == INTERPRET
+    if entry.gpu and not interpreted and install.driver_version() is None:
+        lacking += ("an NVIDIA driver",)
+    return lacking

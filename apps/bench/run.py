@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from edge.apps.bench.constrained import mask_table, masks
+from edge.apps.bench.folder import ModelFolder
 from edge.apps.bench.goals import GOALS, check_goals, over
 from edge.apps.bench.models import SHAPES, model_named
-from edge.apps.bench.peers import PEERS, RUN, ModelFolder, Peer, Tokens, TransformersPeer, missing
+from edge.apps.bench.peers import PEERS, RUN, Peer, Tokens, TransformersPeer, missing
 from edge.apps.measure.agreement import Agreement, Logits, agreement
 from edge.apps.measure.cpu_profile import breakdown
 from edge.apps.measure.machine import OtherLoad, installed
@@ -45,7 +46,7 @@ SHOWN = 8  # operators
 # limits are wide: unrelated logits are 1 nat apart, lost scan states cost 0.5, of one layer 0.14.
 KL_LIMITS = {"fp32": 1e-5, "fp16": 1e-3, "w8": 0.06, "w4": 0.8, "w8a8": 0.12}
 
-OURS = "edge-w8a8-cpu"  # denominator of ratios
+OURS = ("edge-w8a8-cpu", "edge-w8a8-cuda")  # denominator of ratios: the first that is timed
 PACKAGES = ("mamba-edge", "onnxruntime", "numpy", "torch", "transformers", "llama-cpp-python")
 
 
@@ -101,6 +102,17 @@ def run(
         "masks": masks(),
         "costs": _break_down(workspace, threads, results, expected, profiled, say),
     }
+
+
+def write_models(shape: str, names: Sequence[str], folder: Path) -> None:
+    """Write the models of those peers that do not exist in the folder.
+
+    Raises InputError for an unknown peer or shape.
+    """
+    model_named(shape, SHAPES, "shape")
+    for name in names:
+        missing(name)  # refuses an unknown one
+        PEERS[name].write(ModelFolder(shape, folder))
 
 
 def _load_right_peers(
@@ -308,8 +320,8 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
     timed_peers = {name: peer for name, peer in facts["peers"].items() if "decode" in peer}
     if timed_peers:
         yield times(timed_peers)
-    if OURS in timed_peers:
-        yield _ratios(timed_peers)
+    if ours := next((name for name in OURS if name in timed_peers), None):
+        yield _ratios(timed_peers, ours)
     yield mask_table(facts["masks"])
     for row in facts["expected"]:
         mark = "unsure" if not facts["trustworthy"] else "met" if row["met"] else "MISSED"
@@ -357,12 +369,12 @@ def times(peers: Mapping[str, Facts]) -> FigureTable:
     return FigureTable(head, rows, title="medians")
 
 
-def _ratios(peers: Mapping[str, Facts]) -> FigureTable:
-    """Return ratios of times to OURS, slower above 1. They are medians of per-round ratios."""
-    ours = peers[OURS]
+def _ratios(peers: Mapping[str, Facts], name: str) -> FigureTable:
+    """Return ratios of times to those of peer `name`, slower above 1, medians over rounds."""
+    ours, title = peers[name], f"time ÷ that of {name}"
     rows = []
     for name, peer in peers.items():
         ratios = [over(peer[figure], ours[figure]) for figure in FIGURES]
         ratios.append(over(peer["run"], peer["decode"]))
         rows.append((name, *(f"{ratio:.2f}" for ratio in ratios)))
-    return FigureTable(("peer", *FIGURES, "run ÷ its step"), rows, title=f"time ÷ that of {OURS}")
+    return FigureTable(("peer", *FIGURES, "run ÷ its step"), rows, title=title)
