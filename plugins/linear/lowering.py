@@ -269,16 +269,19 @@ def _one_row(
 def _few_alone(at: Lowering, node: Node, tile: Tile, bits: int) -> tuple[Tile, dict[str, int]]:
     """Return the tile of `few` and its constants for rows whose threads multiply alone.
 
-    That took less time than tensor cores for up to 4 rows of 4-bit weights and 2 of 8 bits on an
-    H200, as for `_one_row`. With few outputs there would be too few programs of 16 outputs. With 16
-    columns of fp32 x a thread, not 8, two warps took 1.35 times as long on eight multiprocessors.
+    On an H200, tensor cores took less time for any number of rows, or as much, except for up to 4
+    rows of fp32 times 4 bits on eight multiprocessors. Without the code for threads alone, the
+    kernel for 8 bits takes less than half the registers, too. With few outputs there would be too
+    few programs of 16 outputs. With 16 columns of fp32 x a thread, not 8, two warps took 1.35 times
+    as long on eight multiprocessors.
     """
     if node.attributes["N"] < _FEW_OUTPUTS:
         tile = Tile(tile.m, 2, tile.k, 4, tile.stages)
         return tile, {"ALONE": tile.m, **_alone(at, node, tile.warps, unit=1)}
-    floats = at.view(node.inputs["x"]).dtype == "f32"
-    unit = 1 if floats and bits == 4 and tile.warps == 2 else 2
-    return tile, {"ALONE": 4 if bits == 4 else 2, **_alone(at, node, tile.warps, unit=unit)}
+    if bits == 8 or at.view(node.inputs["x"]).dtype != "f32":
+        return tile, {}
+    unit = 1 if tile.warps == 2 else 2
+    return tile, {"ALONE": 4, **_alone(at, node, tile.warps, unit=unit)}
 
 
 def _paired(x: View) -> bool:
