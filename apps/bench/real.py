@@ -18,9 +18,12 @@ import pydoc_data.topics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
+from unittest import mock
 
+import gguf
 import numpy as np
 import torch
 import typer
@@ -111,10 +114,14 @@ class TransformersJudge:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         load_gguf: Any = load_gguf_checkpoint
-        config = load_gguf(str(file))["config"]
         model: Any = LlamaForCausalLM
-        self.model = model(LlamaConfig(**config))
-        checkpoint = load_gguf(str(file), return_tensors=True, model_to_load=self.model)
+        # transformers 5 reads the file twice, and makes the map of names for each of 397 modules
+        with (
+            mock.patch("gguf.GGUFReader", cache(gguf.GGUFReader)),
+            mock.patch("gguf.get_tensor_name_map", cache(gguf.get_tensor_name_map)),
+        ):
+            self.model = model(LlamaConfig(**load_gguf(str(file))["config"]))
+            checkpoint = load_gguf(str(file), return_tensors=True, model_to_load=self.model)
         self.model.load_state_dict(checkpoint["tensors"], strict=False)
         self.model.tie_weights()
         self.model.eval()
