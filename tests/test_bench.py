@@ -23,6 +23,7 @@ from edge.apps.bench.__main__ import app
 from edge.apps.bench.folder import ModelFolder
 from edge.apps.bench.models import SHAPES
 from edge.apps.bench.peers import Rounding, Tokens, TransformersPeer
+from edge.apps.measure import roofline
 from edge.apps.measure.agreement import Agreement, Logits, agreement
 from edge.apps.measure.roofline import Roof
 from edge.apps.measure.table import FigureTable, show
@@ -63,6 +64,7 @@ def _measured(shape: str, folder: Path) -> Facts:
     names = NAMES + (LLAMA if HAS_LLAMA else [])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "BUDGET", 0.01)
+        patch.setattr(roofline, "buffer_size", lambda: 1 << 20)  # else 8 caches: a GB and seconds
         return run.run(shape, names, folder, threads=1, rounds=1, profiled=True)
 
 
