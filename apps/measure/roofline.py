@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,25 +63,25 @@ def measure_roof(
     threads: int, *, size: int | None = None, arithmetic: bool = True, rounds: int = 5,
     clock: Clock = time.perf_counter,
 ) -> Roof:  # fmt: skip
-    """Read and copy a buffer far larger than the last-level cache; best of `rounds`.
+    """Read a buffer far larger than the last-level cache, and copy half of it to the other half.
 
-    `threads`: number of threads that read and copy. Arithmetic is numpy's, with the default number
-    of threads of its BLAS.
+    Best of `rounds`. `threads`: number of threads that read and copy. Arithmetic is numpy's, with
+    the default number of threads of its BLAS.
     """
     size = buffer_size() if size is None else size
-    source = np.ones(size // 8, np.int64)
-    target = np.zeros_like(source)
-    edges = np.linspace(0, len(source), threads + 1).astype(int).tolist()
-    slices = [slice(edges[i], edges[i + 1]) for i in range(threads)]
+    buffer = np.ones(size // 16 * 2, np.int64)
+    source, target = np.split(buffer, 2)
     with ThreadPoolExecutor(threads) as pool:
         # both calls release the interpreter's lock, so the threads run in parallel
-        def best(work: Callable[[slice], object]) -> float:
-            return min(seconds(lambda: list(pool.map(work, slices)), clock) for _ in range(rounds))
+        def best(count: int, work: Callable[[slice], object]) -> float:
+            edges = np.linspace(0, count, threads + 1).astype(int).tolist()
+            parts = [slice(*pair) for pair in pairwise(edges)]
+            return min(seconds(lambda: list(pool.map(work, parts)), clock) for _ in range(rounds))
 
-        read_s = best(lambda part: source[part].max())
-        copy_s = best(lambda part: np.copyto(target[part], source[part]))
+        read_s = best(len(buffer), lambda part: buffer[part].max())
+        copy_s = best(len(source), lambda part: np.copyto(target[part], source[part]))
     flops = _flops(rounds, clock) if arithmetic else None
-    return Roof(source.nbytes / read_s, 2 * source.nbytes / copy_s, source.nbytes, flops)
+    return Roof(buffer.nbytes / read_s, buffer.nbytes / copy_s, buffer.nbytes, flops)
 
 
 def device_roof(device: Device, size: int | None = None, *, rounds: int = 5) -> Roof:
