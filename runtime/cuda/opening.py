@@ -22,6 +22,7 @@ from edge.runtime.layout import Identity
 if TYPE_CHECKING:
     from edge.bundle import Bundle
 
+CHUNK = 512  # tokens of a prompt's run on a GPU with memory of its own
 DEVICE_VARIABLE = "EDGE_DEVICE"
 INTERPRET = "interpret"
 
@@ -49,10 +50,19 @@ def from_bundle(
         manifest.model,
         exclusive,
         load_executor(bundle, plan, exclusive, plan, range(len(plan.variants))),
-        chunk=manifest.limits.chunk,
+        chunk=_chunk(manifest.limits.chunk, device),
         identity=Identity.of_bundle(bundle),
         state_dtypes=manifest.state_dtypes,
     )
+
+
+def _chunk(limit: int, device: Device) -> int:
+    """Return the tokens of a prompt's run: `limit`, or CHUNK if that is more and the GPU large.
+
+    There, launches and latency make a run of 128 tokens take half as long as one of 512. A GPU that
+    shares the CPU's memory has few multiprocessors: it gains little, and would be cancelled late.
+    """
+    return limit if getattr(device, "integrated", True) else max(limit, CHUNK)
 
 
 def load_executor(

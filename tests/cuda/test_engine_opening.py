@@ -10,10 +10,11 @@ import pytest
 
 from edge.bundle import BundleWriter, Limits, open_bundle
 from edge.bundle.kernels import PLAN_FILE, index_file
-from edge.errors import BundleError, EngineError
+from edge.errors import BundleError, EngineError, InputError
 from edge.launch import CompiledKernel, KernelIndex, Variant
 from edge.plugins.compiler import fallback
 from edge.plugins.compiler.interpreter import InterpretDevice
+from edge.runtime.cuda import opening
 from edge.runtime.cuda.opening import from_bundle
 from edge.runtime.engines import open_engine
 from edge.runtime.layout import Identity
@@ -31,6 +32,7 @@ class Gpu(InterpretDevice):
     def __init__(self) -> None:
         super().__init__(toy.PACKAGE)
         self.loaded: dict[str, bytes] = {}
+        self.integrated = True
 
     def load(self, variant: Variant, compiled: CompiledKernel | None, cubin: bytes) -> Any:
         assert compiled is not None
@@ -71,6 +73,24 @@ def test_a_bundle_interpreted(tmp_path: Path) -> None:
         assert engine.identity == Identity.of_bundle(bundle)
     assert engine.chunk == 20
     answers(engine)
+
+
+@pytest.mark.parametrize(("integrated", "chunk"), [(False, opening.CHUNK), (True, 20)])
+def test_a_gpu_with_its_own_memory_reads_prompts_in_long_runs(
+    integrated: bool, chunk: int, tmp_path: Path
+) -> None:
+    device = Gpu()
+    device.integrated = integrated
+    with open_bundle(write(tmp_path / "b", kernels=True)) as bundle:
+        engine = from_bundle(bundle, device)
+    assert engine.chunk == chunk
+    ids, state = np.arange(40) % len(toy.TABLE), engine.new_state(window=3)
+    if integrated:
+        with pytest.raises(InputError, match="chunk"):
+            engine.run(ids[None], state, commit=True)
+        return
+    found = engine.run(ids[None], state, commit=True)
+    assert np.array_equal(found[0, 0], toy.expected(ids)[0][-1])
 
 
 def test_the_engine_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
