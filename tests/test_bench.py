@@ -173,6 +173,7 @@ def test_our_peer_on_the_gpu_is_right(folder: Path, monkeypatch: pytest.MonkeyPa
         assert not peers.missing(name)
         peer = peers.PEERS[name].make(ModelFolder("tiny", folder), 1)
         assert peer.name == name
+        assert ("interpreter" in peer.note) == name.endswith("-cuda")
         prompt = peer.prefill(np.arange(5), every_row=True).copy()
         logits.append(np.concatenate([prompt, peer.run(np.arange(3)).copy(), peer.step(2)]))
         peer.close()

@@ -24,6 +24,7 @@ from edge.bundle import open_bundle
 from edge.errors import EngineError, InputError
 from edge.plugins.cpu import library
 from edge.runtime.cuda import install
+from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.opening import DEVICE_VARIABLE, INTERPRET
 from edge.runtime.engine import Rows
 from edge.runtime.engines import open_engine
@@ -102,6 +103,8 @@ class EdgePeer:
             self._engine = open_engine(
                 bundle, engine, threads=threads, spin=spin, provider=provider
             )
+        if isinstance(self._engine, CudaEngine) and engine == "cuda":
+            self.note = f"on {self._engine.exclusive.device.name}"
         suffix = f", onnxruntime {installed('onnxruntime')}" if ort else ""
         self.version = f"{installed('mamba-edge')}{suffix}"
         self._state = self._engine.new_state()
