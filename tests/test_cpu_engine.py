@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import edge
+from edge.apps import cli
 from edge.apps.options import RunOptions
 from edge.errors import EngineError, InputError
 from edge.launch import Variant
@@ -33,6 +34,7 @@ from tests import golden, on_device, quantized_models
 from tests.cuda.models import tiny_engine
 from tests.facts import facts
 from tests.malformed import resigned
+from tests.programs import called
 
 ROOT = Path(__file__).parent.parent
 compiled = pytest.mark.skipif(
@@ -289,13 +291,12 @@ def test_threads_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
 @compiled
 def test_profile() -> None:
     """Its figures and its roofline are those of a CPU, also without a GPU."""
-    command = [sys.executable, "-m", "edge.apps.cli", "profile", "demo-draft", "--engine", "cpu"]
-    done = subprocess.run(
-        [*command, "-p", "8", "-n", "4", "-r", "1", "--json", "--threads", "1", "--pin"],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    code, out, err = called(
+        cli.main, "profile", "demo-draft", "--engine", "cpu", "-p", 8, "-n", 4, "-r", 1, "--json",
+        "--threads", 1, "--pin",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    assert code == 0, err
+    facts = json.loads(out)
     assert facts["ttft_ms"] > 0 and facts["tpot_ms"] > 0 and facts["pin"]
     assert {"decode", "prefill"} == facts["breakdown"].keys()
     assert "roofline" not in facts["absent"]

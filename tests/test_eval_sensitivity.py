@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from functools import cache
 from pathlib import Path
@@ -44,6 +42,7 @@ from edge.plugins.hadamard.matrices import factors
 from edge.plugins.hadamard.reference import hadamard
 from edge.plugins.quantize.reference import fake_quantize
 from edge.runtime.model import Model
+from tests.programs import called
 from tests.session_models import ROOT, bundle, model
 from tests.test_eval_command import PROSE, here, run, write
 
@@ -262,26 +261,20 @@ def test_what_cannot_be_compared_is_refused() -> None:
         measure_layers(model("hybrid"), model("base"), [])
 
 
-def test_the_command_prints_and_draws(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     text = write(tmp_path, PROSE.read_text("utf-8")[:600])
     this = quantized("base", "w8a8").path
     svg = tmp_path / "picture.svg"
-    command = [sys.executable, "-m", "edge.apps.cli", "eval", str(this), str(text), "--against",
-               str(bundle("base")), "--window", "40", "--max-tokens", "90"]  # fmt: skip
-    extra = ["--sensitivity", "--svg", str(svg)]
-    done = subprocess.run([*command, *extra, "--json"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    command = ["eval", this, text, "--against", bundle("base"), "--window", 40, "--max-tokens", 90]
+    code, out, err = called(cli.main, *command, "--sensitivity", "--svg", svg, "--json")
+    assert code == 0, err
+    facts = json.loads(out)
     costs = [row["kl_nats_per_token"] for row in facts["sensitivity"]]
     assert costs == sorted(costs, reverse=True) and facts["max_tokens"] == 90
     assert svg.read_text("utf-8") == draw(facts)
     for option, said in (("--layers", "signal to noise"), ("--sensitivity", "x of the scan")):
-        monkeypatch.setattr(sys, "argv", ["edge", *command[3:], option])
-        with pytest.raises(SystemExit) as leaving:
-            cli.main()
-        assert not leaving.value.code and said in capsys.readouterr().out
+        code, out, _ = called(cli.main, *command, option)
+        assert code == 0 and said in out
 
 
 def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
