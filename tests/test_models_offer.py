@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from edge.apps import chat as chat_app
 from edge.bundle import store
 from tests.facts import says
 from tests.gguf_files import write_gguf
 from tests.hub_server import FakeHub
+from tests.programs import called
 from tests.terminal import Terminal
 from tests.test_models_pull import QUICK, REPOSITORY, call, checkpoint, hub, wait_for_part, wheel
 
@@ -21,12 +21,9 @@ __all__ = ["checkpoint", "hub"]  # fixtures
 QUESTION = "Pull it now? [y/N]"
 
 
-def chat(*words: str) -> subprocess.CompletedProcess[str]:
-    """Chat without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "edge.apps.chat", *words, "-p", "a", "--max-tokens", "2"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def chat(*words: str) -> tuple[int, str, str]:
+    """Chat without a terminal; return the exit code, standard output and standard error."""
+    return called(chat_app.main, *words, "-p", "a", "--max-tokens", "2")
 
 
 def test_it_asks_pulls_and_chats(hub: FakeHub) -> None:
@@ -43,7 +40,7 @@ def test_it_asks_pulls_and_chats(hub: FakeHub) -> None:
     hub.files.clear()
     again = Terminal(REPOSITORY, "--max-tokens", "2")
     again.bye()
-    assert QUESTION not in again.raw and chat(REPOSITORY).returncode == 0
+    assert QUESTION not in again.raw and chat(REPOSITORY)[0] == 0
     assert len(hub.asked) == count and store.names() == ["tiny-llama"]
 
 
@@ -59,16 +56,16 @@ def test_no_is_the_default(answer: str, hub: FakeHub) -> None:
 
 def test_without_a_terminal_the_command_is_told(hub: FakeHub) -> None:
     for source in (REPOSITORY, f"{REPOSITORY}@main", "pypi:tiny-model", "smollm2-hybrid"):
-        done = chat(source)
-        assert done.returncode == 1 and f"fetch it with: edge pull {source}" in done.stderr
-        assert done.stdout == "" and QUESTION not in done.stderr
+        code, out, err = chat(source)
+        assert code == 1 and f"fetch it with: edge pull {source}" in err
+        assert out == "" and QUESTION not in err
     assert hub.asked == [] and store.names() == []
 
 
 def test_a_model_pulled_under_another_name_is_found(hub: FakeHub) -> None:
     assert call("pull", REPOSITORY, *QUICK, "--name", "mine").exit_code == 0
-    assert chat(REPOSITORY).returncode == 0
-    assert chat(f"{REPOSITORY}@main").returncode == 1, "it may be another revision"
+    assert chat(REPOSITORY)[0] == 0
+    assert chat(f"{REPOSITORY}@main")[0] == 1, "it may be another revision"
 
 
 def refused(source: str, **environment: str) -> str:
@@ -102,7 +99,7 @@ def test_from_a_package(hub: FakeHub, checkpoint: Path, tmp_path: Path) -> None:
     terminal.type("yes\r")
     terminal.wait_for("run my-tiny")
     terminal.bye()
-    assert chat("pypi:tiny-model").returncode == 0
+    assert chat("pypi:tiny-model")[0] == 0
 
 
 def test_a_failed_pull_says_why(hub: FakeHub) -> None:

@@ -284,6 +284,7 @@ def _make(
     if (fetched / "manifest.json").is_file() and not (fetched / "config.json").exists():
         return _take_bundle(fetched, target, wanted.quant)
     _check_exporter(wanted)
+    exporter.needs("making a bundle", PullError, "hub")
     from edge.export.exporter import Origin, export_checkpoint
 
     with (
@@ -306,6 +307,10 @@ def _check_exporter(wanted: Wanted) -> None:
 
     Raises PullError when the exporter's packages are missing, InputError for an unknown recipe.
     """
+    exporter.check_packages("making a bundle", PullError, "hub")
+    if wanted.quant == RECIPE:
+        return
+    # with torch, which takes seconds: the usual download begins without
     exporter.needs("making a bundle", PullError, "hub")
     from edge.export.recipes import recipe
 
