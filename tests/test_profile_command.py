@@ -21,7 +21,7 @@ from edge.apps.measure.table import FigureTable
 from edge.apps.profile.run import ProfileRequest, make_plan
 from edge.errors import InputError
 from tests.facts import facts, says
-from tests.programs import called, without_torch
+from tests.programs import ROOF_BUFFER, called, without_torch
 from tests.session_models import bundle
 
 FEW = ("-p", "12,20", "-n", "6", "-r", "2", "--context", "8,32", "--threads", "1")
@@ -66,6 +66,7 @@ def test_json_has_the_interface(tmp_path: Path) -> None:
         assert side["memory"]["anonymous"] > 0 and side["memory"]["file"] > 0
         assert side["breakdown"].keys() == {"decode", "prefill"}
         assert side["roofline"]["runs"]["decode"]["bound_ms"] > 0
+        assert side["roofline"]["roof"]["buffer_bytes"] == ROOF_BUFFER
     assert facts["inside"]["sampling"] is True and facts["inside"]["tokenization"] is False
     assert facts["repetitions"] == 2 and facts["warmup"] == 1
     assert facts["fingerprint"] != facts["against"]["fingerprint"]
