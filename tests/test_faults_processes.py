@@ -165,6 +165,7 @@ def export_and_stop(source: str, out: str) -> None:
             cli.main()
         except SystemExit as leaving:
             print(leaving.code, *names(Path(out).parent))
+    assert "torch._dynamo" not in sys.modules, "a check against the network loads a compiler"
 
 
 def test_row_35_a_signal_while_exporting(checkpoint: Path, tmp_path: Path) -> None:

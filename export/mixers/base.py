@@ -27,6 +27,15 @@ Array = NDArray[Any]
 State = dict[str, Tensor]
 
 
+def initial(make: Callable[[], Tensor], *shape: int) -> nn.Parameter:
+    """Return a parameter with its first values, or with none on the meta device.
+
+    There PyTorch computes nothing, but would load its compiler to do so, which takes two seconds.
+    """
+    empty = torch.empty(shape)
+    return nn.Parameter(empty if empty.is_meta else make())
+
+
 class Scale(nn.Module):
     """The learned weight of a norm inside a mixer."""
 

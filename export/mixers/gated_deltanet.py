@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edge.errors import ExportError
-from edge.export.mixers.base import Conv1d, Fetch, MixerExport, Scale, State, Stored
+from edge.export.mixers.base import Conv1d, Fetch, MixerExport, Scale, State, Stored, initial
 from edge.export.mixers.mamba import convolution, initial_dt_bias, log_of_rate
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
@@ -32,8 +32,9 @@ class GatedDeltaNet(nn.Module):
         for name, rows in config.in_proj_rows.items():
             self.add_module(name, nn.Linear(d_model, rows, bias=False))
         self.conv1d = Conv1d(config.conv_channels, config.d_conv, False)
-        self.dt_bias = nn.Parameter(initial_dt_bias(config.n_heads))
-        self.A_log = nn.Parameter(torch.log(torch.empty(config.n_heads).uniform_(1, 16)))
+        heads = config.n_heads
+        self.dt_bias = initial(lambda: initial_dt_bias(heads), heads)
+        self.A_log = initial(lambda: torch.log(torch.empty(heads).uniform_(1, 16)), heads)
         self.gated_norm = Scale(config.head_dim)
         self.out_proj = nn.Linear(config.d_inner, d_model, bias=False)
 

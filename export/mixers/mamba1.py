@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge.export.mixers.base import Conv1d, Scale, State, Stored
+from edge.export.mixers.base import Conv1d, Scale, State, Stored, initial
 from edge.export.mixers.mamba import (
     MambaExport,
     Sites,
@@ -42,11 +42,12 @@ class Mamba1(nn.Module):
         if config.inner_eps is not None:
             self.dt_norm, self.B_norm, self.C_norm = Scale(rank), Scale(state), Scale(state)
         self.dt_proj = nn.Linear(rank, inner)
-        self.A_log = nn.Parameter(torch.log(torch.arange(1.0, state + 1)).repeat(inner, 1))
+        self.A_log = initial(
+            lambda: torch.log(torch.arange(1.0, state + 1)).repeat(inner, 1), inner, state
+        )
         self.D = nn.Parameter(torch.ones(inner))
         self.out_proj = nn.Linear(inner, d_model, bias=config.proj_bias)
-        with torch.no_grad():
-            self.dt_proj.bias.copy_(initial_dt_bias(inner))
+        self.dt_proj.bias = initial(lambda: initial_dt_bias(inner), inner)
 
     def forward(self, u: Tensor, state: State, position: int) -> tuple[Tensor, State]:
         x, z = self.in_proj(u).chunk(2, dim=-1)

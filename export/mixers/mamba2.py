@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edge.export.mixers.base import Conv1d, Scale, State
+from edge.export.mixers.base import Conv1d, Scale, State, initial
 from edge.export.mixers.mamba import (
     MambaExport,
     Sites,
@@ -39,8 +39,9 @@ class Mamba2(nn.Module):
         self.config, self.eps = config, eps
         self.in_proj = nn.Linear(d_model, config.in_proj_rows, bias=config.proj_bias)
         self.conv1d = Conv1d(config.conv_channels, config.d_conv, config.conv_bias)
-        self.dt_bias = nn.Parameter(initial_dt_bias(config.n_heads))
-        self.A_log = nn.Parameter(torch.log(torch.empty(config.n_heads).uniform_(1, 16)))
+        heads = config.n_heads
+        self.dt_bias = initial(lambda: initial_dt_bias(heads), heads)
+        self.A_log = initial(lambda: torch.log(torch.empty(heads).uniform_(1, 16)), heads)
         self.D = nn.Parameter(torch.ones(config.n_heads))
         if config.gated_norm:
             self.gated_norm = Scale(config.d_ssm)
