@@ -9,13 +9,9 @@ from pathlib import Path
 import numpy as np
 
 import edge
-from edge.export.exporter import export_checkpoint
 from edge.runtime.model import Model
 from edge.runtime.session import Session
-from tests.checkpoints import write_json
-from tests.state_spaces_checkpoints import save_mambabyte
 from tests.text_samples import spm_model
-from tests.transformers_checkpoints import save_bamba, save_mamba, save_mamba2
 
 CHAT = (
     "{%- for message in messages -%}"
@@ -39,6 +35,11 @@ def bundle(kind: str) -> Path:
     SentencePiece model and padding rows; bytes with a template; base: Mamba without a template,
     byte-level BPE.
     """
+    # imported late: torch takes seconds, and processes that are given a bundle need none of it
+    from edge.export.exporter import export_checkpoint
+    from tests.state_spaces_checkpoints import save_mambabyte
+    from tests.transformers_checkpoints import save_bamba, save_mamba, save_mamba2
+
     source, out = Path(ROOT.name) / f"{kind}-source", Path(ROOT.name) / kind
     if kind == "base":
         save_mamba(source)
@@ -78,6 +79,8 @@ def same_bits(one: Session, other: Session) -> None:
 
 
 def _sentencepiece(folder: Path) -> None:
+    from tests.checkpoints import write_json
+
     for old in ("tokenizer.json", "special_tokens_map.json"):
         (folder / old).unlink()
     (folder / "tokenizer.model").write_bytes(spm_model())

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ GROUPS = {KINDS[0]: 16, KINDS[1]: 1}
 _FREE = {"README.md", "calibration.json"}
 
 
+@cache
+def every_case(kind: str) -> list[tuple[str, Spoil]]:
+    return list(cases(kind))
+
+
 def cases(kind: str) -> Iterator[tuple[str, Spoil]]:
     manifest = json.loads((bundle(kind) / "manifest.json").read_text())
     paths = [entry["path"] for entry in manifest["files"] if entry["path"] not in _FREE]
@@ -41,7 +47,7 @@ def cases(kind: str) -> Iterator[tuple[str, Spoil]]:
         yield from manifest_cases(manifest)
         yield from text_cases()
     else:
-        seen = {name for name, _ in cases(KINDS[0])}
+        seen = {name for name, _ in every_case(KINDS[0])}
         yield from (case for case in manifest_cases(manifest) if case[0] not in seen)
     yield from file_cases([path for path in paths if not path.endswith(".onnx")])
     yield from link_cases(paths)
@@ -67,7 +73,7 @@ def test_malformed_bundles(
     kind: str, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    every = list(cases(kind))
+    every = every_case(kind)
     assert len(every) >= (700 if kind == KINDS[0] else 50)
     wrong, found = [], []
     for number, (name, spoil) in enumerate(every):

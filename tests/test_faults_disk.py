@@ -195,14 +195,11 @@ def test_row_37_every_call_of_writing_a_bundle_refused(
     in_child(spoil_bundles, tmp_path, int(first), shim=shim)
 
 
-def fill_disk_while_exporting(name: str) -> None:
+def fill_disk_while_exporting(name: str, source: str) -> None:
     """The disk is full from some call of a real export on."""
     from edge.export.exporter import export_checkpoint
-    from tests.transformers_checkpoints import save_mamba2
 
-    folder, faulty = Path(name) / "out", FaultyCalls()
-    source = save_mamba2(Path(name) / "source")
-    folder.mkdir()
+    folder, faulty = Path(name), FaultyCalls()
 
     def export() -> None:
         export_checkpoint(source, folder / "b", quant="w8", verify=False)
@@ -223,7 +220,11 @@ def fill_disk_while_exporting(name: str) -> None:
 
 
 def test_row_37_a_full_disk_while_exporting(shim: Path, tmp_path: Path) -> None:
-    in_child(fill_disk_while_exporting, tmp_path, shim=shim)
+    from tests.transformers_checkpoints import save_mamba2  # which children need not import
+
+    source = save_mamba2(tmp_path / "source")
+    (tmp_path / "out").mkdir()
+    in_child(fill_disk_while_exporting, tmp_path / "out", source, shim=shim)
 
 
 def spoil_reading(name: str) -> None:

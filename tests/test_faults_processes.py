@@ -23,6 +23,7 @@ from edge.bundle import open_bundle
 from edge.errors import EdgeError, EngineError
 from edge.runtime.model import resolve
 from tests.faulty_calls import in_child
+from tests.session_models import bundle, model
 from tests.test_faults_disk import names
 
 
@@ -34,13 +35,6 @@ def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 120  # seconds, on a busy machine
-
-
-def bundle(kind: str) -> Path:
-    from tests import session_models  # with torch, which children of this file need not import
-
-    return session_models.bundle(kind)
-
 
 # -- fork (row 34) ---------------------------------------------------------------------------------
 
@@ -69,8 +63,6 @@ def fork_in_the_middle(folder: str) -> None:
 
 
 def test_row_34_a_forked_child_is_told_and_ends_and_the_parent_goes_on() -> None:
-    from tests.session_models import model
-
     tokens = model("bytes").session().generate("the state", max_tokens=9, temperature=0).finish()
     said = in_child(fork_in_the_middle, bundle("bytes"), timeout=PATIENCE)
     assert said.split() == [str(token) for token in tokens.tokens]
