@@ -30,6 +30,7 @@ from edge.runtime import statefile
 from edge.runtime.layout import Identity, StateLayout
 from tests.mutations import mutated
 from tests.session_models import bundle, model
+from tests.test_faults_saving import in_memory
 
 # groups that different processes take
 GROUPS = 2
@@ -136,19 +137,26 @@ def state_bytes(folder: Path) -> tuple[bytes, Parse]:
 
 @pytest.mark.parametrize("group", range(GROUPS))
 @pytest.mark.parametrize("case", COUNTS)
-def test_mutations(case: str, group: int, tmp_path: Path) -> None:
+def test_mutations(case: str, group: int) -> None:
+    with in_memory() as folder:
+        mutate(case, group, folder)
+
+
+def mutate(case: str, group: int, folder: Path) -> None:
     makers: dict[str, Callable[[], tuple[bytes, Parse]]] = {
         "manifest": manifest_bytes,
         "plan": plan_bytes,
-        "state": lambda: state_bytes(tmp_path),
+        "state": lambda: state_bytes(folder),
         "json": json_bytes,
         "wire": wire_bytes,
     }
     good, parse = makers[case]()
     parse(good, 0)
     each = TIMES * COUNTS[case] // GROUPS
+    rng = random.Random()
     for seed in range(group * each, (group + 1) * each):
-        raw = mutated(good, random.Random(seed))
+        rng.seed(seed)
+        raw = mutated(good, rng)
         try:
             parse(raw, seed)
         except EdgeError:

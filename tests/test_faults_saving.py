@@ -30,7 +30,7 @@ from tests.faulty_calls import FaultyCalls, built, in_child
 from tests.test_bundle import write as write_bundle
 from tests.test_faults_disk import calls_of, loaded, names, save, weights_of
 
-KILLS = int(os.environ.get("EDGE_FAULT_KILLS", "1000"))
+KILLS = int(os.environ.get("EDGE_FAULT_KILLS", "500"))
 # in processes of their own, so that they spread
 GROUPS = 2
 WHOLE = {"state", "state~"}
