@@ -258,13 +258,13 @@ BY_PATH = [
 ]  # fmt: skip
 # long, but useless to an attacker: they run, and quickly
 LONG = [
-    "{{ 1" + " < 2" * 30000 + " }}",
-    "{% if 0 %}" + "{% elif 0 %}" * 15000 + "{% endif %}",
-    "{{ " + " ~ ".join(["'a'"] * 30000) + " }}",
-    "{{ [" + "1, " * 60000 + "] | length }}",
-    "{% set x = 1 %}" * 10000,
+    "{{ 1" + " < 2" * 15000 + " }}",
+    "{% if 0 %}" + "{% elif 0 %}" * 7500 + "{% endif %}",
+    "{{ " + " ~ ".join(["'a'"] * 15000) + " }}",
+    "{{ [" + "1, " * 30000 + "] | length }}",
+    "{% set x = 1 %}" * 5000,
     "x" * (MAX_TEMPLATE - 1),
-    "{{ 1 }}" * 20000,
+    "{{ 1 }}" * 10000,
     " \n" * 100_000,
     "{#" + "#" * 200_000 + "#}",
     "{% raw %}" + "{% " * 50_000 + "{% endraw %}",
@@ -311,7 +311,7 @@ def test_a_path_ends_at_the_first_missing_part() -> None:
 @pytest.mark.parametrize("source", LONG, ids=range(len(LONG)))
 def test_long_templates_run(source: str) -> None:
     seconds, problem = spent(source)
-    assert problem is None and seconds < 20
+    assert problem is None and seconds < 5
 
 
 def test_a_long_talk_is_no_attack() -> None:
