@@ -9,8 +9,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -241,7 +243,7 @@ def test_row_46_a_memory_error_at_load_is_typed(monkeypatch: pytest.MonkeyPatch)
 # -- two at once (row 60) --------------------------------------------------------------------------
 
 
-def export_often(source: str, out: str, quant: str) -> None:
+def export_often(source: str, out: str) -> None:
     """Export three times, and until stdin ends."""
     from edge.export.exporter import export_checkpoint
 
@@ -249,37 +251,47 @@ def export_often(source: str, out: str, quant: str) -> None:
     sys.stdin.readline()
     done = 0
     while done < 3 or not select.select([sys.stdin], [], [], 0)[0]:
-        export_checkpoint(source, out, quant=quant, verify=False)
+        export_checkpoint(source, out, quant="fp32", verify=False)
         done += 1
 
 
 def test_row_60_two_processes_export_to_one_path(checkpoint: Path, tmp_path: Path) -> None:
+    """The other one is this process, which has loaded torch; it also reads."""
+    from edge.export.exporter import export_checkpoint
+
     command = (
         "import sys; from tests.test_faults_processes import export_often as f; f(*sys.argv[1:])"
     )
-    out = tmp_path / "b"
+    out, enough = tmp_path / "b", threading.Event()
+
+    def export() -> None:
+        done = 0
+        while done < 3 or not enough.is_set():
+            export_checkpoint(checkpoint, out, quant="w8", verify=False)
+            done += 1
+
     with ExitStack() as stack:
-        processes = [
-            stack.enter_context(subprocess.Popen(
-                [sys.executable, "-c", command, str(checkpoint), str(out), quant], cwd=ROOT,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            ))
-            for quant in ("fp32", "w8")
-        ]  # fmt: skip
-        for process in processes:
-            stack.callback(process.kill)
-            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write(b"go\n")
-            process.stdin.flush()
+        process = stack.enter_context(subprocess.Popen(
+            [sys.executable, "-c", command, str(checkpoint), str(out)], cwd=ROOT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ))  # fmt: skip
+        stack.callback(process.kill)
+        exporter = stack.enter_context(ThreadPoolExecutor(1))
+        stack.callback(enough.set)
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        exporting = exporter.submit(export)
         whole = 0
-        while whole <= 5:  # however rarely this process gets its turn
-            assert all(process.poll() is None for process in processes), "they wait for stdin's end"
+        while whole <= 5:  # however rarely this thread gets its turn
+            assert process.poll() is None, "it waits for stdin's end"
+            assert not exporting.done(), exporting.exception()
             whole += out.exists() and sound(out)
-        for process in processes:
-            _, problems = process.communicate(timeout=PATIENCE)
-            assert process.returncode == 0, problems.decode()
+        enough.set()
+        _, problems = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, problems.decode()
+        exporting.result(PATIENCE)
     assert sound(out) and names(tmp_path) == {"b"}
 
 
@@ -291,6 +303,7 @@ def sound(folder: Path) -> bool:
         with open_bundle(folder) as opened:
             opened.verify()
     except EdgeError as problem:
-        assert "missing" in str(problem), problem
+        # the folder itself is gone where it was opened just before
+        assert "missing" in str(problem) or "No such file" in str(problem), problem
         return False
     return True
