@@ -149,5 +149,6 @@ def _json(value: Any) -> bytes:
 
 
 def _pump(stream: Any, take: Any) -> None:
-    for line in stream:
-        take(line)
+    with stream:
+        for line in stream:
+            take(line)

@@ -205,7 +205,8 @@ def drawn(svg: str) -> ET.Element:
     return ET.fromstring(svg)
 
 
-@pytest.mark.filterwarnings("error")
+# not ResourceWarning: what another test left open may be found while this one runs
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 def test_pictures_of_few_and_equal_values() -> None:
     curve = Curve("x", [(128, 0.003)], high=[0.003])
     drawn(plots.lines([curve, curve], ("a", "b"), str))
