@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from edge.config import ModelConfig
+from edge.launch import LaunchPlan
 from edge.plugins.lowering.plan import lower
 from edge.runtime.cpu.engine import CpuEngine
 from edge.runtime.cuda.device import Exclusive
@@ -45,7 +46,16 @@ def engines(name: str, quant: str, state: str | None = None) -> Engines:
 @functools.cache
 def _engines(name: str, quant: str, state: str | None, where: str) -> Engines:
     graph, dtypes = _built(name, quant, state)
-    return both(graph, quantized_models.network(name).config, dtypes)
+    ort = _ort(name, quant, state)  # the same, wherever kernels run
+    cuda = cuda_engine(graph, ort.config, dtypes, CHUNK, ort.identity, plan=_plan(graph))
+    return Engines(ort, cuda, graph.parent.parent)
+
+
+@functools.cache
+def _ort(name: str, quant: str, state: str | None) -> OrtEngine:
+    graph, dtypes = _built(name, quant, state)
+    config = quantized_models.network(name).config
+    return OrtEngine(graph, config, threads=1, chunk=CHUNK, state_dtypes=dtypes)
 
 
 @functools.cache
@@ -56,6 +66,13 @@ def _built(name: str, quant: str, state: str | None) -> tuple[Path, Mapping[str,
     _, plan = quantized_models.plan_of(name, quant, **choices)
     built = quantized_models.built(name, plan, folder)
     return built.graph, built.state_dtypes
+
+
+def _lowered(graph: Path) -> LaunchPlan:
+    return lower(graph.read_bytes(), graph.parent.parent)
+
+
+_plan = functools.cache(_lowered)  # of graphs that stay
 
 
 def both(
@@ -71,7 +88,8 @@ def tiny_engine(name: str, quant: str) -> CudaEngine:
     """Open a new `cuda` engine of the model `name`."""
     graph, dtypes = _built(name, quant, None)
     identity = Identity("tiny")
-    return cuda_engine(graph, quantized_models.network(name).config, dtypes, CHUNK, identity)
+    config = quantized_models.network(name).config
+    return cuda_engine(graph, config, dtypes, CHUNK, identity, plan=_plan(graph))
 
 
 def sliding_and_whole(name: str, quant: str, chunk: int) -> tuple[CudaEngine, CudaEngine]:
@@ -79,7 +97,7 @@ def sliding_and_whole(name: str, quant: str, chunk: int) -> tuple[CudaEngine, Cu
     graph, dtypes = _built(name, quant, None)
     config, identity = quantized_models.network(name).config, Identity("tiny")
     slid, whole = (
-        cuda_engine(graph, config, dtypes, chunk, identity, slides=slides)
+        cuda_engine(graph, config, dtypes, chunk, identity, slides=slides, plan=_plan(graph))
         for slides in (True, False)
     )
     return slid, whole
@@ -93,10 +111,13 @@ def cuda_engine(
     identity: Identity,
     *,
     slides: bool = True,
+    plan: LaunchPlan | None = None,
 ) -> CudaEngine:
-    """Open a `cuda` engine; `slides`: whether caches of layers with a window slide."""
+    """Open a `cuda` engine; `slides`: whether caches of layers with a window slide; `plan`: the
+    graph's, if known.
+    """
     folder = graph.parent.parent
-    plan = lower(graph.read_bytes(), folder)
+    plan = plan or _lowered(graph)
     plan = sliding(plan) if slides else plan
     device, loaded = device_with(plan.variants)
     kernels = dict(enumerate(loaded))
