@@ -14,29 +14,34 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 from triton.language import core
-from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
-from triton.runtime.interpreter import TensorHandle
+
+from tests.quick_values import beside, handle_of, is_block, literal, made_of
 
 tensor, constexpr = core.tensor, core.constexpr
 Operation = Callable[..., Any]
 
 # types whose operations are those of numpy, and which of them a number of Python keeps as they are
 FLOATS, INTEGERS = frozenset({"fp32", "fp64"}), frozenset({"int32", "int64"})
-NUMBERS, BITS = FLOATS | INTEGERS, INTEGERS | {"int1", "int8", "uint8"}
+NUMBERS = FLOATS | INTEGERS
+# integers and their bits
+_WIDTHS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16, "int32": 32, "int64": 64}
+BITS = frozenset(_WIDTHS) | {"int1"}
+_CAST = _WIDTHS | {"fp16": 16, "fp32": 32}
 # operations in which integers may overflow
 EXACT = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 # conversions that are numpy's
 _PLAIN = {
-    *itertools.permutations(("fp32", "int8", "uint8", "int32"), 2),
-    *(("int1", b) for b in ("fp32", "int8", "int32")), ("int32", "int64"), ("int64", "int32"),
+    *itertools.permutations((*_WIDTHS, "fp32"), 2),
+    *itertools.product(_WIDTHS, ("fp16", "fp64")),
+    *(("int1", b) for b in ("fp32", "int8", "int32")),
     ("fp16", "fp32"), ("fp32", "fp16"), ("fp32", "fp64"), ("fp64", "fp32"),
 }  # fmt: skip
+# types that matrices are multiplied in: of both, and of the sum
+_PRODUCTS = {("int8", "int32"), ("fp16", "fp32"), ("fp32", "fp32")}
 
-# attributes of a tensor by the name of its type and its shape
-_KEPT: dict[tuple[Any, ...], dict[str, Any]] = {}
-# one value of the type that a number of Python gets beside a tensor of a type
-_LITERALS: dict[tuple[Any, ...], Any] = {}
+# shapes and types of products of matrices that Triton has checked
+_CHECKED: set[tuple[Any, ...]] = set()
 # pointed-to types by the name of a pointer: type, numpy's, and bytes; None: leave it to Triton
 _ELEMENTS: dict[str, tuple[Any, Any, int] | None] = {}
 
@@ -48,7 +53,10 @@ def operations() -> list[tuple[Any, str, Callable[[Operation], Operation]]]:
     found: list[tuple[Any, str, Callable[[Operation], Operation]]] = [
         (tensor, "__getitem__", _indexed), (tensor, "to", _converted), (tl, "load", _load),
         (tl, "store", _store), (tl, "where", _where), (tl, "exp", _unary(np.exp)),
-        (tl, "exp2", _unary(np.exp2)), (tl, "arange", _arange),
+        (tl, "exp2", _unary(np.exp2)), (tl, "arange", _arange), (tl, "dot", _dot),
+        (tl, "fma", _fma), (tl, "broadcast_to", _broadcast), (tl, "full", _full),
+        (core, "full", _full), (tensor, "__lshift__", _shift(np.left_shift)),
+        (tensor, "__rshift__", _shift(np.right_shift)),
     ]  # fmt: skip
     for name, function in EXACT.items():
         found.append((tensor, f"__{name}__", _binary(function, NUMBERS)))
@@ -66,7 +74,8 @@ def operations() -> list[tuple[Any, str, Callable[[Operation], Operation]]]:
         found.append((tensor, f"__{name}__", _binary(function, INTEGERS)))
     extremes = {"maximum": (np.fmax, np.maximum), "minimum": (np.fmin, np.minimum)}
     found.extend((tl, name, _extreme(*functions)) for name, functions in extremes.items())
-    for name, function in {"and": np.bitwise_and, "or": np.bitwise_or}.items():
+    bits = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+    for name, function in bits.items():
         found.append((tensor, f"__{name}__", _binary(function, BITS)))
     return found
 
@@ -80,63 +89,10 @@ def summed(own: Any) -> Operation:
             return own(x, axis, keep_dims, dtype)
         found = np.sum(x.handle.data, axis=at)
         if found.ndim:
-            return _made(found.astype(x.handle.data.dtype, copy=False), x.dtype, True)
-        return _made(np.array([found]).astype(x.handle.data.dtype), x.dtype, False)
+            return made_of(found.astype(x.handle.data.dtype, copy=False), x.dtype, True)
+        return made_of(np.array([found]).astype(x.handle.data.dtype), x.dtype, False)
 
     return called
-
-
-def _handle(data: Any, kind: Any) -> TensorHandle:
-    """Return a handle, without the checks of its type."""
-    made = TensorHandle.__new__(TensorHandle)
-    made.data, made.dtype, made.attr = data, kind, {}
-    return made
-
-
-def _made(data: Any, kind: Any, block: bool, held: Any = None) -> Any:
-    """Return a tensor of scalars of type `kind`; `held`: the type in its handle, if another."""
-    shape = data.shape if block else ()
-    kept = _KEPT.get((kind.name, shape))
-    handle = _handle(data, held or kind)
-    if kept is None:
-        sample = tensor(handle, core.block_type(kind, list(shape)) if block else kind)
-        kept = {key: value for key, value in vars(sample).items() if key != "handle"}
-        _KEPT[kind.name, shape] = kept
-    made = tensor.__new__(tensor)
-    made.__dict__ = {**kept, "handle": handle}
-    return made
-
-
-def _is_block(value: Any) -> bool:
-    return type(value.type) is core.block_type
-
-
-def _literal(kind: str, value: Any) -> Any:
-    """Return [1] with the number beside tensors of type `kind`; None if these are converted too."""
-    if type(value) is constexpr:
-        value = value.value
-    # 0.0 and -0.0 are equal, and so are 1 and True
-    key = kind, type(value), value if type(value) is int else repr(value)
-    if key not in _LITERALS:
-        _LITERALS[key] = None
-        if type(value) in (int, float, bool):
-            element = getattr(tl, {"fp32": "float32", "fp64": "float64"}.get(kind, kind))
-            sample = tensor(
-                TensorHandle(np.zeros(1, interpreter._get_np_dtype(element)), element), element
-            )
-            semantic = interpreter.interpreter_semantic
-            left, right = TritonSemantic.binary_op_type_checking_impl(semantic, sample, value)
-            if left is sample:
-                right.handle.data.flags.writeable = False
-                _LITERALS[key] = right.handle.data
-    return _LITERALS[key]
-
-
-def _beside(kind: str, other: Any) -> Any:
-    """Return the data of the other operand if that is of type `kind` too; else None."""
-    if type(other) is tensor:
-        return other.handle.data if other.dtype.name == kind else None
-    return _literal(kind, other) if kind in NUMBERS else None
 
 
 def _divided(left: Any, right: Any) -> Any:
@@ -151,14 +107,14 @@ def _extreme(floats: Any, integers: Any) -> Callable[[Operation], Operation]:
         def called(x: Any, y: Any, *how: Any, _semantic: Any = None, **named: Any) -> Any:
             first, second = (x, y) if type(x) is tensor else (y, x)
             kind = first.dtype if type(first) is tensor else None
-            other = None if kind is None or kind.name not in NUMBERS else _beside(kind.name, second)
+            other = None if kind is None or kind.name not in NUMBERS else beside(kind.name, second)
             if kind is None or other is None or how or named:
                 return own(x, y, *how, **named)
-            block = _is_block(first) or (type(second) is tensor and _is_block(second))
+            block = is_block(first) or (type(second) is tensor and is_block(second))
             function = floats if kind.name in FLOATS else integers
             data = first.handle.data
             found = function(data, other) if first is x else function(other, data)
-            return _made(found, kind, block)
+            return made_of(found, kind, block)
 
         return called
 
@@ -174,24 +130,93 @@ def _binary(
     def made(own: Operation) -> Operation:
         def called(self: Any, other: Any, _semantic: Any = None) -> Any:
             kind, data = self.dtype, self.handle.data
-            block = _is_block(self)
+            block = is_block(self)
+            if kind.name == "int32" and type(other) is tensor and other.dtype.name == "int64":
+                kind, data = other.dtype, data.astype(np.int64)
             if kind.name not in kinds:
                 moved = _moved(self, other) if function is np.add and not swapped else None
                 return own(self, other) if moved is None else moved
-            right = _beside(kind.name, other)
+            right = beside(kind.name, other)
             if right is None:
                 return own(self, other)
-            block = block or (type(other) is tensor and _is_block(other))
+            block = block or (type(other) is tensor and is_block(other))
             left, right = (right, data) if swapped else (data, right)
             if checked and kind.name == "int32":
                 found = exact(function, left, right)
             else:
                 found = function(left, right)
-            return _made(found, tl.int1, block, kind) if truth else _made(found, kind, block)
+            return made_of(found, tl.int1, block, kind) if truth else made_of(found, kind, block)
 
         return called
 
     return made
+
+
+def _shift(function: Any) -> Callable[[Operation], Operation]:
+    """Return what makes a shift by a number below the count of bits."""
+
+    def made(own: Operation) -> Operation:
+        def called(self: Any, other: Any, _semantic: Any = None) -> Any:
+            by = other.value if type(other) is constexpr else other
+            kind = self.dtype
+            if type(by) is not int or not 0 <= by < _WIDTHS.get(kind.name, 0):
+                return own(self, other)
+            return made_of(function(self.handle.data, literal(kind.name, by)), kind, is_block(self))
+
+        return called
+
+    return made
+
+
+def _dot(own: Operation) -> Operation:
+    def called(
+        x: Any, y: Any, total: Any = None, input_precision: Any = None, _semantic: Any = None,
+        **how: Any,
+    ) -> Any:  # fmt: skip
+        plain = type(total) is tensor and (x.dtype.name, total.dtype.name) in _PRODUCTS
+        if not plain or (how and how != {"out_dtype": total.dtype}):
+            return own(x, y, total, input_precision, **how)
+        a, b, c = x.handle.data, y.handle.data, total.handle.data
+        key = x.dtype.name, y.dtype.name, total.dtype.name, a.shape, b.shape, c.shape
+        if key not in _CHECKED:
+            found = own(x, y, total, input_precision, **how)
+            _CHECKED.add(key)
+            return found
+        return made_of(np.matmul(a, b, dtype=c.dtype) + c, total.dtype, True)
+
+    return called
+
+
+def _fma(own: Operation) -> Operation:
+    builder = interpreter.interpreter_builder
+
+    def called(x: Any, y: Any, z: Any, _semantic: Any = None) -> Any:
+        given = (x, y, z)
+        tensors = [each for each in given if type(each) is tensor]
+        if any(each.dtype.name != "fp32" for each in tensors) or not tensors:
+            return own(x, y, z)
+        kind = tensors[0].dtype
+        data = [e.handle.data if type(e) is tensor else literal("fp32", e) for e in given]
+        if any(each is None for each in data):
+            return own(x, y, z)
+        found = builder.create_fma(*(handle_of(each, kind) for each in data))
+        return made_of(found.data, kind, any(is_block(each) for each in tensors))
+
+    return called
+
+
+def _broadcast(own: Operation) -> Operation:
+    def called(x: Any, *shape: Any, _semantic: Any = None) -> Any:
+        sizes = shape[0] if len(shape) == 1 else shape
+        if not is_block(x) or type(sizes) not in (tuple, list, core.tuple):
+            return own(x, *shape)
+        wanted = tuple(each.value if type(each) is constexpr else each for each in sizes)
+        data = x.handle.data
+        if len(wanted) != data.ndim:
+            return own(x, *shape)
+        return made_of(np.broadcast_to(data, wanted), x.dtype, True, x.handle.dtype)
+
+    return called
 
 
 def exact(function: Any, left: Any, right: Any) -> Any:
@@ -219,29 +244,29 @@ def _moved(pointer: Any, offset: Any) -> Any:
     element = _element(pointer)
     if element is None:
         return None
-    block = _is_block(pointer)
+    block = is_block(pointer)
     if type(offset) is tensor:
         if offset.dtype.name not in INTEGERS:
             return None
         by = offset.handle.data
-        block = block or _is_block(offset)
+        block = block or is_block(offset)
     else:
-        by = _literal("int32", offset)
+        by = literal("int32", offset)
         if by is None:
             return None
     by = by.astype(np.uint64)
     found = pointer.handle.data + (by if element[2] == 1 else by * np.uint64(element[2]))
-    return _made(found, pointer.dtype, block, pointer.handle.dtype)
+    return made_of(found, pointer.dtype, block, pointer.handle.dtype)
 
 
 def _indexed(own: Operation) -> Operation:
     """Make the operation that adds axes of one."""
 
     def called(self: Any, slices: Any, _semantic: Any = None) -> Any:
-        plain = type(slices) is tuple and _is_block(self)
+        plain = type(slices) is tuple and is_block(self)
         if not plain or any(each is not None and each != slice(None) for each in slices):
             return own(self, slices)
-        return _made(self.handle.data[slices], self.dtype, True, self.handle.dtype)
+        return made_of(self.handle.data[slices], self.dtype, True, self.handle.dtype)
 
     return called
 
@@ -249,6 +274,12 @@ def _indexed(own: Operation) -> Operation:
 def _converted(own: Operation) -> Operation:
     def called(self: Any, dtype: Any, *how: Any, _semantic: Any = None, **named: Any) -> Any:
         target = dtype.value if type(dtype) is constexpr else dtype
+        if named == {"bitcast": True}:
+            data = self.handle.data
+            if self.dtype.is_ptr() and target.is_ptr():
+                return made_of(data, target, is_block(self))
+            if (bits := _CAST.get(self.dtype.name)) and bits == _CAST.get(target.name):
+                return made_of(data.view(interpreter._get_np_dtype(target)), target, is_block(self))
         if how or named:
             return own(self, dtype, *how, **named)
         if self.dtype.name == target.name:
@@ -256,7 +287,7 @@ def _converted(own: Operation) -> Operation:
         if (self.dtype.name, target.name) not in _PLAIN:
             return own(self, dtype)
         data = self.handle.data.astype(interpreter._get_np_dtype(target))
-        return _made(data, target, _is_block(self))
+        return made_of(data, target, is_block(self))
 
     return called
 
@@ -266,11 +297,25 @@ def _unary(function: Any) -> Callable[[Operation], Operation]:
         def called(x: Any, _semantic: Any = None) -> Any:
             if type(x) is not tensor or x.dtype.name != "fp32":
                 return own(x)
-            return _made(function(x.handle.data), x.dtype, _is_block(x))
+            return made_of(function(x.handle.data), x.dtype, is_block(x))
 
         return called
 
     return made
+
+
+def _full(own: Operation) -> Operation:
+    def called(shape: Any, value: Any, dtype: Any, _semantic: Any = None) -> Any:
+        given = [each.value if type(each) is constexpr else each for each in (*shape, value, dtype)]
+        *sizes, value, kind = given
+        if type(value) not in (int, float) or kind.name not in NUMBERS or not sizes:
+            return own(shape, value, dtype)
+        found = literal(kind.name, value)
+        if found is None:
+            return own(shape, value, dtype)
+        return made_of(np.full(sizes, found, found.dtype), kind, True)
+
+    return called
 
 
 def _arange(own: Operation) -> Operation:
@@ -280,7 +325,7 @@ def _arange(own: Operation) -> Operation:
         key = tuple(each.value if type(each) is constexpr else each for each in (start, end))
         if key not in made:
             made[key] = own(start, end).handle.data
-        return _made(made[key], tl.int32, True)
+        return made_of(made[key], tl.int32, True)
 
     return called
 
@@ -294,11 +339,11 @@ def _where(own: Operation) -> Operation:
         kind = tensors[0].dtype
         if kind.name not in NUMBERS:
             return own(condition, x, y)
-        values = [e.handle.data if type(e) is tensor else _literal(kind.name, e) for e in (x, y)]
+        values = [e.handle.data if type(e) is tensor else literal(kind.name, e) for e in (x, y)]
         if values[0] is None or values[1] is None:
             return own(condition, x, y)
-        block = any(_is_block(each) for each in (condition, *tensors))
-        return _made(np.where(condition.handle.data, *values), kind, block)
+        block = any(is_block(each) for each in (condition, *tensors))
+        return made_of(np.where(condition.handle.data, *values), kind, block)
 
     return called
 
@@ -318,11 +363,11 @@ def _masked(pointer: Any, mask: Any) -> Any:
     """Return the handle of a mask for each pointer, or None: leave it to Triton."""
     shape = pointer.handle.data.shape
     if mask is None:
-        return _handle(np.ones(shape, bool), tl.int1)
+        return handle_of(np.ones(shape, bool), tl.int1)
     if type(mask) is not tensor or mask.dtype.name != "int1":
         return None
     data = _placed(mask, shape)
-    return None if data is None else _handle(data, tl.int1)
+    return None if data is None else handle_of(data, tl.int1)
 
 
 def _load(own: Operation) -> Operation:
@@ -340,13 +385,13 @@ def _load(own: Operation) -> Operation:
                 data = _placed(other, shape) if other.dtype.name == kind.name else None
             else:
                 value = other.value if type(other) is constexpr else other
-                data = np.full(shape, value, dtype) if value == 0 else None
+                data = np.full(shape, value, dtype) if value == 0 or kind.name in FLOATS else None
             if data is None or (mask is None):
                 return own(pointer, mask, other, **how)
-            instead = _handle(data, kind)
+            instead = handle_of(data, kind)
         builder = interpreter.interpreter_builder
         found = builder.create_masked_load(pointer.handle, at, instead, None, False)
-        return _made(found.data, kind, _is_block(pointer))
+        return made_of(found.data, kind, is_block(pointer))
 
     return called
 
@@ -363,6 +408,6 @@ def _store(own: Operation) -> Operation:
         if value.dtype.name != kind.name or data is None:
             return own(pointer, value, mask, **how)
         builder = interpreter.interpreter_builder
-        return builder.create_masked_store(pointer.handle, _handle(data, kind), at, None)
+        return builder.create_masked_store(pointer.handle, handle_of(data, kind), at, None)
 
     return called
