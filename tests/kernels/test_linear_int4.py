@@ -17,7 +17,6 @@ ONE = Regime("chain", 1)
 # pairs
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("kept", [None, torch.float16, torch.float32])
-@pytest.mark.parametrize("one_scale", [True, False])
 @pytest.mark.parametrize(
     ("regime", "steps", "batch", "columns", "outputs", "block"),
     [
@@ -38,7 +37,6 @@ def test_products_are_the_references(
     columns: int,
     outputs: int,
     block: int,
-    one_scale: bool,
     start: int,
     kept: torch.dtype | None,
 ) -> None:
@@ -53,20 +51,26 @@ def test_products_are_the_references(
     if kept is not None:
         least = -7 * scales.abs() + 0.02 * torch.randn(scales.shape, generator=make)
         given |= {"scales": scales.abs().to(kept), "minimums": least.to(kept)}
-    y_scale = torch.rand(1 if one_scale else outputs, generator=make) * 0.05 + 0.05
+    # one scale for all outputs, and one for each
+    scales_of_y = {
+        f"{name}_scale": torch.rand(count, generator=make) * 0.05 + 0.05
+        for name, count in (("whole", 1), ("each", outputs))
+    }
     bench = Workbench(regime, T=steps, B=batch, L=0)
     bench.value("x", x, stride=columns + 16, start=start)
-    for name, array in {**given, "y_scale": y_scale}.items():
+    for name, array in {**given, **scales_of_y}.items():
         bench.constant(name, array)
     inputs, op = ("x", *given), f"LinearInt4{'Minimum' if kept else ''}"
     sizes = {"K": columns, "N": outputs, "bits": 4, "block_size": block}
     bench.lower(LOWER, op, inputs, ("y",), **sizes)
-    bench.lower(LOWER, f"{op}Quantize", (*inputs, "y_scale"), ("q",), **sizes)
+    for name in scales_of_y:
+        bench.lower(LOWER, f"{op}Quantize", (*inputs, name), (f"by_{name}",), **sizes)
     bench.run()
     exact = reference.linear_int4_minimum if kept else reference.linear_int4
     expected = exact(x, **given)
     near = 1e-5 * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(bench.read("y"), expected, rtol=1e-5, atol=near)
-    rounded = reference.quantize(expected, y_scale)
-    assert_steps(bench.read("q"), rounded)
-    assert len(rounded.unique()) > 3
+    for name, y_scale in scales_of_y.items():
+        rounded = reference.quantize(expected, y_scale)
+        assert_steps(bench.read(f"by_{name}"), rounded)
+        assert len(rounded.unique()) > 3

@@ -115,9 +115,9 @@ def products() -> Cases:
         lambda: test_linear_bits.test_products_are_the_references(*one, 32, 4, 0),
         lambda: test_linear_bits.test_products_are_the_references(*few, 32, 4, 0),
         lambda: test_linear_bits.test_products_are_the_references(*many, 20, 4, 1),
-        lambda: test_linear_int4.test_products_are_the_references(*one, 32, False, 0, half),
-        lambda: test_linear_int4.test_products_are_the_references(*few, 32, False, 0, half),
-        lambda: test_linear_int4.test_products_are_the_references(*many, 20, False, 1, None),
+        lambda: test_linear_int4.test_products_are_the_references(*one, 32, 0, half),
+        lambda: test_linear_int4.test_products_are_the_references(*few, 32, 0, half),
+        lambda: test_linear_int4.test_products_are_the_references(*many, 20, 1, None),
         lambda: test_linear_int8.test_products_are_exact_until_they_are_scaled(*few, True),
         lambda: test_linear_int8.test_products_are_exact_until_they_are_scaled(*many, True),
     )
