@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -68,7 +69,20 @@ def engine_of(model: ModelProto, log: Any, gpu: str) -> bytes:
     return bytes(engine)
 
 
-@pytest.mark.parametrize(("name", "gpu"), [*zip(DEVICE_OPS, itertools.cycle(GPUS), strict=False)])
+def bodies() -> list[str]:
+    """Return all device ops. A Mamba-1 scan has a type of state, B and C of groups or not, and dt
+    ready or not; of these forms, those in which each two of the three choices meet.
+    """
+    scans = re.compile("SelectiveScan(Groups)?(?:Int8_(8|16|32))?(Dt)?")
+    found = []
+    for name in DEVICE_OPS:
+        scan = scans.fullmatch(name)
+        chosen = scan and (bool(scan[1]) + bool(scan[3]) + (scan[2] in ("8", "32"))) % 2
+        found += [] if chosen else [name]
+    return found
+
+
+@pytest.mark.parametrize(("name", "gpu"), [*zip(bodies(), itertools.cycle(GPUS), strict=False)])
 def test_a_body_is_built(name: str, gpu: str, log: Any) -> None:
     """With scales per channel where possible: a single scale is easier for TensorRT."""
     case = Case(name, channels=True)
