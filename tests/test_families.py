@@ -56,22 +56,22 @@ ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
-    return {family: save(folder / family) for family, save in SAVE.items()}
+    return cache(lambda family: SAVE[family](folder / family))
 
 
 @pytest.fixture(scope="module")
 def exported(
-    sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    source: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], ExportSummary]:
     folder = tmp_path_factory.mktemp("bundles")
-    return cache(lambda family: export_checkpoint(sources[family], folder / family))
+    return cache(lambda family: export_checkpoint(source(family), folder / family))
 
 
 @pytest.mark.parametrize("family", [name for name in SAVE if name not in APART])
 def test_the_engines_give_transformers_logits(
-    family: str, sources: dict[str, Path], exported: Callable[[str], ExportSummary]
+    family: str, source: Callable[[str], Path], exported: Callable[[str], ExportSummary]
 ) -> None:
     """In a chunk, in steps, and in runs that are partly rewound."""
     summary = exported(family)
@@ -83,9 +83,9 @@ def test_the_engines_give_transformers_logits(
         assert summary.manifest.model.max_context == CONTEXT[family]
         assert not any(layer.recurrent for layer in summary.manifest.model.layers)
     if family == "mamba_in_llama":
-        theirs = judge(sources[family])
+        theirs = judge(source(family))
     else:
-        theirs = AutoModelForCausalLM.from_pretrained(sources[family], dtype=torch.float32)
+        theirs = AutoModelForCausalLM.from_pretrained(source(family), dtype=torch.float32)
     with torch.no_grad():
         expected = theirs(torch.from_numpy(tokens)).logits.numpy()
     for engine in ENGINES:
@@ -145,13 +145,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("family", "quant"), APPLIED)
 def test_every_recipe_applies(
-    family: str, quant: str, sources: dict[str, Path], text: Path, tmp_path: Path
+    family: str, quant: str, source: Callable[[str], Path], text: Path, tmp_path: Path
 ) -> None:
     given = {"calibrate": text, "calibrate_sequences": 4, "calibrate_length": 32}
     integers = "a8" in quant
     calibrated = integers and quant != "w8a8-dynamic"
     summary = export_checkpoint(
-        sources[family], tmp_path / "bundle", quant=quant, **(given if calibrated else {})
+        source(family), tmp_path / "bundle", quant=quant, **(given if calibrated else {})
     )
     accuracy = summary.manifest.accuracy
     assert summary.unplanned is None and summary.unbuildable is None
@@ -181,10 +181,10 @@ def test_every_recipe_applies(
      ({"percentile": 99.0}, "percentile")],
 )  # fmt: skip
 def test_choices_for_mamba_layers_are_refused(
-    choices: dict[str, object], field: str, sources: dict[str, Path], tmp_path: Path
+    choices: dict[str, object], field: str, source: Callable[[str], Path], tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError) as refused:
-        export_checkpoint(sources["llama"], tmp_path / "bundle", quant="w8a8", **choices)
+        export_checkpoint(source("llama"), tmp_path / "bundle", quant="w8a8", **choices)
     assert refused.value.field == field and refused.value.remedy
 
 
