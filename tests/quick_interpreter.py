@@ -10,6 +10,8 @@ constraints.txt.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,6 +68,19 @@ def _patched_once() -> list[tuple[Any, str, Any]]:
             _PATCHED.append(patch(everything))
         return interpreter._LangPatchScope()
 
+    def call_arguments(function: Any, *given: Any, **named: Any) -> dict[str, Any]:
+        """Return the arguments by name; the original lists the parameters anew."""
+        spec = parameters(function)
+        if not given:
+            last = spec.args[len(spec.args) - len(spec.defaults or ()) :]
+            found = dict(zip(last, spec.defaults or (), strict=True)) | named
+            if found.keys() == set(spec.args):
+                return found
+        return inspect.getcallargs(function, *given, **named)
+
+    parameters = functools.cache(inspect.getfullargspec)
+    seen = {**vars(inspect), "getfullargspec": parameters, "getcallargs": call_arguments}
+
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         function = self.rewritten_fn.get(self.fn) or self.rewrite()
         try:
@@ -75,6 +90,7 @@ def _patched_once() -> list[tuple[Any, str, Any]]:
 
     return [
         (interpreter, "_patch_lang", patch_lang),
+        (interpreter, "inspect", SimpleNamespace(**seen)),
         (interpreter.InterpretedFunction, "__call__", call),
     ]
 

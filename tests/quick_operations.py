@@ -7,7 +7,9 @@ one value. Each operation handles the types that are common in kernels and leave
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +32,11 @@ BITS = frozenset(_WIDTHS) | {"int1"}
 _CAST = _WIDTHS | {"fp16": 16, "fp32": 32}
 # operations in which integers may overflow
 EXACT = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+_PYTHONS = {np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul}
+_ENDS = {
+    np.dtype(name): (int(np.iinfo(name).min), int(np.iinfo(name).max))
+    for name in (*_WIDTHS, "uint32")
+}
 # conversions that are numpy's
 _PLAIN = {
     *itertools.permutations((*_WIDTHS, "fp32"), 2),
@@ -223,6 +230,11 @@ def exact(function: Any, left: Any, right: Any) -> Any:
     """Return a sum, a difference or a product of integers below 64 bits. Raises AssertionError if
     it overflows.
     """
+    if left.shape == right.shape == (1,):  # most are addresses' parts: Python is quicker
+        one = _PYTHONS[function](left.item(), right.item())
+        least, most = _ENDS[left.dtype]
+        assert least <= one <= most, f"overflow in {function.__name__} of {left.dtype}"
+        return np.array([one], left.dtype)
     wide = function(left, right, dtype=np.int64)
     found = wide.astype(left.dtype)
     assert (found == wide).all(), f"overflow in {function.__name__} of {left.dtype}"
@@ -254,6 +266,10 @@ def _moved(pointer: Any, offset: Any) -> Any:
         by = literal("int32", offset)
         if by is None:
             return None
+    if by.shape == pointer.handle.data.shape == (1,):
+        address = pointer.handle.data.item() + by.item() * element[2]
+        found = np.array([address % 2**64], np.uint64)
+        return made_of(found, pointer.dtype, block, pointer.handle.dtype)
     by = by.astype(np.uint64)
     found = pointer.handle.data + (by if element[2] == 1 else by * np.uint64(element[2]))
     return made_of(found, pointer.dtype, block, pointer.handle.dtype)
@@ -363,11 +379,19 @@ def _masked(pointer: Any, mask: Any) -> Any:
     """Return the handle of a mask for each pointer, or None: leave it to Triton."""
     shape = pointer.handle.data.shape
     if mask is None:
-        return handle_of(np.ones(shape, bool), tl.int1)
+        return handle_of(_filled(shape, True, np.bool_), tl.int1)
     if type(mask) is not tensor or mask.dtype.name != "int1":
         return None
     data = _placed(mask, shape)
     return None if data is None else handle_of(data, tl.int1)
+
+
+@functools.cache
+def _filled(shape: tuple[int, ...], value: float, dtype: Any) -> Any:
+    """Return an array of one value, which is only read."""
+    made = np.full(shape, value, dtype)
+    made.flags.writeable = False
+    return made
 
 
 def _load(own: Operation) -> Operation:
@@ -385,7 +409,9 @@ def _load(own: Operation) -> Operation:
                 data = _placed(other, shape) if other.dtype.name == kind.name else None
             else:
                 value = other.value if type(other) is constexpr else other
-                data = np.full(shape, value, dtype) if value == 0 or kind.name in FLOATS else None
+                # -0.0 would be kept as 0.0
+                usual = str(value) != "-0.0" and (value == 0 or kind.name in FLOATS)
+                data = _filled(shape, value, dtype) if usual else None
             if data is None or (mask is None):
                 return own(pointer, mask, other, **how)
             instead = handle_of(data, kind)

@@ -22,7 +22,7 @@ _LITERALS: dict[tuple[Any, ...], Any] = {}
 def handle_of(data: Any, kind: Any) -> TensorHandle:
     """Return a handle, without the checks of its type."""
     made = TensorHandle.__new__(TensorHandle)
-    made.data, made.dtype, made.attr = data, kind, {}
+    made.__dict__ = {"data": data, "dtype": kind, "attr": {}}
     return made
 
 
@@ -30,7 +30,8 @@ def made_of(data: Any, kind: Any, block: bool, held: Any = None) -> Any:
     """Return a tensor of scalars of type `kind`; `held`: the type in its handle, if another."""
     shape = data.shape if block else ()
     kept = _KEPT.get((kind.name, shape))
-    handle = handle_of(data, held or kind)
+    handle = TensorHandle.__new__(TensorHandle)
+    handle.__dict__ = {"data": data, "dtype": held or kind, "attr": {}}
     if kept is None:
         sample = tensor(handle, core.block_type(kind, list(shape)) if block else kind)
         kept = {key: value for key, value in vars(sample).items() if key != "handle"}
