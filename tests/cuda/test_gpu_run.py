@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from jetson.verify.steps import STEPS
 from tests.collecting import assert_collected
 
 pytestmark = pytest.mark.without_gpu
@@ -183,6 +184,7 @@ class TestCommandLines:
             assert dash == "-m" and importlib.util.find_spec(module) is not None, module
 
     def test_their_tests_are_collected(self, whole: Done, tmp_path: Path) -> None:
+        """And those of `jetson/verify.sh`, by one process: both have these options."""
         lines: dict[tuple[str, ...], list[str]] = {}
         for call in whole.calls:
             if call[:2] == ["-m", "pytest"]:
@@ -192,7 +194,10 @@ class TestCommandLines:
                 lines.setdefault(tuple(options), []).append(file)
         (some, few), (options, most) = sorted(lines.items(), key=lambda line: len(line[1]))
         assert few == ["tests/gpu"] and set(some) <= set(options)
-        assert_collected([*options, *most, *few], [*most, *few])
+        (step,) = [one.line("demo", tmp_path)[1:] for one in STEPS if "pytest" in one.command]
+        folders = [part for part in step if part.startswith("tests/")]
+        assert set(step) - set(folders) <= {"-q", *options}
+        assert_collected([*options, *most, *few, *folders], [*most, *few, *folders])
 
 
 def test_without_a_driver_nothing_is_begun(tmp_path: Path) -> None:

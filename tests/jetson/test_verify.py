@@ -19,7 +19,6 @@ from jetson.verify import board
 from jetson.verify.__main__ import ROOT, main, run, verify
 from jetson.verify.report import BoardReport, Result, figures, load, markdown, tail
 from jetson.verify.steps import NEEDS, STEPS, VerifyStep
-from tests.collecting import assert_collected
 from tests.facts import says
 from tests.jetson import boards
 
@@ -49,6 +48,8 @@ def _without(package: str, monkeypatch: Any) -> None:
 
 
 class TestSteps:
+    """The tests that a step runs are collected in tests/cuda/test_gpu_run.py."""
+
     @pytest.mark.parametrize("one", STEPS, ids=_name)
     def test_each_program_exists(self, one: VerifyStep) -> None:
         first, *rest = one.command
@@ -61,11 +62,6 @@ class TestSteps:
             assert shown.exit_code == 0
             for option in (word for word in rest if word.startswith("--")):
                 assert option in shown.output, option
-
-    @pytest.mark.parametrize("one", [s for s in STEPS if "pytest" in s.command], ids=_name)
-    def test_its_tests_are_collected(self, one: VerifyStep, tmp_path: Path) -> None:
-        line = one.line("demo", tmp_path)[1:]
-        assert_collected(line, [part for part in line if part.startswith("tests/")])
 
     def test_they_have_names_of_their_own_and_known_needs(self) -> None:
         assert len({one.name for one in STEPS}) == len(STEPS)
