@@ -26,7 +26,8 @@ from edge.export.distill.conversations import answered
 from edge.export.distill.options import DistillOptions, PreferenceOptions, TuneOptions
 from edge.export.distill.run import Distillation
 from edge.export.distill.tuning import FineTuning, PreferenceTuning
-from edge.text.template import Message
+from edge.text.byte import ByteTokenizer
+from edge.text.template import ChatTemplate, Message
 from tests.tiny_teachers import network_of, until, write_words
 from tests.transformers_checkpoints import save_llama
 
@@ -87,7 +88,7 @@ def test_answers_alone_are_learned(llama: Path, talks: Path, tmp_path: Path) -> 
     reader = checkpoint_reader(checkpoint, checkpoint.config)
     assert reader.template is not None
     messages = [Message(m["role"], m["content"]) for m in talk(ASKED[0], CHOSEN, "then", REJECTED)]
-    ids = answered(reader.template, messages)
+    ids = answered(reader.template, messages, 128)
     assert [i if i >= 0 else ~i for i in ids] == reader.conversation(messages)
     own = reader.tokenizer.decode([i for i in ids if i >= 0])
     assert own.split() == f"{CHOSEN} stops {REJECTED} stops".split()
@@ -99,6 +100,26 @@ def test_answers_alone_are_learned(llama: Path, talks: Path, tmp_path: Path) -> 
     found = run.learn(run.stages[0], batch)
     wanted = -torch.cat([log_p(llama, row) for row in batch]).mean()
     assert found == pytest.approx(float(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize("length", [3, 16, 17, 40])
+def test_of_a_long_conversation_only_the_row_is_read(length: int) -> None:
+    """Each turn encodes all that is before it: the square of thousands of turns would be hours."""
+
+    class Counting(ChatTemplate):
+        count = 0
+
+        def encode(self, *arguments: Any, **options: Any) -> list[int]:
+            self.count += 1
+            return super().encode(*arguments, **options)
+
+    source = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
+    template = Counting(source, ByteTokenizer())
+    turns = [Message(role, text) for role, text in (("user", "ab"), ("assistant", "xyz"))] * 3000
+    ids = answered(template, turns, length)
+    assert template.count <= 2 * length
+    short = answered(template, turns[:20], 1000)
+    assert ids == short[:length] and any(i >= 0 for i in short) and any(i < 0 for i in short)
 
 
 def test_the_loss_of_preferences_is_equation_4(llama: Path, pairs: Path, tmp_path: Path) -> None:

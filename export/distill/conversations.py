@@ -54,15 +54,17 @@ FORMS: dict[str, tuple[Callable[[dict[str, Any]], Sequence[Any]], str]] = {
 }  # fmt: skip
 
 
-def answered(template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
-    """Return the ids of a conversation, with ~id outside the assistant's answers."""
-    ids = template.encode(messages, add_generation_prompt=False)
+def answered(template: ChatTemplate, messages: Sequence[Message], length: int) -> list[int]:
+    """Return the first `length` ids of a conversation, with ~id outside the assistant's answers."""
+    ids = template.encode(messages, add_generation_prompt=False)[:length]
     in_answer = np.zeros(len(ids), bool)
     for turn, message in enumerate(messages):
         if message.role == "assistant":
-            prompt = template.encode(messages[:turn])
+            start = _common_prefix(template.encode(messages[:turn]), ids)
+            if start >= length:  # each turn encodes all that is before it
+                break
             whole = template.encode(messages[: turn + 1], add_generation_prompt=False)
-            in_answer[_common_prefix(prompt, ids) : _common_prefix(whole, ids)] = True
+            in_answer[start : _common_prefix(whole, ids)] = True
     return [i if learned else ~i for i, learned in zip(ids, in_answer, strict=True)]
 
 
@@ -136,7 +138,7 @@ def _read_rows(
                 [Message(str(m["role"]), str(m["content"])) for m in messages]
                 for messages in conversations_of(json.loads(line))
             ]
-            row = [answered(template, messages) for messages in conversations]
+            row = [answered(template, messages, length) for messages in conversations]
         except (
             ValueError,
             KeyError,
@@ -152,6 +154,6 @@ def _read_rows(
                 field="text",
                 remedy=f"give lines of {example}",
             ) from None
-        if all(any(i >= 0 for i in ids[1:length]) for ids in row):
-            rows.append([ids[:length] + [~0] * (length - len(ids)) for ids in row])
+        if all(any(i >= 0 for i in ids[1:]) for ids in row):
+            rows.append([ids + [~0] * (length - len(ids)) for ids in row])
     return rows, {"file": file.name, "sha256": hashlib.sha256(data).hexdigest()}
