@@ -192,6 +192,17 @@ def test_the_first_of_ours_that_is_timed_is_the_measure(measured: Facts) -> None
         assert [title for title in titles if title.startswith("time")] == expected
 
 
+def test_models_are_not_written_for_peers_that_lack_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = peers.installed
+    monkeypatch.setattr(peers.install, "driver_version", lambda: None)
+    monkeypatch.setattr(peers, "installed", lambda name: "llama" not in name and present(name))
+    with pytest.raises(InputError, match="llama-q8_0-cuda needs llama-cpp-python") as refused:
+        run.write_models("tiny", ["edge-w8-cuda", "llama-q8_0-cuda"], tmp_path)
+    assert refused.value.remedy == peers.INSTALL_LLAMA_CUDA and not [*tmp_path.iterdir()]
+
+
 def test_models_are_written_once(tmp_path: Path) -> None:
     arguments = ["--prepare", "--shape", "tiny", "--peers", "edge-w8-cuda,edge-w8,transformers"]
     assert CliRunner().invoke(app, arguments).exit_code != 0  # without a folder

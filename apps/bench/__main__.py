@@ -47,7 +47,11 @@ def bench(
     """
     if prepare:
         if keep is None:
-            raise InputError("--prepare needs a folder for the models", field="--keep")
+            raise InputError(
+                "--prepare needs a folder for the models",
+                field="--keep",
+                remedy="give --keep FOLDER",
+            )
         write_models(shape, _names(peers), keep)
         return
     with tempfile.TemporaryDirectory(prefix="edge-bench-") as temporary:

@@ -37,6 +37,7 @@ EngineName = Literal["ort", "cpu", "cuda"]
 RUN = 4  # tokens of the short run
 INSTALL_LLAMA = ".venv/bin/pip install llama-cpp-python gguf"
 INSTALL_LLAMA_CUDA = f"CMAKE_ARGS=-DGGML_CUDA=ON {INSTALL_LLAMA}"
+DRIVER = "an NVIDIA driver"
 ALL_LAYERS = 1 << 20  # more than any model has
 
 
@@ -373,5 +374,5 @@ def missing(name: str) -> tuple[str, ...]:
         lacking += ("kernels compiled at installation",)
     interpreted = name.startswith("edge-") and os.environ.get(DEVICE_VARIABLE) == INTERPRET
     if entry.gpu and not interpreted and install.driver_version() is None:
-        lacking += ("an NVIDIA driver",)
+        lacking += (DRIVER,)
     return lacking

@@ -20,7 +20,7 @@ from edge.apps.bench.constrained import mask_table, masks
 from edge.apps.bench.folder import ModelFolder
 from edge.apps.bench.goals import GOALS, check_goals, over
 from edge.apps.bench.models import SHAPES, model_named
-from edge.apps.bench.peers import PEERS, RUN, Peer, Tokens, TransformersPeer, missing
+from edge.apps.bench.peers import DRIVER, PEERS, RUN, Peer, Tokens, TransformersPeer, missing
 from edge.apps.measure.agreement import Agreement, Logits, agreement
 from edge.apps.measure.cpu_profile import breakdown
 from edge.apps.measure.machine import OtherLoad, installed
@@ -107,13 +107,16 @@ def run(
 
 
 def write_models(shape: str, names: Sequence[str], folder: Path) -> None:
-    """Write the models of those peers that do not exist in the folder.
+    """Write the models of those peers that do not exist in the folder. It takes no GPU.
 
-    Raises InputError for an unknown peer or shape.
+    Raises InputError for an unknown peer or shape, and for peers whose packages are missing.
     """
     model_named(shape, SHAPES, "shape")
+    lacking = {name: [part for part in missing(name) if part != DRIVER] for name in names}
+    if problems := [f"{name} needs {', '.join(parts)}" for name, parts in lacking.items() if parts]:
+        installs = dict.fromkeys(PEERS[name].install for name, parts in lacking.items() if parts)
+        raise InputError("; ".join(problems), field="peers", remedy="; ".join(installs))
     for name in names:
-        missing(name)  # refuses an unknown one
         PEERS[name].write(ModelFolder(shape, folder))
 
 
