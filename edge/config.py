@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Union
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar, Union
 
 from pydantic import Field, model_validator
 
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     Mixer = MixerConfig
 else:
     Mixer = Annotated[Union[mixers.every()], Field(discriminator="kind")]  # noqa: UP007
+
+
+Kind = TypeVar("Kind", bound=MixerConfig)
 
 
 class NormConfig(Frozen):
@@ -117,6 +120,10 @@ class ModelConfig(Grown):
     def head_size(self) -> int:
         """Number of rows of the head's product."""
         return self.vocab_size if self.head_ids is None else len(self.head_ids)
+
+    def layers_of(self, kind: type[Kind]) -> dict[int, Kind]:
+        """Return the layers whose mixer is of one class, by index."""
+        return {index: layer for index, layer in enumerate(self.layers) if isinstance(layer, kind)}
 
     def parallel(self, index: int) -> bool:
         """Return whether a layer reads the same residual stream as the layer before it."""

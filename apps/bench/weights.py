@@ -22,9 +22,7 @@ STATE_GAIN = 4.0
 
 
 def _mixer(config: ModelConfig) -> Mamba1Config | Mamba2Config:
-    layer = config.layers[0]
-    assert isinstance(layer, Mamba1Config | Mamba2Config)
-    return layer
+    return config.layers_of(Mamba1Config).get(0) or config.layers_of(Mamba2Config)[0]
 
 
 def mamba_tensors(config: ModelConfig) -> dict[str, Array]:

@@ -36,9 +36,9 @@ MIXERS: dict[str, Callable[[ModelConfig], Make]] = {
 def check_teacher(teacher: ModelConfig, path: Path) -> None:
     """Raise ExportError, with every reason, for a teacher that is not built like Llama."""
     faults = Faults()
-    attention, mlps = _attention(teacher), teacher.layers[1::2]
+    attention, mlps = list(teacher.layers_of(AttentionConfig).values()), teacher.layers[1::2]
     in_turn = len(mlps) == len(attention) and list(teacher.layers[::2]) == attention
-    if not in_turn or not all(isinstance(layer, MlpConfig) for layer in mlps):
+    if not in_turn or len(teacher.layers_of(MlpConfig)) != len(mlps):
         faults.add("layers", "do not alternate attention and MLP")
     if len({(a.n_heads, a.n_kv_heads, a.head_dim) for a in attention}) > 1:
         faults.add("layers", "do not all have the same heads")
@@ -53,10 +53,6 @@ def check_teacher(teacher: ModelConfig, path: Path) -> None:
     faults.refuse(
         ExportError, file=path, remedy="teachers are Llama, Mistral and models of their form"
     )
-
-
-def _attention(teacher: ModelConfig) -> list[AttentionConfig]:
-    return [layer for layer in teacher.layers if isinstance(layer, AttentionConfig)]
 
 
 def evenly(blocks: Sequence[int], kept: int) -> list[int]:

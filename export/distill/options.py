@@ -128,8 +128,8 @@ class DistillOptions(LearningOptions):
             faults.add("keep_attention", "does not descend", "such as 0.75,0.5")
         if self.mixer not in MIXERS:
             faults.add("mixer", f"{self.mixer[:40]!r} is not known", f"choose {', '.join(MIXERS)}")
-        first = teacher.config.layers[0]
-        if self.mixer == "mamba1" and isinstance(first, AttentionConfig) and first.qkv_bias:
+        attention = teacher.config.layers_of(AttentionConfig).values()
+        if self.mixer == "mamba1" and any(layer.qkv_bias for layer in attention):
             faults.add("mixer", "mamba1 has no biases for those of q and k", "choose mamba2")
         if not 0 <= self.match <= 1:
             faults.add("match", f"{self.match:g} is outside 0 to 1")

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from edge.config import AttentionConfig, MlpConfig
+from edge.config import MlpConfig
 from edge.errors import ExportError
 from edge.export import text_files
 from edge.export.checkpoint import Checkpoint, find_layout
@@ -102,10 +102,9 @@ def write_folder(
 
 
 def _mamba_config(student: Student) -> dict[str, object]:
-    attention, mlp = student.teacher_config.layers[:2]
-    assert isinstance(attention, AttentionConfig) and isinstance(mlp, MlpConfig)
-    d_intermediate = mlp.d_intermediate
-    return mamba_in_llama.mamba_config(student.network.config, attention.n_kv_heads, d_intermediate)
+    kv_heads = student.attention_config(0).n_kv_heads
+    mlp = student.teacher_config.layers_of(MlpConfig)[1]
+    return mamba_in_llama.mamba_config(student.network.config, kv_heads, mlp.d_intermediate)
 
 
 def card(student: Student, checkpoint: Checkpoint, figures: Mapping[str, Any]) -> str:

@@ -83,9 +83,7 @@ class Student(nn.Module):
         return isinstance(self.make(self.attention_config(0)), Mamba1Config)
 
     def attention_config(self, block: int) -> AttentionConfig:
-        attention = self.teacher_config.layers[2 * block]
-        assert isinstance(attention, AttentionConfig)
-        return attention
+        return self.teacher_config.layers_of(AttentionConfig)[2 * block]
 
     def replace(self, blocks: Sequence[int]) -> None:
         """Use the new mixers in exactly these blocks, and attention in the others."""

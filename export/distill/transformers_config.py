@@ -23,7 +23,7 @@ def common_fields(config: ModelConfig) -> Values:
 
 def mamba_config(config: ModelConfig) -> Values:
     """Return the config of `MambaForCausalLM`."""
-    mamba = next(layer for layer in config.layers if isinstance(layer, Mamba1Config))
+    mamba = config.layers_of(Mamba1Config)[0]
     return _recurrent(config, mamba) | {
         "architectures": ["MambaForCausalLM"],
         "model_type": "mamba",
@@ -33,7 +33,7 @@ def mamba_config(config: ModelConfig) -> Values:
 
 def mamba2_config(config: ModelConfig) -> Values:
     """Return the config of `Mamba2ForCausalLM`."""
-    mamba = next(layer for layer in config.layers if isinstance(layer, Mamba2Config))
+    mamba = config.layers_of(Mamba2Config)[0]
     return _recurrent(config, mamba) | {
         "architectures": ["Mamba2ForCausalLM"],
         "model_type": "mamba2",
@@ -59,8 +59,7 @@ def _recurrent(config: ModelConfig, mamba: Mamba1Config | Mamba2Config) -> Value
 
 def llama_config(config: ModelConfig) -> Values:
     """Return the config of `LlamaForCausalLM`, for equal blocks of attention and an MLP."""
-    attention, mlp = config.layers[:2]
-    assert isinstance(attention, AttentionConfig) and isinstance(mlp, MlpConfig)
+    attention, mlp = config.layers_of(AttentionConfig)[0], config.layers_of(MlpConfig)[1]
     assert attention.rope is not None and config.max_context is not None
     return common_fields(config) | {
         "architectures": ["LlamaForCausalLM"],

@@ -44,9 +44,9 @@ def scale_scores(fields: Fields, layout: Layout, module: str) -> None:
     scalar = fields.number("query_pre_attn_scalar", 256.0)
     if not scalar > 0:
         fields.stop("query_pre_attn_scalar", f"is {scalar}, not above 0")
-    for index, layer in enumerate(layout.config.layers):
-        if isinstance(layer, AttentionConfig):  # which divides by sqrt(head_dim)
-            layout.multiply(f"layers.{index}.{module}", math.sqrt(layer.head_dim / scalar))
+    # attention divides by sqrt(head_dim)
+    for index, layer in layout.config.layers_of(AttentionConfig).items():
+        layout.multiply(f"layers.{index}.{module}", math.sqrt(layer.head_dim / scalar))
 
 
 def read_blocks(fields: Fields, family: str, norms: Any = "before", **values: Any) -> Layout:

@@ -41,9 +41,10 @@ def multiplied(fields: Fields, layout: Layout) -> Layout:
         if not value > 0:
             fields.refuse(name, f"is {value}, not above 0")
     fields.check()
+    # attention divides by sqrt(head_dim)
+    for index, attention in layout.config.layers_of(AttentionConfig).items():
+        layout.multiply(f"layers.{index}.q_proj", scale * math.sqrt(attention.head_dim))
     for index, layer in enumerate(layout.config.layers):
-        if isinstance(layer, AttentionConfig):  # which divides by sqrt(head_dim)
-            layout.multiply(f"layers.{index}.q_proj", scale * math.sqrt(layer.head_dim))
         layout.multiply(f"layers.{index}.{_OUTPUT_MODULES[layer.kind]}", residual)
     layout.multiply_ends(embedding, 1 / logits)
     return layout

@@ -35,8 +35,8 @@ def read(fields: Fields) -> Layout:
     )
     dense = fields.integer("num_dense_layers", 2, low=0)
     layout = lfm2.read_blocks(fields, NAME, lambda block: mlp if block < dense else moe)
-    for index, layer in enumerate(layout.config.layers):
-        if isinstance(layer, ExpertsConfig) and layer.router.correction:
+    for index, layer in layout.config.layers_of(ExpertsConfig).items():
+        if layer.router.correction:
             bias = f"model.layers.{index // 2}.feed_forward.expert_bias"
             layout.place(f"layers.{index}.router.bias", bias)
     return layout

@@ -62,9 +62,8 @@ def read(fields: Fields) -> Layout:
         layers += [conv if kind == "conv" else attn.model_copy(update=update), mlp]
     config = whole(fields, NAME, layers, norm="norm_eps", tied=True, context=context)
     layout = lfm2.place(config, {})
-    for index, layer in enumerate(layout.config.layers):
-        if isinstance(layer, AttentionConfig):
-            _place_attention(layout, f"layers.{index}", layer)
+    for index, layer in layout.config.layers_of(AttentionConfig).items():
+        _place_attention(layout, f"layers.{index}", layer)
     return layout
 
 

@@ -54,8 +54,8 @@ def _read_mamba_config(mamba_fields: Fields, config: ModelConfig) -> tuple[list[
     """Check that mamba_config.json fits; return the blocks without attention, and their mixer."""
     blocks = len(config.layers) // 2
     attention_blocks = mamba_fields.indices("attn_layers", blocks)
-    attention = config.layers[0]
-    if not isinstance(attention, AttentionConfig):
+    attention = config.layers_of(AttentionConfig).get(0)
+    if attention is None:
         mamba_fields.stop("attn_layers", f"{config.family} has no attention layers", UNSUPPORTED)
     ssm = mamba_fields.section("ssm_cfg")
     inner = attention.n_heads * attention.head_dim
@@ -148,10 +148,9 @@ def hybrid_config(
     if not replaced:
         return config
     layers: list[MixerConfig] = list(config.layers)
+    attentions = config.layers_of(AttentionConfig)
     for block in replaced:
-        attention = layers[2 * block]
-        assert isinstance(attention, AttentionConfig)
-        layers[2 * block] = make(attention)
+        layers[2 * block] = make(attentions[2 * block])
     attends = any(layer.attends for layer in layers)
     context = config.max_context if attends else None
     return config.model_copy(
@@ -163,10 +162,9 @@ def replace_attention(whole: Layout, replaced: Sequence[int], make: Make = mixer
     """Return a Transformer's layout with SSMs in place of some attention layers."""
     config = hybrid_config(whole.config, replaced, make)
     layout = replace(whole, config=config, pieces={})
+    attentions = whole.config.layers_of(AttentionConfig)
     for block in replaced:
-        attention = whole.config.layers[2 * block]
-        mixer = config.layers[2 * block]
-        assert isinstance(attention, AttentionConfig)
+        attention, mixer = attentions[2 * block], config.layers[2 * block]
         norm = whole.pieces[f"layers.{2 * block}.norm.weight"].source.removesuffix(".weight")
         theirs = f"{norm.rpartition('.')[0]}.mamba"
         layout.place_layer(2 * block, norm=norm, mixer=theirs)

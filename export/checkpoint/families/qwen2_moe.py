@@ -50,8 +50,8 @@ def shared(fields: Fields, width: int) -> ExpertsConfig:
 
 def place_shared(layout: Layout) -> None:
     """Place the tensors of `shared` after each placed layer of experts."""
-    for index, layer in enumerate(layout.config.layers):
-        if layer.kind == "experts" and layer.is_parallel:
+    for index, layer in layout.config.layers_of(ExpertsConfig).items():
+        if layer.is_parallel:
             ours, mlp = f"layers.{index}", layout.pieces[f"layers.{index - 1}.router.weight"].source
             theirs = mlp.removesuffix("gate.weight") + "shared_expert"
             layout.place(f"{ours}.router.weight", f"{theirs}_gate.weight")
@@ -61,8 +61,8 @@ def place_shared(layout: Layout) -> None:
 
 def place_stacks(layout: Layout) -> None:
     """Add the alternative form of placed layers' experts: two stacks of matrices."""
-    for index, layer in enumerate(layout.config.layers):
-        if not isinstance(layer, ExpertsConfig) or layer.is_parallel:
+    for index, layer in layout.config.layers_of(ExpertsConfig).items():
+        if layer.is_parallel:
             continue
         ours = f"layers.{index}"
         mlp = layout.pieces[f"{ours}.router.weight"].source.removesuffix("gate.weight")

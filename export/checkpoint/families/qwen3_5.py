@@ -133,6 +133,7 @@ def deltanet(fields: Fields, **values: Any) -> GatedDeltaNetConfig:
 
 def _place(config: ModelConfig, place: Place | None) -> Layout:
     layout = Layout(config, ignored=_is_outside_text_model, rename=_text_name)
+    attentions, deltanets = config.layers_of(AttentionConfig), config.layers_of(GatedDeltaNetConfig)
     block = -1
     for index, layer in enumerate(config.layers):
         starts_block = layer.attends or layer.recurrent
@@ -146,12 +147,12 @@ def _place(config: ModelConfig, place: Place | None) -> Layout:
         layout.place_layer(
             index, norm=f"{source}.{norm}", mixer=mixer, rename=_RENAMED, joined=joined
         )
-        if isinstance(layer, AttentionConfig):
+        if (attention := attentions.get(index)) is not None:
             for kind in layout.kinds(f"{ours}.q_proj"):
                 both = tuple(f"{ours}.{name}.{kind}" for name in ("q_proj", "gate_proj"))
-                layout.place_heads(both, f"{mixer}.q_proj.{kind}", layer.head_dim)
-        elif place is not None and isinstance(layer, GatedDeltaNetConfig):
-            place(layout, ours, mixer, layer)
+                layout.place_heads(both, f"{mixer}.q_proj.{kind}", attention.head_dim)
+        elif place is not None and (deltanet := deltanets.get(index)) is not None:
+            place(layout, ours, mixer, deltanet)
     layout.place_ends("model.norm")
     layout.add_to_norms(1.0, but="gated_norm.weight")
     return layout
