@@ -24,6 +24,7 @@ _SHARED_KB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 
 
 def main() -> None:
     """Answer requests {"variant", "sm"} with {"kernel", "ptxas", "bytes"} or {"error", …}."""
+    _skip_cache_key()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # Triton prints the source when ptxas fails
     for line in sys.stdin.buffer:
@@ -39,6 +40,14 @@ def main() -> None:
             answer = {"error": _format_causes(problem), "remedy": None}
         answers.write(json.dumps({**answer, "bytes": len(cubin)}).encode() + b"\n" + cubin)
         answers.flush()
+
+
+def _skip_cache_key() -> None:
+    """Let Triton's cache not hash all files of Triton: it is in a temporary folder of the pool."""
+    import triton
+    from triton.runtime import cache
+
+    cache.triton_key = lambda: triton.__version__
 
 
 def _format_causes(problem: BaseException) -> str:
