@@ -6,6 +6,7 @@ in its log. Here a requested provider either runs or raises an error.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -99,12 +100,13 @@ def device(provider: str) -> Any:
     return OrtDevice(OrtDevice.cuda(), OrtDevice.default_memory(), 0)
 
 
-def packages() -> list[str]:
+@functools.cache
+def packages() -> tuple[str, ...]:
     """Return the installed packages that provide the module; several overwrite each other."""
-    # imported late: takes 10 ms
+    # called late and once: reads the list of files of every package
     from importlib.metadata import packages_distributions
 
-    return sorted(set(packages_distributions().get("onnxruntime", ())))
+    return tuple(sorted(set(packages_distributions().get("onnxruntime", ()))))
 
 
 def start(choice: Choice, make: Make) -> tuple[onnxruntime.InferenceSession, str]:

@@ -75,7 +75,7 @@ def stamp() -> str:
 
 def installed(package: str) -> str | None:
     """Return the version of a distribution or None; for ONNX Runtime, of the installed build."""
-    builds = ort_providers.packages() if package == "onnxruntime" else []
+    builds = ort_providers.packages() if package == "onnxruntime" else ()
     try:
         return importlib.metadata.version(builds[0] if builds else package)
     except importlib.metadata.PackageNotFoundError:
