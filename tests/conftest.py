@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import gc
 import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 # before Triton's first import: kernels are then interpreted on the CPU
@@ -35,6 +38,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # in the environment of every process that the tests start
 _MARK = "EDGE_TEST_RUN"
 _PATIENCE_S = 60.0
+_modules = 0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -49,6 +53,25 @@ def pytest_configure(config: pytest.Config) -> None:
         # keep test chats out of the user's history, and the user's models out of the tests
         os.environ["XDG_STATE_HOME"] = os.path.join(os.environ[compiling.FOLDER], "state")
         os.environ["EDGE_MODELS"] = os.path.join(os.environ[compiling.FOLDER], "models")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Send only what a summary needs from xdist's processes, a third of six messages a test."""
+    config = session.config
+    durations = config.getoption("durations", None) is not None
+    if not hasattr(config, "workerinput") or durations or config.getoption("xmlpath", None):
+        return
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor":
+            plugin.sendevent = functools.partial(_send_needed, plugin.sendevent)
+
+
+def _send_needed(send: Callable[..., None], name: str, **values: Any) -> None:
+    report = values.get("data", {})
+    passed_around = report.get("outcome") == "passed" and report.get("when") != "call"
+    if name not in ("logstart", "logfinish") and not passed_around:
+        send(name, **values)
 
 
 def _prepare() -> None:
@@ -82,16 +105,24 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # or extension modules report them as leaks at exit
+# as late as that, for pytest collects garbage five times when it ends. Never, and extension modules
+# report the frozen objects as leaks
+atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Seed the random numbers of each test, so that they do not depend on the tests before it."""
+    """Seed the random numbers of each test, so that they do not depend on the tests before it.
+
+    Freeze the objects of modules that tests imported, as after collection.
+    """
     import numpy as np
     import torch
 
+    global _modules
+    if len(sys.modules) > _modules + 20:
+        _modules = len(sys.modules)
+        gc.freeze()
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)  # torch.manual_seed would look for a GPU each time

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
+from logging.handlers import BufferingHandler
 
 import pytest
 
@@ -129,10 +131,16 @@ def test_a_closed_session_refuses_everything_but_its_transcript() -> None:
     session.close()  # closing twice has no further effect
 
 
-def test_loggers_say_how_answers_ended(session: Session, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="edge"):
+def test_loggers_say_how_answers_ended(session: Session) -> None:
+    kept, logger = BufferingHandler(10), logging.getLogger("edge")
+    logger.addHandler(kept)
+    logger.setLevel("INFO")
+    try:
         made = session.generate(PROMPT, max_tokens=3).finish()
-    (record,) = caplog.records
+    finally:
+        logger.removeHandler(kept)
+        logger.setLevel("NOTSET")
+    (record,) = kept.buffer
     assert record.name == "edge.answer" and record.filename == "session.py"
     assert record.getMessage().startswith(
         f"length: {made.prompt_tokens} tokens fed, 0 reused, 3 made in "
