@@ -12,6 +12,7 @@ import torch
 from edge.export.checkpoint import open_checkpoint
 from edge.export.network import Network
 from tests.checkpoints import VOCABULARY, edit_config, refusal, write_json
+from tests.family_checkpoints import SAVE
 from tests.mamba_in_llama import judge, save_mamba_in_llama
 
 
@@ -59,6 +60,15 @@ def test_a_config_that_does_not_fit_is_refused(
     write_json(file, json.loads(file.read_text()) | changes)
     problem = refusal(path)
     assert problem.field == field and problem.file == str(file)
+
+
+@pytest.mark.parametrize("kinds", [("conv", "full_attention"), ("full_attention", "conv")])
+def test_of_a_model_without_attention_in_a_block(kinds: tuple[str, str], tmp_path: Path) -> None:
+    path = SAVE["lfm2"](tmp_path)
+    edit_config(path, layer_types=kinds, num_hidden_layers=2)
+    write_json(path / "mamba_config.json", {"attn_layers": []})
+    problem = refusal(path)
+    assert problem.field == "attn_layers" and "block" in problem.message
 
 
 def test_of_another_transformer(tmp_path: Path) -> None:

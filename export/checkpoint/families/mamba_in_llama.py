@@ -54,9 +54,13 @@ def _read_mamba_config(mamba_fields: Fields, config: ModelConfig) -> tuple[list[
     """Check that mamba_config.json fits; return the blocks without attention, and their mixer."""
     blocks = len(config.layers) // 2
     attention_blocks = mamba_fields.indices("attn_layers", blocks)
-    attention = config.layers_of(AttentionConfig).get(0)
-    if attention is None:
-        mamba_fields.stop("attn_layers", f"{config.family} has no attention layers", UNSUPPORTED)
+    attentions = config.layers_of(AttentionConfig)
+    absent = [block for block in range(blocks) if 2 * block not in attentions]
+    if absent:
+        mamba_fields.stop(
+            "attn_layers", f"{config.family} has no attention in block {absent[0]}", UNSUPPORTED
+        )
+    attention = attentions[0]
     ssm = mamba_fields.section("ssm_cfg")
     inner = attention.n_heads * attention.head_dim
     sizes = {
