@@ -24,7 +24,6 @@ _SHARED_KB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 
 
 def main() -> None:
     """Answer requests {"variant", "sm"} with {"kernel", "ptxas", "bytes"} or {"error", …}."""
-    _skip_cache_key()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # Triton prints the source when ptxas fails
     for line in sys.stdin.buffer:
@@ -42,14 +41,6 @@ def main() -> None:
         answers.flush()
 
 
-def _skip_cache_key() -> None:
-    """Let Triton's cache not hash all files of Triton: it is in a temporary folder of the pool."""
-    import triton
-    from triton.runtime import cache
-
-    cache.triton_key = lambda: triton.__version__
-
-
 def _format_causes(problem: BaseException) -> str:
     """Format an exception and its causes: where Triton stopped and, innermost, why."""
     causes = [problem]
@@ -64,7 +55,10 @@ def compile_here(variant: Variant, sm: int) -> tuple[CompiledKernel, str, bytes]
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import get_ptxas
     from triton.compiler import ASTSource
+    from triton.runtime import cache
 
+    # Triton's own hashes all its files, for a cache that outlives it; the pool's is temporary
+    cache.triton_key = lambda: triton.__version__
     function = _function(variant)
     # parameters newer than the plan keep their defaults
     defaults = {p.name: p.default for p in function.params if p.has_default}
