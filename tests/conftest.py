@@ -105,8 +105,8 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-# as late as that, for pytest collects garbage five times when it ends. Never, and extension modules
-# report the frozen objects as leaks
+# Or extension modules would report the frozen objects as leaks. No earlier, because pytest collects
+# garbage five times when it ends
 atexit.register(gc.unfreeze)
 
 
