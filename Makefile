@@ -192,7 +192,7 @@ $(VENV)/.packages: $(VENV)/bin/python locks/runtime.txt locks/ort.txt
 	@touch $@
 
 $(VENV)/.runtime: $(VENV)/.packages pyproject.toml setup.py $(NATIVE)
-	@echo "compiling the kernels (a minute on 2 cores)"
+	@echo "compiling the kernels (a minute or two on 2 cores)"
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@ort=$(ORT); test -z "$$ort" || test "$$ort" = ort || $(PIP) -e ".[$$ort]"
 	@$(KERNELS)
