@@ -83,10 +83,11 @@ docs: $(READY)
 libedge:
 	@$(MAKE) -C runtime/libedge $(ARGS)
 
-# its threads, an example and 500 mutated bundles under sanitizers, compiled fast; where there is a compiler
+# its threads, an example and 500 mutated bundles under sanitizers, compiled fast; where there is a compiler.
+# Others go first, for nothing waits for it
 sanitized:
 	@if command -v $(CXX) >/dev/null; \
-	then $(MAKE) -C runtime/libedge asan tsan CXXFLAGS=-O0 DEBUG="-O0 -g1" COUNT=500 BUILD=$(CURDIR)/build/sanitized; \
+	then nice $(MAKE) -C runtime/libedge asan tsan CXXFLAGS=-O0 DEBUG="-O0 -g1" COUNT=500 BUILD=$(CURDIR)/build/sanitized; \
 	else echo "libedge was not run under sanitizers: $(CXX) is missing"; fi
 
 # TensorRT's plugin library, and the host that its tests drive it by (docs/inside/tensorrt-plugins.md):

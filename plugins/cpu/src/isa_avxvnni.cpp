@@ -4,6 +4,7 @@
 #include <immintrin.h>
 #pragma GCC target("avx2,fma,f16c,bmi2,avxvnni")
 #define EDGE_ISA avxvnni
+#define EDGE_ISA_REST avx2
 #define EDGE_ISA_AVX2 1
 #define EDGE_ISA_AVXVNNI 1
 #include "isa.h"

@@ -4,6 +4,7 @@
 #pragma GCC target("arch=armv8.2-a+dotprod+fp16")
 #include <arm_neon.h>
 #define EDGE_ISA dotprod
+#define EDGE_ISA_REST plain
 #define EDGE_ISA_NEON 1
 #define EDGE_ISA_DOTPROD 1
 #include "isa.h"

@@ -4,6 +4,7 @@
 #pragma GCC target("arch=armv8.2-a+dotprod+i8mm+fp16")
 #include <arm_neon.h>
 #define EDGE_ISA i8mm
+#define EDGE_ISA_REST plain
 #define EDGE_ISA_NEON 1
 #define EDGE_ISA_DOTPROD 1
 #define EDGE_ISA_I8MM 1
