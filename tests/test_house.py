@@ -161,8 +161,8 @@ def test_no_two_public_classes_have_the_same_name() -> None:
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
-def test_only_families_and_distillation_ask_which_kind_a_layer_is() -> None:
-    """Everything else asks a layer for its properties (docs/inside/add-a-mixer.md)."""
+def test_nothing_asks_which_kind_a_layer_is() -> None:
+    """A layer is asked for its properties, or a table is (docs/inside/add-a-mixer.md)."""
     names = "|".join(mixer.__name__ for mixer in mixers.every())
     kinds = "|".join(mixers.kind_of(mixer) for mixer in mixers.every())
     asks = re.compile(rf"isinstance\([^()]+\b({names})\b|\.kind (==|!=) \"({kinds})\"")
@@ -172,8 +172,7 @@ def test_only_families_and_distillation_ask_which_kind_a_layer_is() -> None:
         for file in (HOUSE / room).rglob("*.py")
         if file.resolve() == file and asks.search(file.read_text(encoding="utf-8"))
     }
-    # a benchmark makes a model, and asserts of which kind
-    assert asking == {"export/checkpoint/families", "export/distill", "apps/bench"}
+    assert asking == set()
 
 
 def test_few_small_files_have_one_reader() -> None:

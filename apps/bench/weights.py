@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,35 +69,22 @@ def _draw_mamba(
         bound = 1 / math.sqrt(mixer.d_conv)
         return uniform(-bound, bound)
     matrix = normal(1 / math.sqrt(shape[-1]))
-    if part == "x_proj.weight" and isinstance(mixer, Mamba1Config):
-        matrix[mixer.dt_rank :] *= np.float32(STATE_GAIN)
-    if part == "in_proj.weight" and isinstance(mixer, Mamba2Config):
-        inner, groups = mixer.d_inner, mixer.n_groups * mixer.d_state
-        matrix[2 * inner : 2 * (inner + groups)] *= np.float32(STATE_GAIN)
+    projection, rows = mixer.BC_rows
+    if part == f"{projection}.weight":
+        matrix[rows] *= np.float32(STATE_GAIN)
     return matrix
 
 
 def transformers_model(config: ModelConfig) -> Any:
     """Return transformers' causal language model with the weights of `mamba_tensors`, fp32."""
     import torch
-    from transformers import Mamba2Config as HfMamba2Config
-    from transformers import Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from edge.export.checkpoint.state_spaces import place_transformers
+    from edge.export.distill.transformers_config import FAMILIES
 
-    mixer, sizes = _mixer(config), {
-        "vocab_size": config.vocab_size, "hidden_size": config.d_model,
-        "num_hidden_layers": len(config.layers), "tie_word_embeddings": True,
-    }  # fmt: skip
-    model: Any
-    if isinstance(mixer, Mamba1Config):
-        model = MambaForCausalLM(MambaConfig(**sizes, time_step_rank=mixer.dt_rank))
-    else:
-        hf_config = HfMamba2Config(
-            **sizes, num_heads=mixer.n_heads, head_dim=mixer.head_dim, state_size=mixer.d_state,
-            n_groups=mixer.n_groups,
-        )  # fmt: skip
-        model = Mamba2ForCausalLM(hf_config)
+    hf_config = AutoConfig.for_model(**FAMILIES[config.family](config))
+    model = AutoModelForCausalLM.from_config(hf_config)
     tensors, places = mamba_tensors(config), place_transformers(config).pieces
     weights = {
         place.source: torch.tensor(tensors[name]).reshape(place.source_shape)
@@ -128,14 +116,12 @@ def write_gguf(config: ModelConfig, path: Path) -> Path:
         "quantization_version": gguf.GGML_QUANT_VERSION,
     }.items():  # fmt: skip
         getattr(writer, f"add_{field}")(value)
-    if isinstance(mixer, Mamba1Config):
-        writer.add_ssm_time_step_rank(mixer.dt_rank)
-    else:
-        writer.add_ssm_time_step_rank(mixer.n_heads)
-        writer.add_ssm_group_count(mixer.n_groups)
+    add_sizes, stored_as = _GGUF[mixer.kind]
+    add_sizes(writer, mixer)
     for name, tensor in mamba_tensors(config).items():
         matrix = name.endswith(".weight") and tensor.ndim == 2 and "conv1d" not in name
-        stored = np.ascontiguousarray(_stored(name, tensor, mixer))
+        values = -np.exp(tensor) if name.endswith(".A_log") else tensor
+        stored = np.ascontiguousarray(stored_as(name.split(".", 2)[-1], values, mixer))
         writer.add_tensor(gguf_name(name), stored.astype(np.float16) if matrix else stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -159,15 +145,26 @@ def quantize_gguf(source: Path, path: Path, kind: str) -> Path:
     return path
 
 
-def _stored(name: str, tensor: Array, mixer: Mamba1Config | Mamba2Config) -> Array:
-    """Return a tensor as llama.cpp's converter stores it."""
-    part = name.rpartition(".")[2]
-    stored = -np.exp(tensor) if part == "A_log" else tensor
-    if isinstance(mixer, Mamba1Config):
-        return stored
+def _add_mamba1(writer: Any, mixer: Mamba1Config) -> None:
+    writer.add_ssm_time_step_rank(mixer.dt_rank)
+
+
+def _add_mamba2(writer: Any, mixer: Mamba2Config) -> None:
+    writer.add_ssm_time_step_rank(mixer.n_heads)
+    writer.add_ssm_group_count(mixer.n_groups)
+
+
+def _stored_mamba2(part: str, tensor: Array, mixer: Mamba2Config) -> Array:
     if part in {"A_log", "D"}:
-        return stored[:, None]
-    return stored.reshape(mixer.n_groups, -1) if "gated_norm" in name else stored
+        return tensor[:, None]
+    return tensor.reshape(mixer.n_groups, -1) if part == "gated_norm.weight" else tensor
+
+
+# kind of mixer → what adds its sizes to a file, and the shapes in which the file has its tensors
+_GGUF: dict[str, tuple[Callable[[Any, Any], None], Callable[[str, Array, Any], Array]]] = {
+    "mamba1": (_add_mamba1, lambda part, tensor, mixer: tensor),
+    "mamba2": (_add_mamba2, _stored_mamba2),
+}
 
 
 def gguf_name(name: str) -> str:

@@ -61,6 +61,11 @@ class Mamba1Config(MixerConfig, Grown):
         return self.dt_rank, self.B_groups * self.d_state, self.C_groups * self.d_state
 
     @property
+    def BC_rows(self) -> tuple[str, slice]:
+        """Name of the projection that computes B and C, and its rows that do."""
+        return "x_proj", slice(self.dt_rank, sum(self.x_proj_parts))
+
+    @property
     def conv_channels(self) -> int:
         return self.d_inner
 

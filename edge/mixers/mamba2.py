@@ -80,6 +80,12 @@ class Mamba2Config(MixerConfig, Grown):
         return self.n_groups * self.d_state
 
     @property
+    def BC_rows(self) -> tuple[str, slice]:
+        """Name of the projection that computes B and C, and its rows that do."""
+        first = 2 * self.d_inner
+        return "in_proj", slice(first, first + 2 * self.group_states)
+
+    @property
     def conv_channels(self) -> int:
         return self.d_ssm + 2 * self.group_states
 

@@ -19,7 +19,9 @@ differences to attention are its softmax and RoPE.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,11 +70,7 @@ def from_attention(
     taps = torch.zeros(mixer.conv_channels, mixer.d_conv)
     taps[:, -1] = 1
     log_decay = -torch.linspace(math.log(MEMORY[0]), math.log(MEMORY[1]), heads)
-    recurrent = (
-        _mamba1(mixer, kv_heads, rows, biases, log_decay)
-        if isinstance(mixer, Mamba1Config)
-        else _mamba2(mixer, kv_heads, rows, biases, log_decay)
-    )
+    recurrent = _RECURRENT[mixer.kind](mixer, kv_heads, rows, biases, log_decay)
     tensors = {"conv1d.weight": taps, "out_proj.weight": weights["o_proj.weight"], **recurrent}
     return {name: tensor.float() for name, tensor in tensors.items()}
 
@@ -111,6 +109,12 @@ def _mamba1(
         "A_log": A_log[:, None].repeat(1, mixer.d_state),
         "D": torch.zeros(inner),
     }
+
+
+_RECURRENT: dict[str, Callable[[Any, int, Parts, Parts, Tensor], Parts]] = {
+    "mamba1": _mamba1,
+    "mamba2": _mamba2,
+}
 
 
 def gate_rows(seen: Inputs, count: int) -> Tensor:

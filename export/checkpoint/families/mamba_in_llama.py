@@ -13,8 +13,10 @@ again, so it counts twice.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
 from edge.export.checkpoint import families
@@ -168,20 +170,12 @@ def replace_attention(whole: Layout, replaced: Sequence[int], make: Make = mixer
     layout = replace(whole, config=config, pieces={})
     attentions = whole.config.layers_of(AttentionConfig)
     for block in replaced:
-        attention, mixer = attentions[2 * block], config.layers[2 * block]
+        mixer: Any = config.layers[2 * block]
         norm = whole.pieces[f"layers.{2 * block}.norm.weight"].source.removesuffix(".weight")
         theirs = f"{norm.rpartition('.')[0]}.mamba"
         layout.place_layer(2 * block, norm=norm, mixer=theirs)
-        if isinstance(mixer, Mamba1Config):
-            _place_mamba1(layout, f"layers.{2 * block}", theirs, mixer)
-            continue
-        assert isinstance(mixer, Mamba2Config)
-        for module, rows in grouped_rows(mixer, attention.n_kv_heads).items():
-            for kind in layout.kinds(f"layers.{2 * block}.{module}"):
-                name = f"layers.{2 * block}.{module}.{kind}"
-                place = layout.pieces[name]
-                shape = (max(rows) + 1, *place.source_shape[1:])
-                layout.pieces[name] = replace(place, source_shape=shape, rows=rows)
+        stored = _STORED[mixer.kind](mixer, attentions[2 * block].n_kv_heads)
+        stored.place(layout, f"layers.{2 * block}", theirs)
     unchanged: dict[str, TensorPlace] = {
         name: place
         for name, place in whole.pieces.items()
@@ -189,34 +183,6 @@ def replace_attention(whole: Layout, replaced: Sequence[int], make: Make = mixer
     }
     layout.pieces |= unchanged
     return layout
-
-
-def _place_mamba1(layout: Layout, ours: str, theirs: str, mixer: Mamba1Config) -> None:
-    d_model, (rank, narrow, inner) = layout.config.d_model, mixer.x_proj_parts
-    shared = shared_rows(mixer.C_groups, mixer.B_groups, mixer.d_state)
-    own = range(inner)
-    layout.place_blocks(
-        f"{ours}.in_proj.weight",
-        [
-            Block(SourceTensor(f"{theirs}.in_proj_x.weight", (narrow, d_model)), shared, (0, 0)),
-            Block(SourceTensor(f"{theirs}.in_proj_z.weight", (inner, d_model)), own, (inner, 0)),
-        ],
-    )
-    layout.place_blocks(
-        f"{ours}.x_proj.weight",
-        [
-            Block(
-                SourceTensor(f"{theirs}.dt_proj_down.weight", (rank, d_model)), range(rank), (0, 0)
-            ),
-            Block(
-                SourceTensor(f"{theirs}.B_proj.weight", (narrow, d_model)), range(narrow), (rank, 0)
-            ),
-            Block(
-                SourceTensor(f"{theirs}.C_proj.weight", (inner, d_model)), own, (rank + narrow, 0)
-            ),
-        ],
-    )
-    layout.multiply(f"{ours}.dt_proj", 2, kinds=("bias",))
 
 
 def _is_replaced(name: str, replaced: Sequence[int]) -> bool:
@@ -230,48 +196,112 @@ def shared_rows(heads: int, kv_heads: int, dim: int) -> list[int]:
     return [head // group * dim + at for head in range(heads) for at in range(dim)]
 
 
+class _Stored(ABC):
+    """A new mixer's tensors, as that code stores them: parts of `kv_heads` heads are shared."""
+
+    @abstractmethod
+    def rows(self) -> dict[str, tuple[int, ...]]:
+        """Return the stored row of each row of a module."""
+
+    @abstractmethod
+    def place(self, layout: Layout, ours: str, theirs: str) -> None:
+        """Tell a layout where the layer `ours` has its tensors."""
+
+    @abstractmethod
+    def sizes(self) -> tuple[dict[str, object], int]:
+        """Return the fields of `ssm_cfg` that this kind alone has, and `d_xb`."""
+
+
+class _StoredMamba2(_Stored):
+    def __init__(self, mixer: Mamba2Config, kv_heads: int):
+        self.mixer, self.kv_heads = mixer, kv_heads
+        self.narrow = kv_heads * mixer.head_dim
+
+    def rows(self) -> dict[str, tuple[int, ...]]:
+        heads, inner, narrow = self.mixer.n_heads, self.mixer.d_inner, self.narrow
+        shared = shared_rows(heads, self.kv_heads, self.mixer.head_dim)
+        own = list(range(inner))
+
+        def shifted(start: int, rows: Sequence[int]) -> list[int]:
+            return [start + row for row in rows]
+
+        convolved = [*shared, *shifted(narrow, shared), *shifted(2 * narrow, own)]
+        dt = shifted(2 * inner + 2 * narrow, range(heads))
+        return {
+            "in_proj": (*own, *shifted(inner, convolved), *dt),
+            "conv1d": tuple(convolved),
+        }
+
+    def place(self, layout: Layout, ours: str, theirs: str) -> None:
+        for module, rows in self.rows().items():
+            for kind in layout.kinds(f"{ours}.{module}"):
+                name = f"{ours}.{module}.{kind}"
+                place = layout.pieces[name]
+                shape = (max(rows) + 1, *place.source_shape[1:])
+                layout.pieces[name] = replace(place, source_shape=shape, rows=rows)
+
+    def sizes(self) -> tuple[dict[str, object], int]:
+        return {"ngroups": self.mixer.n_heads}, self.narrow
+
+
+class _StoredMamba1(_Stored):
+    def __init__(self, mixer: Mamba1Config, kv_heads: int):
+        self.mixer = mixer
+
+    def rows(self) -> dict[str, tuple[int, ...]]:
+        inner, (_, narrow, _) = self.mixer.d_inner, self.mixer.x_proj_parts
+        return {"in_proj": (*self._shared(), *range(narrow, narrow + inner))}
+
+    def _shared(self) -> list[int]:
+        return shared_rows(self.mixer.C_groups, self.mixer.B_groups, self.mixer.d_state)
+
+    def place(self, layout: Layout, ours: str, theirs: str) -> None:
+        d_model, (rank, narrow, inner) = layout.config.d_model, self.mixer.x_proj_parts
+
+        def part(name: str, height: int, rows: Sequence[int], first: int) -> Block:
+            return Block(
+                SourceTensor(f"{theirs}.{name}.weight", (height, d_model)), rows, (first, 0)
+            )
+
+        own = range(inner)
+        x, z = part("in_proj_x", narrow, self._shared(), 0), part("in_proj_z", inner, own, inner)
+        layout.place_blocks(f"{ours}.in_proj.weight", [x, z])
+        dt = part("dt_proj_down", rank, range(rank), 0)
+        B = part("B_proj", narrow, range(narrow), rank)
+        C = part("C_proj", inner, own, rank + narrow)
+        layout.place_blocks(f"{ours}.x_proj.weight", [dt, B, C])
+        layout.multiply(f"{ours}.dt_proj", 2, kinds=("bias",))
+
+    def sizes(self) -> tuple[dict[str, object], int]:
+        return {"dt_rank": self.mixer.dt_rank}, self.mixer.x_proj_parts[1]
+
+
+_STORED: dict[str, Callable[[Any, int], _Stored]] = {
+    "mamba1": _StoredMamba1,
+    "mamba2": _StoredMamba2,
+}
+
+
 def grouped_rows(mixer: Mixer, kv_heads: int) -> dict[str, tuple[int, ...]]:
     """Return the stored row of each row of in_proj and conv1d; B and x are stored per KV head.
 
     For Mamba, whose in_proj is x and z, only x is.
     """
-    inner = mixer.d_inner
-    if isinstance(mixer, Mamba1Config):
-        _, narrow, _ = mixer.x_proj_parts
-        shared = shared_rows(mixer.C_groups, mixer.B_groups, mixer.d_state)
-        return {"in_proj": (*shared, *range(narrow, narrow + inner))}
-    dim = mixer.head_dim
-    narrow = kv_heads * dim
-    shared = shared_rows(mixer.n_heads, kv_heads, dim)
-    own = list(range(inner))
-
-    def shifted(start: int, rows: Sequence[int]) -> list[int]:
-        return [start + row for row in rows]
-
-    convolved = [*shared, *shifted(narrow, shared), *shifted(2 * narrow, own)]
-    dt = shifted(2 * inner + 2 * narrow, range(mixer.n_heads))
-    return {
-        "in_proj": (*own, *shifted(inner, convolved), *dt),
-        "conv1d": tuple(convolved),
-    }
+    return _STORED[mixer.kind](mixer, kv_heads).rows()
 
 
 def mamba_config(config: ModelConfig, kv_heads: int, d_intermediate: int) -> dict[str, object]:
     """Return the content of a hybrid's mamba_config.json."""
     mixers = config.layers[::2]
-    mixer = next(m for m in mixers if isinstance(m, Mamba1Config | Mamba2Config))
-    ssm: dict[str, object] = {"expand": 1, "d_state": mixer.d_state}
-    if isinstance(mixer, Mamba2Config):
-        ssm["ngroups"], narrow = mixer.n_heads, kv_heads * mixer.head_dim
-    else:
-        ssm["dt_rank"], (_, narrow, _) = mixer.dt_rank, mixer.x_proj_parts
+    mixer: Any = next(mixer for mixer in mixers if mixer.kind in _STORED)
+    own, d_xb = _STORED[mixer.kind](mixer, kv_heads).sizes()
     return {
         "d_model": config.d_model,
-        "ssm_cfg": ssm,
+        "ssm_cfg": {"expand": 1, "d_state": mixer.d_state, **own},
         "rms_norm_eps": config.norm.eps,
         "vocab_size": None,
         "d_inner": mixer.d_inner,
-        "d_xb": narrow,
+        "d_xb": d_xb,
         "intermediate_size": d_intermediate,
         "hidden_act": "silu",
         "n_layer": len(mixers),

@@ -143,7 +143,7 @@ def _place(config: ModelConfig, place: Place | None) -> Layout:
             f"{source}.{'self_attn' if layer.attends else 'linear_attn' if starts_block else 'mlp'}"
         )
         norm = "input_layernorm" if starts_block else "post_attention_layernorm"
-        joined = {"in_proj_qkv": _PROJECTIONS} if layer.kind == "gated_deltanet" else None
+        joined = {"in_proj_qkv": _PROJECTIONS} if index in deltanets else None
         layout.place_layer(
             index, norm=f"{source}.{norm}", mixer=mixer, rename=_RENAMED, joined=joined
         )
