@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,17 +27,21 @@ TELLING = {
     "apps/models/listing.py": {"time.time"},
 }
 WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow", "today"}
+MODULES = re.compile(r"\b(?:time|datetime|date)\b")  # a file without these words needs no parsing
 
 
 def wall_clocks(file: Path) -> Iterator[str]:
     """Return the calls that read the time of day, as module.name; also `clock()`s under other
     names.
     """
-    for node in ast.walk(ast.parse(file.read_text())):
+    text = file.read_text()
+    if not MODULES.search(text):
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute) and node.attr in WALL:
             owner = node.value.attr if isinstance(node.value, ast.Attribute) else None
             owner = node.value.id if isinstance(node.value, ast.Name) else owner
-            if owner in ("time", "datetime", "date"):
+            if owner and MODULES.fullmatch(owner):
                 yield f"{owner}.{node.attr}"
         if isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime"):
             yield from (f"time.{name.name}" for name in node.names if name.name in WALL)
