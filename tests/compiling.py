@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -24,15 +25,22 @@ def compiled(name: str, compiler: str, *arguments: str, source: str | None = Non
     found = shutil.which(compiler)
     if found is None or not sys.platform.startswith("linux"):
         pytest.skip(f"needs Linux and {compiler}")
-    key = hashlib.sha256(repr((name, found, arguments, source)).encode()).hexdigest()[:16]
-    folder = Path(os.environ[FOLDER]) / key
+
+    def compile_into(folder: Path) -> None:
+        command = [found, *arguments, "-o", folder / name]
+        subprocess.run(command, input=source, text=True, check=True)
+
+    return once((name, found, arguments, source), compile_into) / name
+
+
+def once(key: object, make: Callable[[Path], None]) -> Path:
+    """Return the folder of `key`, which `make` fills in the first process of the run to ask."""
+    folder = Path(os.environ[FOLDER]) / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     folder.mkdir(exist_ok=True)
-    out, partial = folder / name, folder / "partial"
+    made = folder / "made"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not out.exists():
-            subprocess.run(
-                [found, *arguments, "-o", partial], input=source, text=True, check=True
-            )  # fmt: skip
-            partial.rename(out)
-    return out
+        if not made.exists():
+            make(folder)
+            made.touch()
+    return folder

@@ -27,12 +27,18 @@ from edge.runtime.engine import Engine
 from edge.runtime.model import EMBEDDED, Model, resolve
 from edge.runtime.state import State
 from edge.text.template import Message
-from tests import golden, libedge, libedge_bundles
+from tests import compiling, golden, libedge, libedge_bundles
 from tests.facts import says
 from tests.libedge import ALL_ROWS, COMMIT, CBundle, CModel, CSession, Handle, SessionOptions
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "runtime/libedge"
+STRICT = {
+    suffix: (*compiler, "-pedantic", "-Wall", "-Wextra", "-Werror")
+    for suffix, compiler in {
+        ".c": ("cc", "-std=c99"), ".cpp": ("c++", "-std=c++17"), ".o": ("c++",),
+    }.items()
+}  # fmt: skip
 compiled = pytest.mark.skipif(
     library.path() is None,
     reason="needs the kernels for CPUs (run make test where there is a C++ compiler)",
@@ -232,15 +238,17 @@ def test_every_pattern_has_a_reader() -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed() -> Path:
     """Run `make install` of runtime/libedge into a folder, with the present library."""
     for tool in ("make", "cc", "c++"):
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool}: apt-get install build-essential")
-    where = tmp_path_factory.mktemp("edge")
-    prefix, build = f"PREFIX={where}", f"BUILD={where}/build"
-    ran("make", "-C", SOURCE, "install", f"LIBRARY={library.path()}", prefix, build)
-    return where
+
+    def install(where: Path) -> None:
+        prefix, build = f"PREFIX={where}", f"BUILD={where}/build"
+        ran("make", "-C", SOURCE, "install", f"LIBRARY={library.path()}", prefix, build)
+
+    return compiling.once("libedge", install)
 
 
 def ran(*command: object, **options: Any) -> str:
@@ -253,13 +261,18 @@ def ran(*command: object, **options: Any) -> str:
 
 def built(source: Path, where: Path, *flags: str) -> Path:
     """Compile a program with every warning an error."""
-    program = where / source.stem
-    compiler = ["cc", "-std=c99"] if source.suffix == ".c" else ["c++", "-std=c++17"]
-    ran(
-        *compiler, "-pedantic", "-Wall", "-Wextra", "-Werror", source, "-o", program, *flags,
+    return compiling.compiled(
+        source.stem, *STRICT[source.suffix], str(source), *flags,
         f"-I{where}/include", f"-L{where}/lib", f"-Wl,-rpath,{where}/lib", "-ledge", "-pthread",
     )  # fmt: skip
-    return program
+
+
+def with_forms(source: Path, header: Path) -> Path:
+    """Compile an example that keeps answers to forms to an object, which needs no library."""
+    return compiling.compiled(
+        f"{source.stem}.o", *STRICT[source.suffix], "-c", str(source), "-DROBOT_FORMS",
+        f"-I{SOURCE}/include", f"-I{header}",
+    )  # fmt: skip
 
 
 @compiled
@@ -306,44 +319,40 @@ GO: dict[str, Any] = {
 }  # fmt: skip
 
 
-def llguidance_flags() -> list[str]:
-    """Return what links llguidance's C library: that of the checkout EDGE_LLGUIDANCE, or the one in
-    the Python package, with its functions declared in tests/headers.
+HEADERS = ROOT / "tests/headers"  # of llguidance's functions too
+
+
+def llguidance() -> tuple[Path, list[str]]:
+    """Return the folder of llguidance's header, and what links its C library: that of the checkout
+    EDGE_LLGUIDANCE, or the one in the Python package, with its functions declared in HEADERS.
     """
     package = pytest.importorskip("llguidance")
-    header = ROOT / "tests/headers"
+    header = HEADERS
     if checkout := os.environ.get("EDGE_LLGUIDANCE"):
         header = Path(checkout) / "parser"
         static = Path(checkout) / "target/release/libllguidance.a"
         if static.exists():
-            return [f"-I{header}", str(static), "-lpthread", "-ldl", "-lm"]
+            return header, [str(static), "-lpthread", "-ldl", "-lm"]
     if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
         pytest.skip("needs a Python with a shared library, or a static llguidance")
     shared, libraries = Path(package.__file__).parent, sysconfig.get_config_var("LIBDIR")
     python = f"-lpython{sysconfig.get_config_var('LDVERSION')}"
-    return [
-        f"-I{header}", str(shared / "_lib.abi3.so"), f"-L{libraries}", python,
-        f"-Wl,-rpath,{libraries}",
-    ]  # fmt: skip
+    flags = [str(shared / "_lib.abi3.so"), f"-L{libraries}", python, f"-Wl,-rpath,{libraries}"]
+    return header, flags
 
 
 @pytest.mark.parametrize("example", ["json.c", "robot_speech.cpp"])
 def test_the_examples_of_forms_compile(example: str) -> None:
     """Without llguidance's library too, which not every Python can link."""
-    compiler = ["c++", "-std=c++17"] if example.endswith(".cpp") else ["cc", "-std=c99"]
-    if shutil.which(compiler[0]) is None:
-        pytest.skip(f"needs {compiler[0]}: apt-get install build-essential")
-    ran(
-        *compiler, "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-DROBOT_FORMS",
-        f"-I{SOURCE}/include", f"-I{ROOT}/tests/headers", ROOT / "docs/examples/c" / example,
-    )  # fmt: skip
+    assert with_forms(ROOT / "docs/examples/c" / example, HEADERS).exists()
 
 
 @compiled
 @pytest.mark.parametrize("name", ["demo", "demo-draft", "demo-bytes"])
 def test_the_example_of_json(name: str, installed: Path) -> None:
     """llguidance's C library gives the answers that its Python package gives."""
-    program = built(ROOT / "docs/examples/c/json.c", installed, *llguidance_flags())
+    header, flags = llguidance()
+    program = built(with_forms(ROOT / "docs/examples/c/json.c", header), installed, *flags)
     text = "<|user|>Go left for two metres.<|end|><|assistant|>"
     given = json.dumps(GO | {"x-guidance": LAYOUT})
     session = python(name).session()
@@ -396,7 +405,8 @@ def test_the_core_of_the_ros_node_keeps_to_forms(option: str, form: Any, install
         [built(source, installed), *map(str, words)], input="Hi\n", capture_output=True, text=True
     )
     assert without.returncode == 1 and "build with -DROBOT_FORMS" in without.stderr
-    program = built(source, installed, "-DROBOT_FORMS", *llguidance_flags())
+    header, flags = llguidance()
+    program = built(with_forms(source, header), installed, *flags)
     questions = ["Which way?", "And now?"]
     said = ran(program, *words, input="\n".join(questions) + "\n")
     session = python("demo-draft").session()
