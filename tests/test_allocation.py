@@ -95,7 +95,7 @@ def opened(folder, **sizes):
 CHILD = """
 import ctypes, gc
 
-runs, warm = int(sys.argv[2]), 600
+runs, warm = int(sys.argv[2]), 200
 engine = opened(Path(sys.argv[1]), threads=2)
 counts = (ctypes.c_size_t * 5).in_dll(ctypes.CDLL(None), "edge_counts")
 
@@ -130,12 +130,12 @@ SOAK = """
 from edge.runtime import memory
 
 engine = opened(Path(sys.argv[1]), threads=1, chunk=32)
-state = engine.new_state(capacity=512)
+state = engine.new_state(capacity=256)
 rng = np.random.default_rng(0)
 
 def requests(number):
     for _ in range(number):
-        if rng.random() < 0.2 or state.position > 400:
+        if rng.random() < 0.2 or state.position > 150:
             state.clear()
         count = int(rng.integers(1, 33))
         engine.run(rng.integers(0, 256, (1, count)), state, commit=True)
@@ -151,7 +151,7 @@ def requests(number):
         state.fork()
         state.restore(snapshot)
 
-requests(300)
+requests(250)
 before = memory.private_bytes()
 requests(150)
 print(memory.private_bytes() - before)
@@ -202,7 +202,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_no_memory_is_taken_per_run(
     model: Path, shim: Path, record_property: pytest.RecordProperty
 ) -> None:
-    runs, counts, faults = 500, (1, 4), ["untried"]
+    runs, counts, faults = 200, (1, 4), ["untried"]
     # the arena's list of its pieces doubles when their number reaches a new maximum
     tables = 0 if (model / "manifest.json").exists() else runs + 1
     # beside other work, heap and threads reserve memory now and then; what runs take, they take in
