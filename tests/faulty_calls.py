@@ -7,9 +7,13 @@ folder count, so Python's own file access does not.
 from __future__ import annotations
 
 import ctypes
+import importlib
+import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -179,9 +183,13 @@ class FaultyCalls:
         return log.decode().split()
 
 
+ROOT = Path(__file__).parent.parent
+PATIENCE_S = 300
+
+
 def in_child(
     function: Callable[..., object], *arguments: object, shim: Path | None = None,
-    environment: Mapping[str, str] | None = None, timeout: float = 300,
+    environment: Mapping[str, str] | None = None, timeout: float = PATIENCE_S,
 ) -> str:  # fmt: skip
     """Call a function of a test module with text arguments in a child process, with the shim if
     given; return its output. Any exception fails the test.
@@ -191,8 +199,51 @@ def in_child(
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; from {module} import {name}; {name}(*sys.argv[1:])",
          *map(str, arguments)],
-        cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=timeout,
+        cwd=ROOT, capture_output=True, text=True, timeout=timeout,
         env=os.environ | more | dict(environment or {}), check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
     return done.stdout
+
+
+class Parent:
+    """A process with the shim, used as a context manager. It forks a child for every call, so that
+    what the children import is imported once.
+    """
+
+    def __enter__(self) -> Parent:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from tests.faulty_calls import answer; answer()"],
+            cwd=ROOT, env=os.environ | {"LD_PRELOAD": str(built())}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def in_child(self, function: Callable[..., object], *arguments: object) -> str:
+        """Call a function as the function `in_child` does."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = Path(folder, "out"), Path(folder, "err")
+            call = (function.__module__, function.__name__, *map(str, arguments))
+            print(json.dumps([str(out), str(err), *call]), file=self._process.stdin, flush=True)
+            status = self._process.stdout.readline().strip()
+            assert status == "0", f"{status}: {err.read_text()[-3000:]}"
+            return out.read_text()
+
+
+def answer() -> None:
+    """Make calls, read from standard input, in children; write their exit statuses."""
+    for line in sys.stdin:
+        out, err, module, name, *arguments = json.loads(line)
+        function = getattr(importlib.import_module(module), name)
+        child = os.fork()
+        if not child:
+            signal.alarm(PATIENCE_S)
+            for path, number in ((out, 1), (err, 2)):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+            function(*arguments)
+            sys.exit()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

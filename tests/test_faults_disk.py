@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from edge.bundle import open_bundle, stamps
 from edge.errors import BundleError, EdgeError, ExportError, StateError
 from edge.runtime import statefile
 from edge.runtime.layout import Identity, StateLayout
-from tests.faulty_calls import FaultyCalls, built, in_child
+from tests.faulty_calls import FaultyCalls, Parent
 from tests.test_bundle import write as write_bundle
 
 IDENTITY, LAYOUT = Identity("model"), StateLayout({"s": (8, 8)}, {}, 1, 0)
@@ -25,8 +25,9 @@ PROBLEMS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
 
 
 @pytest.fixture(scope="module")
-def shim() -> Path:
-    return built()
+def parent() -> Iterator[Parent]:
+    with Parent() as started:
+        yield started
 
 
 def save(file: Path, number: int) -> None:
@@ -101,8 +102,8 @@ def spoil_save(
     assert loaded(file.with_name("state~")) in (before, before + 1), case
 
 
-def test_row_37_every_call_of_a_save_refused(shim: Path, tmp_path: Path) -> None:
-    in_child(spoil_saves, tmp_path, shim=shim)
+def test_row_37_every_call_of_a_save_refused(parent: Parent, tmp_path: Path) -> None:
+    parent.in_child(spoil_saves, tmp_path)
 
 
 def shorten_saves(name: str) -> None:
@@ -115,8 +116,8 @@ def shorten_saves(name: str) -> None:
         assert (folder / "state").read_bytes() == whole
 
 
-def test_row_37_writes_that_take_less_than_they_are_given(shim: Path, tmp_path: Path) -> None:
-    in_child(shorten_saves, tmp_path, shim=shim)
+def test_row_37_writes_that_take_less_than_they_are_given(parent: Parent, tmp_path: Path) -> None:
+    parent.in_child(shorten_saves, tmp_path)
 
 
 def fail_fsync(name: str) -> None:
@@ -141,8 +142,8 @@ def fail_fsync(name: str) -> None:
     assert calls.count("fsync") == 2
 
 
-def test_row_38_a_failed_fsync_is_no_success(shim: Path, tmp_path: Path) -> None:
-    in_child(fail_fsync, tmp_path, shim=shim)
+def test_row_38_a_failed_fsync_is_no_success(parent: Parent, tmp_path: Path) -> None:
+    parent.in_child(fail_fsync, tmp_path)
 
 
 # -- bundles ---------------------------------------------------------------------------------------
@@ -162,13 +163,12 @@ def spoil_bundles(name: str, first: str) -> None:
         write_bundle(target, b"0")
     calls = calls_of(faulty, folder, lambda: write_bundle(target, b"1"))
     published = max(at for at, call in enumerate(calls) if call.startswith("rename"))
+    write_bundle(target, b"0")
     for at in range(len(calls)):
         for problem in PROBLEMS[:2]:
             number = b"%d" % (2 + at)
             if int(first):
                 shutil.rmtree(target)
-            else:
-                write_bundle(target, b"0")
             faulty.watch(folder, at, problem)
             try:
                 write_bundle(target, number)
@@ -190,9 +190,9 @@ def spoil_bundles(name: str, first: str) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_row_37_every_call_of_writing_a_bundle_refused(
-    shim: Path, tmp_path: Path, first: bool
+    parent: Parent, tmp_path: Path, first: bool
 ) -> None:
-    in_child(spoil_bundles, tmp_path, int(first), shim=shim)
+    parent.in_child(spoil_bundles, tmp_path, int(first))
 
 
 def fill_disk_while_exporting(name: str, source: str) -> None:
@@ -219,12 +219,12 @@ def fill_disk_while_exporting(name: str, source: str) -> None:
         assert names(folder) == {"b"} and weights_of(folder / "b") == before
 
 
-def test_row_37_a_full_disk_while_exporting(shim: Path, tmp_path: Path) -> None:
+def test_row_37_a_full_disk_while_exporting(parent: Parent, tmp_path: Path) -> None:
     from tests.transformers_checkpoints import save_mamba2  # which children need not import
 
     source = save_mamba2(tmp_path / "source")
     (tmp_path / "out").mkdir()
-    in_child(fill_disk_while_exporting, tmp_path / "out", source, shim=shim)
+    parent.in_child(fill_disk_while_exporting, tmp_path / "out", source)
 
 
 def spoil_reading(name: str) -> None:
@@ -251,8 +251,8 @@ def spoil_reading(name: str) -> None:
         read()
 
 
-def test_row_37_a_disk_that_cannot_be_read(shim: Path, tmp_path: Path) -> None:
-    in_child(spoil_reading, tmp_path, shim=shim)
+def test_row_37_a_disk_that_cannot_be_read(parent: Parent, tmp_path: Path) -> None:
+    parent.in_child(spoil_reading, tmp_path)
 
 
 # -- read-only -------------------------------------------------------------------------------------
@@ -282,9 +282,9 @@ def use_readonly(name: str) -> None:
 
 
 def test_row_39_a_read_only_disk_costs_the_cache_alone(
-    shim: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    parent: Parent, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert in_child(use_readonly, tmp_path, shim=shim) == ""
+    assert parent.in_child(use_readonly, tmp_path) == ""
     assert capfd.readouterr().err == ""
 
 
@@ -302,9 +302,9 @@ def answer_readonly(name: str) -> None:
     faulty.rest()
 
 
-def test_row_39_answers_from_a_read_only_disk(shim: Path, tmp_path: Path) -> None:
+def test_row_39_answers_from_a_read_only_disk(parent: Parent, tmp_path: Path) -> None:
     from tests.session_models import bundle, model
 
     shutil.copytree(bundle("bytes"), tmp_path / "b")
     answer = model("bytes").session().generate("one", temperature=0, max_tokens=3).finish()
-    assert in_child(answer_readonly, tmp_path, shim=shim) == f"{answer.tokens}\n" * 2
+    assert parent.in_child(answer_readonly, tmp_path) == f"{answer.tokens}\n" * 2

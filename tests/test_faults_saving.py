@@ -26,19 +26,20 @@ from edge.bundle import stamps
 from edge.bundle.manifest import FileEntry
 from edge.errors import StateError
 from edge.replace import clear, replace
-from tests.faulty_calls import FaultyCalls, built, in_child
+from tests.faulty_calls import FaultyCalls, Parent, in_child
 from tests.test_bundle import write as write_bundle
 from tests.test_faults_disk import calls_of, loaded, names, save, weights_of
 
-KILLS = int(os.environ.get("EDGE_FAULT_KILLS", "500"))
+KILLS = int(os.environ.get("EDGE_FAULT_KILLS", "300"))
 # in processes of their own, so that they spread
 GROUPS = 2
 WHOLE = {"state", "state~"}
 
 
 @pytest.fixture(scope="module")
-def shim() -> Path:
-    return built()
+def parent() -> Iterator[Parent]:
+    with Parent() as started:
+        yield started
 
 
 def in_fork(act: Callable[[], None]) -> int:
@@ -115,8 +116,8 @@ def kill_everywhere(name: str) -> None:
     assert left > 40, "no kill came while something was being written"
 
 
-def test_row_36_killed_at_every_call_of_a_save(shim: Path, tmp_path: Path) -> None:
-    in_child(kill_everywhere, tmp_path, shim=shim)
+def test_row_36_killed_at_every_call_of_a_save(parent: Parent, tmp_path: Path) -> None:
+    parent.in_child(kill_everywhere, tmp_path)
 
 
 @contextmanager
@@ -221,29 +222,29 @@ def kill_bundles_everywhere(name: str) -> None:
     target = folder / "b"
     write_bundle(target, b"0")
     calls = calls_of(faulty, folder, lambda: write_bundle(target, b"1"))
-    assert "renameat2" in calls
-    left = 0
+    published = calls.index("renameat2")
+    last, left = 1, 0
     for at in range(len(calls)):
         for when in (FaultyCalls.KILL_BEFORE, FaultyCalls.KILL_AFTER):
-            write_bundle(target, b"0")
 
-            def act(at: int = at, when: int = when) -> None:
+            def act(at: int = at, when: int = when, last: int = last) -> None:
                 faulty.watch(folder, at, when)
-                write_bundle(target, b"2")
+                write_bundle(target, b"%d" % (last + 1))
 
             assert in_fork(act) == signal.SIGKILL
-            published = calls.index("renameat2")
             done = at > published or (at == published and when == FaultyCalls.KILL_AFTER)
-            assert weights_of(target) == (b"2" if done else b"0"), (at, calls[at], when)
+            assert weights_of(target) == b"%d" % (last + done), (at, calls[at], when)
             left += names(folder) != {"b"}
-            write_bundle(target, b"3")
-            assert weights_of(target) == b"3" and names(folder) == {"b"}, (at, calls[at], when)
+            last += 2
+            write_bundle(target, b"%d" % last)
+            assert weights_of(target) == b"%d" % last, (at, calls[at], when)
+            assert names(folder) == {"b"}, (at, calls[at], when)
     assert left > 40, "no kill came while something was being written"
 
 
-def test_row_36_killed_at_every_call_of_writing_a_bundle(shim: Path) -> None:
+def test_row_36_killed_at_every_call_of_writing_a_bundle(parent: Parent) -> None:
     with in_memory() as folder:
-        in_child(kill_bundles_everywhere, folder, shim=shim)
+        parent.in_child(kill_bundles_everywhere, folder)
 
 
 # -- loss of power ---------------------------------------------------------------------------------
@@ -337,10 +338,10 @@ def judge(calls: list[str], folder: Path) -> tuple[int, str]:
 
 
 def test_row_51_every_prefix_and_order_of_writes_after_a_loss_of_power(
-    shim: Path, tmp_path: Path
+    parent: Parent, tmp_path: Path
 ) -> None:
     (tmp_path / "a").mkdir()
-    calls = in_child(record, tmp_path / "a", shim=shim).split()
+    calls = parent.in_child(record, tmp_path / "a").split()
     verbs = [call.partition(":")[0] for call in calls]
     assert verbs.count("write") > 4 and verbs.count("fsync") == 2
     count, wrong = judge(calls, tmp_path)
