@@ -1,7 +1,7 @@
 """Check the runtime on the oldest supported Python and ONNX Runtime; a program that needs no torch.
 
     python tests/oldest_runtime.py            checks the embedded bundles
-    python tests/oldest_runtime.py --logits   prints their logits, to compare versions
+    python tests/oldest_runtime.py --logits   also prints their logits, to compare versions
     python tests/oldest_runtime.py --answers  prints their answers, to compare machines
 
 `tests/test_oldest_runtime.py` runs it; `make jetpack6` runs it under Python 3.10, `make aarch64` on
@@ -102,9 +102,6 @@ def near(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
 
 
 def main() -> None:
-    if "--logits" in sys.argv:
-        print(json.dumps({name: logits(name)[-1].tolist() for name in EMBEDDED}))
-        return
     if "--answers" in sys.argv:
         print(json.dumps({name: answer(name) for name in EMBEDDED}))
         return
@@ -116,6 +113,8 @@ def main() -> None:
         raise AssertionError(f"the runtime imported {heavy}")
     version = ".".join(map(str, sys.version_info[:3]))
     print(f"ok: Python {version}, {', '.join(engines)}, onnxruntime {onnxruntime.__version__}")
+    if "--logits" in sys.argv:
+        print(json.dumps({name: logits(name)[-1].tolist() for name in EMBEDDED}))
 
 
 if __name__ == "__main__":
