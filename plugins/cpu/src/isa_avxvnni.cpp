@@ -1,6 +1,6 @@
 // x86-64 with int8 products but without AVX-512 (Alder Lake).
-#include "std.h"
 #if defined(__x86_64__)
+#include "std.h"
 #include <immintrin.h>
 #pragma GCC target("avx2,fma,f16c,bmi2,avxvnni")
 #define EDGE_ISA avxvnni

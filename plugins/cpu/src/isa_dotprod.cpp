@@ -1,6 +1,6 @@
 // aarch64 with int8 products (since Cortex-A76, including the A78AE of an Orin).
-#include "std.h"
 #if defined(__aarch64__)
+#include "std.h"
 #pragma GCC target("arch=armv8.2-a+dotprod+fp16")
 #include <arm_neon.h>
 #define EDGE_ISA dotprod
