@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from edge.runtime.model import EMBEDDED
 
 CHILD = """
@@ -32,32 +30,37 @@ ort_session.session_options = talkative
 import edge
 
 onnxruntime.set_default_logger_severity(1)
-model = edge.load(sys.argv[1], engine="ort", threads=2)
-state = model.engine.new_state(window=4)
-ids = np.arange(4)[None]
 
-def tokens(number):
+def tokens(model, state, number):
+    ids = np.arange(4)[None]
     for _ in range(number):
         model.engine.run(ids[:, :1], state)
         model.engine.run(ids, state, rows="all")
         state.rewind(4)
 
-tokens(10)
-print("WARM", file=sys.stderr, flush=True)
-tokens(100)
-print("DONE", file=sys.stderr, flush=True)
+for name in sys.argv[1:]:
+    print("BUNDLE", name, file=sys.stderr, flush=True)
+    with edge.load(name, engine="ort", threads=2) as model:
+        state = model.engine.new_state(window=4)
+        tokens(model, state, 10)
+        print("WARM", file=sys.stderr, flush=True)
+        tokens(model, state, 100)
+        print("DONE", file=sys.stderr, flush=True)
 """
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_the_arena_is_extended_while_warming_up_and_never_again(name: str) -> None:
+def test_the_arena_is_extended_while_warming_up_and_never_again() -> None:
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, name],
+        [sys.executable, "-c", CHILD, *EMBEDDED],
         cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert child.returncode == 0, child.stderr[-2000:]
-    warming, _, running = child.stderr.partition("WARM\n")
-    assert "DONE" in running
-    totals = [int(total) for total in re.findall(r"Total allocated bytes: (\d+)", warming)]
-    assert totals, "the arena reported nothing, so silence proves nothing"
-    assert "bfc_arena" not in running
+    logs = child.stderr.split("BUNDLE ")[1:]
+    assert [log.partition("\n")[0] for log in logs] == [*EMBEDDED]
+    for name, log in zip(EMBEDDED, logs, strict=True):
+        warming, _, rest = log.partition("WARM\n")
+        running, done, _ = rest.partition("DONE\n")
+        assert done
+        totals = [int(total) for total in re.findall(r"Total allocated bytes: (\d+)", warming)]
+        assert totals, f"{name}: the arena reported nothing, so silence proves nothing"
+        assert "bfc_arena" not in running, name
