@@ -140,6 +140,12 @@ def conv_feeds(
 
 def conv_expected(f: dict[str, Array], path: list[int]) -> tuple[Array, Array]:
     """Return y [B, C] of the last token of `path`, and conv_state [K-1, B, C] after it."""
+    y, after = conv_outputs(f, path)
+    return y[-1], after
+
+
+def conv_outputs(f: dict[str, Array], path: list[int]) -> tuple[Array, Array]:
+    """Return y [T, B, C] of the tokens of `path`, and conv_state [K-1, B, C] after the last."""
     x, state = batch_first(f["x"][path], f["conv_state"])
     weight = torch.from_numpy(f["weight"][:, 0].T.copy())
     scales = torched(*(f[f"{n}_scale"] for n in ("x", "weight", "bias", "y")))
@@ -147,7 +153,7 @@ def conv_expected(f: dict[str, Array], path: list[int]) -> tuple[Array, Array]:
     y, after = causal_conv1d.causal_conv1d_int8(
         x, scales[0], state, weight, scales[1], bias, scales[2], scales[3]
     )
-    return y[:, -1].numpy(), after.transpose(0, 1).numpy()
+    return y.transpose(0, 1).numpy(), after.transpose(0, 1).numpy()
 
 
 def scan_feeds(

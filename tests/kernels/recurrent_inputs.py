@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,14 @@ class Run:
     def before(self, t: int) -> list[int]:
         """Return the tokens of the feeds up to and including new token `t`."""
         return [*self.pending, *(self.new[i] for i in self.path(t))]
+
+    def outputs(self, expected: Callable[[list[int]], Tensor]) -> list[Tensor]:
+        """Return the last output of each new token's path; `expected` gives those of all tokens of
+        a path. A chain is a single path.
+        """
+        if self.parents is None and self.new:
+            return list(expected([*self.pending, *self.new])[len(self.pending) :])
+        return [expected(self.before(t))[-1] for t in range(len(self.new))]
 
     def taps(self, width: int) -> tuple[Tensor, Tensor]:
         """Return rows of [state | log | new]: a convolution's windows [T, K], the stored state's

@@ -162,13 +162,15 @@ class _Buffers:
 
     def back(self) -> Buffers:
         """Copy everything back after the run."""
-        found = {}
+        stages = {}
         for key, memory in self._there.items():
-            stage = self._device.host(memory.nbytes)
-            self._device.read(stage, memory, 0)
-            self._device.wait()
-            found[key] = torch.from_numpy(stage.copy()).view(self._given[key].dtype)
-        return found
+            stages[key] = self._device.host(memory.nbytes)
+            self._device.read(stages[key], memory, 0)
+        self._device.wait()
+        return {
+            key: torch.from_numpy(stage.copy()).view(self._given[key].dtype)
+            for key, stage in stages.items()
+        }
 
 
 def _guarded(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edge.plugins.causal_conv1d import reference as causal_conv1d
 from edge.plugins.lowering.lowerings import LOWER
-from tests.int8_recurrent import Compared, conv_expected, conv_feeds, scale
+from tests.int8_recurrent import Compared, conv_feeds, conv_outputs, scale
 from tests.kernels.recurrent_inputs import (
     ADVANCED,
     LAST,
@@ -79,26 +79,26 @@ def run_conv(feeds: Feeds, run: Run, op: str = "CausalConv1d") -> Result:
 
 
 def expected(feeds: Feeds, path: list[int]) -> tuple[Tensor, Tensor]:
-    """Return y [B, C] of the last token of the path, and the state after it."""
+    """Return y [T, B, C] of the tokens of the path, and the state after the last."""
     if "x_scale" in feeds:
-        y, after = conv_expected(feeds, path)
+        y, after = conv_outputs(feeds, path)
         return torch.from_numpy(y), torch.from_numpy(np.ascontiguousarray(after))
     x, state = (
         torch.from_numpy(v).transpose(0, 1) for v in (feeds["x"][path], feeds["conv_state"])
     )
     weight, bias = torch.from_numpy(feeds["weight"][:, 0].T), torch.from_numpy(feeds["bias"])
     found, after = causal_conv1d.causal_conv1d(x, state, weight, bias)
-    return found[:, -1], after.transpose(0, 1).contiguous()
+    return found.transpose(0, 1), after.transpose(0, 1).contiguous()
 
 
 def check(feeds: Feeds, run: Run) -> Result:
     found, compared = run_conv(feeds, run), Compared()
-    for t in range(len(run.new)):
-        y, _ = expected(feeds, run.before(t))
-        if y.dtype == torch.int8:
-            compared.int8(found.y[t].numpy(), y.numpy())
+    outputs = run.outputs(lambda path: expected(feeds, path)[0])
+    for y, wanted in zip(found.y, outputs, strict=True):
+        if wanted.dtype == torch.int8:
+            compared.int8(y.numpy(), wanted.numpy())
         else:
-            torch.testing.assert_close(found.y[t], y, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-6)
     if run.store:
         path = [*run.pending, *run.new] if run.store == LAST else run.pending[: run.advance]
         _, after = expected(feeds, [*path])
