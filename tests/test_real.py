@@ -38,7 +38,7 @@ def test_smollm2_is_read(checkpoint: Checkpoint) -> None:
     assert (checkpoint.family, config.d_model, len(config.layers)) == ("llama", 576, 60)
     assert config.tie_embeddings and config.max_context == 8192 and not checkpoint.unknown_fields
     assert licence(checkpoint) == "apache-2.0"
-    reader = gguf.GGUFReader(checkpoint.path)
+    reader = real.reader_of(str(checkpoint.path))
     stored = {tensor.name: tensor for tensor in reader.tensors}
     for ours, theirs in (("layers.59.down_proj.weight", "blk.29.ffn_down.weight"),
                          ("layers.0.norm.weight", "blk.0.attn_norm.weight")):  # fmt: skip

@@ -103,11 +103,16 @@ class RecipeFigures:
     token_ms: float | None = None
 
 
+# a second for 49,152 tokens of a vocabulary
+reader_of = cache(gguf.GGUFReader)
+
+
 class TransformersJudge:
     """transformers with the file's weights."""
 
     def __init__(self, file: Path) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.initialization import no_init_weights
         from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
         from transformers.utils import logging
 
@@ -117,8 +122,9 @@ class TransformersJudge:
         model: Any = LlamaForCausalLM
         # transformers 5 reads the file twice, and makes the map of names for each of 397 modules
         with (
-            mock.patch("gguf.GGUFReader", cache(gguf.GGUFReader)),
+            mock.patch("gguf.GGUFReader", reader_of),
             mock.patch("gguf.get_tensor_name_map", cache(gguf.get_tensor_name_map)),
+            no_init_weights(),  # random numbers that the file's replace
         ):
             self.model = model(LlamaConfig(**load_gguf(str(file))["config"]))
             checkpoint = load_gguf(str(file), return_tensors=True, model_to_load=self.model)
