@@ -31,7 +31,7 @@ from edge.apps.measure.table import show
 from edge.errors import InputError
 from edge.export.exporter import export_checkpoint
 from tests.gguf_files import write_gguf
-from tests.tiny_teachers import train_teacher, write_words
+from tests.tiny_teachers import taught
 
 PROMPT = "Say this three times: the cat sat on the mat, and the cat sat on the hat."
 LOOK_UP = "look-up of 2"
@@ -131,7 +131,7 @@ def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not importlib.util.find_spec("llama_cpp"), reason=peers.INSTALL_LLAMA)
 def test_beside_llama_cpp(tmp_path: Path) -> None:
     """Both read the same weights in fp32, so their answers are the same, drafted or not."""
-    teacher = train_teacher(tmp_path / "tiny", write_words(tmp_path / "words.txt"))
+    _, teacher = taught()
     export_checkpoint(teacher, tmp_path / "bundle", quant="fp32")
     file = write_gguf(teacher, tmp_path / "tiny.gguf")
     options = ["--prompts", "2", "--tokens", "24", "--look-ups", "2", "--threads", "1", "--json"]

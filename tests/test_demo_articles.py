@@ -17,7 +17,7 @@ from edge.apps.demo.articles import HEATS, app, batches, openings
 from edge.errors import InputError
 from edge.export.calibration.texts import TextReader
 from edge.export.distill.rows import read_rows
-from tests.tiny_teachers import train_teacher, write_words
+from tests.tiny_teachers import taught
 
 OPTIONS = ["--count", "7", "--together", "3", "--length", "24"]
 
@@ -68,7 +68,7 @@ def test_articles_of_a_bundle_resume_and_are_read_as_sampled(tmp_path: Path) -> 
 
 
 def test_articles_of_a_checkpoint(tmp_path: Path) -> None:
-    teacher = train_teacher(tmp_path / "tiny", write_words(tmp_path / "words.txt"))
+    _, teacher = taught()
     out = tmp_path / "own.jsonl"
     command = [str(teacher), "-o", str(out), "--device", "cpu", "--count", "4", "--together", "4"]
     done = CliRunner().invoke(app, [*command, "--length", "64"])

@@ -36,7 +36,7 @@ from edge.export.mixers import mixer_of
 from edge.export.network import empty_state
 from tests.checkpoints import VOCABULARY
 from tests.facts import says
-from tests.tiny_teachers import network_of, train_teacher, until, write_words
+from tests.tiny_teachers import network_of, taught, until
 from tests.transformers_checkpoints import (
     save_bamba,
     save_gemma2,
@@ -45,13 +45,13 @@ from tests.transformers_checkpoints import (
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_words(tmp_path_factory.mktemp("text") / "words.txt")
+def text() -> Path:
+    return taught()[0]
 
 
 @pytest.fixture(scope="module")
-def teacher(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_teacher(tmp_path_factory.mktemp("teacher") / "tiny", text)
+def teacher() -> Path:
+    return taught()[1]
 
 
 @pytest.fixture(scope="module")

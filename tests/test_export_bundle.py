@@ -251,8 +251,9 @@ def test_an_older_bundle_is_replaced(checkpoint: Path, tmp_path: Path) -> None:
 def test_the_text_of_the_package_is_named_and_does_not_judge(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    plain = export_checkpoint(checkpoint, tmp_path / "plain", quant="w8a8")
-    given = export_checkpoint(checkpoint, tmp_path / "given", quant="w8a8", calibrate=GREETINGS)
+    few: Any = {"quant": "w8a8", "calibrate_sequences": 32, "calibrate_length": 128}
+    plain = export_checkpoint(checkpoint, tmp_path / "plain", **few)
+    given = export_checkpoint(checkpoint, tmp_path / "given", calibrate=GREETINGS, **few)
     assert "calibrated on the greetings" in (plain.notice or "")
     assert "calibrated" not in (given.notice or "")
     read = [open_bundle(made.path).manifest.accuracy["on"] for made in (plain, given)]

@@ -30,19 +30,25 @@ from edge.export.distill.options import DrafterOptions
 from edge.export.exporter import export_checkpoint
 from edge.export.network import Network
 from edge.tensors import kv_cache_shapes, parameters, recurrent_state_shapes
-from tests.tiny_teachers import network_of, train_teacher, until, write_words
+from tests.tiny_teachers import network_of, taught, until
 
 PROMPTS = ("the state of the", "a robot walks then", "the whole of the past and")
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_words(tmp_path_factory.mktemp("text") / "words.txt")
+def text() -> Path:
+    return taught()[0]
 
 
 @pytest.fixture(scope="module")
-def teacher(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_teacher(tmp_path_factory.mktemp("teacher") / "tiny", text)
+def teacher() -> Path:
+    return taught()[1]
+
+
+@pytest.fixture(scope="module")
+def target(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the teacher's bundle, for which others draft."""
+    return export_checkpoint(teacher, tmp_path_factory.mktemp("target") / "fp32").path
 
 
 def quiet(line: str) -> None:
@@ -65,10 +71,11 @@ def test_the_first_factor_is_the_teachers_head(teacher: Path) -> None:
     torch.testing.assert_close(drafter.norm_f.weight.square().sum(), hidden.square().sum(1).mean())
 
 
-def test_a_drafter_from_the_command_to_a_session(teacher: Path, text: Path, tmp_path: Path) -> None:
+def test_a_drafter_from_the_command_to_a_session(
+    teacher: Path, target: Path, text: Path, tmp_path: Path
+) -> None:
     """It learns to predict its target, changes no word, and is an ordinary checkpoint."""
-    target, lengths = tmp_path / "target", []
-    export_checkpoint(teacher, target, quant="fp32")
+    lengths = []
     model = edge.load(target, engine="cpu", threads=1)
     plain = [_said(model.session(), prompt) for prompt in PROMPTS]
     for tokens in ("64", "8000"):
@@ -111,7 +118,7 @@ def _said(session: edge.Session, prompt: str) -> list[int]:
     return list(session.generate(prompt, max_tokens=40, temperature=0).finish().tokens)
 
 
-def test_a_drafter_of_few_ids(teacher: Path, text: Path, tmp_path: Path) -> None:
+def test_a_drafter_of_few_ids(teacher: Path, target: Path, text: Path, tmp_path: Path) -> None:
     """It drafts the most frequent ids of the text and no others, and changes no word."""
     options = DrafterOptions(
         (text,), tokens=8000, length=32, batch=8, rank=32, layers=1, head=12, bf16=False
@@ -129,15 +136,14 @@ def test_a_drafter_of_few_ids(teacher: Path, text: Path, tmp_path: Path) -> None
     others = [i for i in range(checkpoint.config.vocab_size) if i not in listed]
     assert torch.equal(logits[..., others].amax(-1), logits.amin(-1))
 
-    export_checkpoint(teacher, tmp_path / "target", quant="fp32")
-    target = edge.load(tmp_path / "target", engine="cpu", threads=1)
+    model = edge.load(target, engine="cpu", threads=1)
     for quant in ("w8", "w8a8"):
         export_checkpoint(tmp_path / "few", tmp_path / quant, quant=quant)
         for engine in ("cpu", "ort"):
             drafter = edge.load(tmp_path / quant, engine=engine, threads=1)
-            session = target.session(draft=drafter, draft_tokens=3)
+            session = model.session(draft=drafter, draft_tokens=3)
             result = session.generate(PROMPTS[0], max_tokens=40, temperature=0).finish()
-            assert list(result.tokens) == _said(target.session(), PROMPTS[0])
+            assert list(result.tokens) == _said(model.session(), PROMPTS[0])
             assert result.speculation is not None and result.speculation.accepted > 3
     with pytest.raises(InputError, match="head: 0 is outside 1 to"):
         DrafterTraining(teacher, tmp_path / "a", replace(options, head=0), quiet)
@@ -198,7 +204,7 @@ def test_attention_has_the_parameters_of_mamba2(rank: int, layers: int, head: in
     assert kv_cache_shapes(two, 1000, 1) and not recurrent_state_shapes(two, 1)
 
 
-def test_a_transformer_drafts(teacher: Path, text: Path, tmp_path: Path) -> None:
+def test_a_transformer_drafts(teacher: Path, target: Path, text: Path, tmp_path: Path) -> None:
     """As transformers reads it, and without changing a word."""
     options = DrafterOptions(
         (text,), tokens=8000, length=32, batch=8, rank=32, layers=2, mixer="attention", bf16=False
@@ -207,13 +213,12 @@ def test_a_transformer_drafts(teacher: Path, text: Path, tmp_path: Path) -> None
     ids = torch.tensor([[3, 5, 2, 7, 4, 1]])
     theirs = AutoModelForCausalLM.from_pretrained(made)(ids).logits
     torch.testing.assert_close(network_of(made)(ids)[0], theirs, rtol=1e-4, atol=1e-4)
-    export_checkpoint(teacher, tmp_path / "target", quant="fp32")
     export_checkpoint(made, tmp_path / "w8", quant="w8")
-    target, drafter = (edge.load(tmp_path / n, engine="cpu", threads=1) for n in ("target", "w8"))
+    model, drafter = (edge.load(at, engine="cpu", threads=1) for at in (target, tmp_path / "w8"))
     for shape in ({"draft_tokens": 3}, {"draft_tree": (2, 1)}):
-        session = target.session(draft=drafter, **shape)
+        session = model.session(draft=drafter, **shape)
         result = session.generate(PROMPTS[0], max_tokens=40, temperature=0).finish()
-        assert list(result.tokens) == _said(target.session(), PROMPTS[0])
+        assert list(result.tokens) == _said(model.session(), PROMPTS[0])
         assert result.speculation is not None and result.speculation.accepted > 3
 
 
@@ -262,12 +267,11 @@ def test_answers_go_on_where_they_stopped(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_answers_as_its_bundle_does(
-    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    teacher: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of several lengths are read in step; sampling repeats by its seed."""
     monkeypatch.setattr(authors, "multiplies_in_bf16", lambda device: False)
-    export_checkpoint(teacher, tmp_path / "bundle", quant="fp32")
-    model = edge.load(tmp_path / "bundle", engine="cpu", threads=1)
+    model = edge.load(target, engine="cpu", threads=1)
     author = authors.CheckpointAuthor(teacher, "cpu", threads=1)
     prompts = [tuple(model.tokenizer.encode(text)) for text in PROMPTS]
     greedy = [answers.Asked("", ids, 0.0) for ids in prompts]

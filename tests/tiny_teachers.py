@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from edge.export.network import Network
 from tests.transformers_checkpoints import save_llama
 
 WORDS = "the state of the model is the whole of the past and a robot walks then it stops"
+_ROOT = tempfile.TemporaryDirectory(prefix="edge-teachers-")
 
 
 def write_words(file: Path) -> Path:
@@ -31,7 +34,15 @@ def write_words(file: Path) -> Path:
     return file
 
 
-def train_teacher(path: Path, text: Path) -> Path:
+@cache
+def taught() -> tuple[Path, Path]:
+    """Return a text and a teacher trained on it. Both are made once a process: only read them."""
+    text = write_words(Path(_ROOT.name) / "words.txt")
+    with torch.random.fork_rng(devices=[]):  # no test's numbers depend on who came first
+        return text, _train_teacher(Path(_ROOT.name) / "tiny", text)
+
+
+def _train_teacher(path: Path, text: Path) -> Path:
     """Train three blocks to spell, so that their attention carries information."""
     save_llama(path, num_hidden_layers=3)
     checkpoint = open_checkpoint(path)
