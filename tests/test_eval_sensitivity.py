@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from edge.apps import cli
 from edge.apps.bench import low_bits
 from edge.apps.evaluate.parts import Encoder
 from edge.apps.evaluate.report import draw
-from edge.apps.evaluate.roundings import Initializers, ValueRounding, find
+from edge.apps.evaluate.roundings import Initializers, ValueRounding, find, with_weights
 from edge.apps.evaluate.score import Comparison
 from edge.apps.evaluate.sensitivity import (
     ACTIVATIONS,
@@ -76,9 +77,11 @@ def runs(of: Model, count: int = 120, window: int = 40) -> list[TextRun]:
     return list(plan([part], Windows(window, window)))
 
 
-def logits(of: Model, ids: np.ndarray, site: Site = NOTHING) -> np.ndarray:
-    graph = reference(of, graph_of(of))
-    return logits_at(graph, GraphRunner(graph, of.config), ids, site)
+def reader(of: Model, site: Site = NOTHING) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function from tokens to the logits of a model with a site rounded."""
+    graph = reference(of, with_weights(graph_of(of), site.weights))
+    runner = GraphRunner(graph, of.config)
+    return lambda ids: logits_at(graph, runner, ids, site)
 
 
 @pytest.mark.parametrize(("kind", "quant", "choices"), SLOW)
@@ -90,22 +93,15 @@ def test_everything_rounded_is_the_quantized_bundle(
     """
     this, floating = quantized(kind, quant, **choices), floating_of(kind)
     together = next(site for site in sites(this, floating) if site.name == ALL)
+    read, rounded, plain = reader(this), reader(floating, together), reader(floating)
     found, truth = Comparison(), Comparison()
     for one in runs(floating):
-        bundles = logits(this, one.ids)
-        (_, ours), (_, plain) = ((s, _with(floating, one.ids, s)) for s in (together, NOTHING))
-        found.add(one.ids[1:], ours, bundles)
-        truth.add(one.ids[1:], plain, bundles)
+        bundles = read(one.ids)
+        found.add(one.ids[1:], rounded(one.ids), bundles)
+        truth.add(one.ids[1:], plain(one.ids), bundles)
     apart, all_of_it = (c.to_dict()["kl_nats_per_token"] for c in (found, truth))
     assert apart is not None and all_of_it is not None
     assert apart < 0.05 * all_of_it and all_of_it > 1e-7
-
-
-def _with(floating: Model, ids: np.ndarray, site: Site) -> np.ndarray:
-    from edge.apps.evaluate.roundings import with_weights
-
-    graph = reference(floating, with_weights(graph_of(floating), site.weights))
-    return logits_at(graph, GraphRunner(graph, floating.config), ids, site)
 
 
 def test_each_site_is_there_once_and_alone() -> None:
@@ -188,11 +184,11 @@ def test_a_state_is_rounded_after_every_token(state: str) -> None:
     together = next(site for site in chosen if site.name == ALL)
     both = Site("both", "all", together.values, together.weights, alone.states)
     (one, *_) = runs(floating)
-    bundles, plain = logits(this, one.ids), logits(floating, one.ids)
+    bundles, plain = reader(this)(one.ids), reader(floating)(one.ids)
     found, truth, only = Comparison(), Comparison(), Comparison()
-    found.add(one.ids[1:], _with(floating, one.ids, both), bundles)
+    found.add(one.ids[1:], reader(floating, both)(one.ids), bundles)
     truth.add(one.ids[1:], plain, bundles)
-    only.add(one.ids[1:], logits(floating, one.ids, alone), plain)
+    only.add(one.ids[1:], reader(floating, alone)(one.ids), plain)
     assert found.to_dict()["kl_nats_per_token"] < 0.05 * truth.to_dict()["kl_nats_per_token"]  # type: ignore[operator]
     assert 0 < only.to_dict()["kl_nats_per_token"] < 1  # type: ignore[operator]
 
