@@ -9,6 +9,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from edge.apps import interrupts
@@ -39,8 +40,9 @@ def exit_code_of(program: Callable[[], object]) -> int:
     try:
         with interrupts.obeyed():
             code = _run(program)
-        # flush the buffer here, where a failure is still handled
-        sys.stdout.flush()
+        # flush the buffer here, where a failure is still handled; not one after a hang-up
+        with suppress(*((OSError,) if code > 128 else ())):
+            sys.stdout.flush()
         return code
     except BrokenPipeError:
         # the reader of a pipe went away: nobody is left to report to
