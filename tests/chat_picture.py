@@ -29,7 +29,9 @@ ASKED = {
 def conversation(seed: str = "0") -> list[str]:
     """Return the lines of the terminal after a conversation, up to the last prompt."""
     size = (24, COLUMNS)
-    terminal = Terminal("smollm2-hybrid", "--seed", seed, size=size, term="xterm-256color")
+    terminal = Terminal(
+        "smollm2-hybrid", "--seed", seed, size=size, term="xterm-256color", anew=True
+    )
     for line, ending in ASKED.items():
         terminal.ask(line, ending)
     terminal.wait_for(">>>")

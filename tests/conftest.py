@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import psutil
 import pytest
 
-from tests import compiling
+from tests import compiling, forks
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: processes that a
 # test interrupts would wait forever.
@@ -131,6 +131,7 @@ def pytest_runtest_setup() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End processes that a test left running, and fail if there are any."""
+    forks.stop()
     if hasattr(session.config, "workerinput"):
         return
     shutil.rmtree(os.environ[compiling.FOLDER])

@@ -158,7 +158,7 @@ def main() -> None:
     asked = parser.parse_args()
     print(f"{'bad':>4} {'answers':>8} {'p50 ms':>7} {'p90 ms':>7} {'p99 ms':>7} {'load':>5}  ended")
     for bad in (0, asked.bad) * 2:
-        with Server(bundle=MODEL) as server:
+        with Server(bundle=MODEL, anew=True) as server:
             crowd = asyncio.run(run(server, asked.seconds, asked.good, bad))
         found = sorted(crowd.latencies) or [float("nan")]
         shown = [1e3 * found[int(len(found) * share)] for share in (0.5, 0.9, 0.99)]

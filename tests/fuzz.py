@@ -266,7 +266,7 @@ def _http() -> Iterator[tuple[list[bytes], Parse]]:
         + body
         for path, body in bodies.items()
     ]
-    with Server(bundle="demo-draft") as server:
+    with Server(bundle="demo-draft", anew=True) as server:
 
         def parse(raw: bytes) -> None:
             assert server.process.poll() is None, "the server has ended"

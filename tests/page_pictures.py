@@ -27,7 +27,7 @@ PROFILE = ("-p", "128,256,512", "-n", "64", "-r", "5")
 
 def take_server(path: Path) -> None:
     """Save a picture of the server's page after a conversation."""
-    with Server(bundle=MODEL) as server, Browser() as browser:
+    with Server(bundle=MODEL, anew=True) as server, Browser() as browser:
         browser.open(f"http://127.0.0.1:{server.port}/#{server.key}", width=900, height=700)
         browser.until("model.options.length === 1")
         browser.value("temperature.value = 0")

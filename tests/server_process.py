@@ -10,12 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import openai
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.forks import ROOT, Fork
+
 KEY = "the-key-of-the-tests"
 PATIENCE = 60  # seconds for anything on a busy machine; nothing takes that long
 END = "6"  # the demo model's end of turn
@@ -26,20 +26,21 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello, how are you?"}]
 class Server:
     """`edge serve` with `--json`. On exit it is stopped; it must have logged no failure."""
 
-    def __init__(self, *options: str, bundle: str = "demo", key: str | None = KEY) -> None:
+    def __init__(
+        self, *options: str, bundle: str = "demo", key: str | None = KEY, anew: bool = False
+    ) -> None:
+        """`anew`: start Python, instead of forking a process that has imported the programs."""
         environment = {name: value for name, value in os.environ.items() if name != "EDGE_API_KEY"}
         if key is not None:
             environment["EDGE_API_KEY"] = key
-        command = [sys.executable, "-m", "edge.apps.cli", "serve", bundle, "--port", "0", "--json"]
-        self.process = subprocess.Popen(
-            [*command, "--threads", "1", *options],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
-        )  # fmt: skip
+        start = _started if anew else _forked
+        command = ["serve", bundle, "--port", "0", "--json", "--threads", "1", *options]
+        self.process, out, err = start(command, environment)
         self._lines: queue.Queue[str] = queue.Queue()
         self._errors: list[str] = []
         for stream, take in (
-            (self.process.stdout, self._lines.put),
-            (self.process.stderr, self._errors.append),
+            (out, self._lines.put),
+            (err, self._errors.append),
         ):
             threading.Thread(target=_pump, args=(stream, take), daemon=True).start()
         self.key = key or ""
@@ -110,6 +111,23 @@ class Server:
         lines = [f"{method} {path} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in fields.items() if value is not None]
         return self.raw("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
+
+
+def _forked(command: list[str], environment: dict[str, str]) -> tuple[Any, IO[str], IO[str]]:
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    with open(os.devnull) as nothing, open(out_end, "w") as one, open(err_end, "w") as other:
+        files = nothing.fileno(), one.fileno(), other.fileno()
+        process = Fork("edge.apps.cli", *command, files=files, environment=environment)
+    return process, open(out), open(err)
+
+
+def _started(command: list[str], environment: dict[str, str]) -> tuple[Any, IO[str], IO[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edge.apps.cli", *command], text=True, cwd=ROOT, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stderr is not None
+    return process, process.stdout, process.stderr
 
 
 def received(connection: socket.socket) -> bytes:

@@ -116,7 +116,7 @@ def soak(minutes: float) -> bool:
     tally, rows, taken, asked = Tally(), [], 0.0, 0
     print(f"{'minute':>7} {'requests':>9} {'tokens':>9} {'small p50':>10} {'p99 ms':>8} "
           f"{'CPU ms':>7} {'MB':>8} {'files':>6}")  # fmt: skip
-    with Server(bundle="demo-draft") as server:
+    with Server(bundle="demo-draft", anew=True) as server:
         until = time.monotonic() + 60 * minutes
         clients = [
             threading.Thread(target=talk, args=(server, seed, until, tally))

@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 import pyte
 
+from tests.forks import Fork
+
 ENDLESS = ["--temperature", "5", "--seed", "1", "--max-tokens", "100000000"]
 SHORT = ["--temperature", "5", "--max-tokens", "4", "--seed", "1"]
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>]|\].*?\x07)")
@@ -27,20 +29,17 @@ class Terminal:
 
     def __init__(
         self, *arguments: str, term: str = "xterm", size: tuple[int, int] = (24, 80),
-        module: str = "edge.apps.chat", **environment: str,
+        module: str = "edge.apps.chat", anew: bool = False, **environment: str,
     ) -> None:  # fmt: skip
+        """`anew`: start Python, instead of forking a process that has imported the programs."""
         self._master, slave = pty.openpty()
         self._size = size
         self.resize(*size)
         # pytest's workers set these, which would override the terminal's own size
         inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-        # opening a terminal makes it the controlling one of a new session, so that Ctrl-C works
-        self.process = subprocess.Popen(
-            ["sh", "-c", 'exec "$@" <"$TTY" >"$TTY" 2>&1', "sh", sys.executable, "-m",
-             module, *arguments],
-            start_new_session=True,
-            env=inherited | {"TTY": os.ttyname(slave), "TERM": term} | environment,
-        )  # fmt: skip
+        told = inherited | {"TERM": term} | environment
+        start = _started if anew else _forked
+        self.process = start(module, arguments, os.ttyname(slave), told)
         self._slave = slave
         self.raw = ""
         self._seen = 0
@@ -109,3 +108,20 @@ class Terminal:
         os.close(self._master)
         assert "Traceback" not in self.raw
         return code
+
+
+def _forked(
+    module: str, arguments: tuple[str, ...], terminal: str, environment: dict[str, str]
+) -> Fork:
+    return Fork(module, *arguments, terminal=terminal, environment=environment)
+
+
+def _started(
+    module: str, arguments: tuple[str, ...], terminal: str, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    # opening a terminal makes it the controlling one of a new session, so that Ctrl-C works
+    return subprocess.Popen(
+        ["sh", "-c", 'exec "$@" <"$TTY" >"$TTY" 2>&1', "sh", sys.executable, "-m",
+         module, *arguments],
+        start_new_session=True, env=environment | {"TTY": terminal},
+    )  # fmt: skip

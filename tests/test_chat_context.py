@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from edge.apps.chat import context, conversation
+from edge.apps.chat import context, conversation, main
 from edge.apps.chat.commands import COMMANDS, Chat
 from edge.errors import ContextFullError, InputError
 from edge.text.template import Message
 from tests.facts import facts, says
+from tests.programs import called
 from tests.session_models import bundle, model
 from tests.terminal import SHORT, Terminal
-from tests.test_frictions import edge_chat
 
 SAMPLING = {"max_tokens": 3, "seed": 1}
 
@@ -100,9 +100,9 @@ def test_options_of_edge_chat(tmp_path: Path) -> None:
     terminal.ask("/show", "turns to take back: 1")
     terminal.bye()
     for option in ("--context", "--undo-levels", "--window"):
-        done = edge_chat(str(bundle("hybrid")), "-p", "x", option, "100000000")
-        assert done.returncode == 2 and option.encode() in done.stderr
-    assert edge_chat("demo", "-p", "x", "--context-policy", "grow").returncode == 2
+        code, _, err = called(main, bundle("hybrid"), "-p", "x", option, "100000000")
+        assert code == 2 and option in err
+    assert called(main, "demo", "-p", "x", "--context-policy", "grow")[0] == 2
 
 
 def test_what_read_kept_survives_a_message_that_was_not_read(

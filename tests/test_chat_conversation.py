@@ -12,7 +12,9 @@ from tests.terminal import ENDLESS, SHORT, Terminal
 
 def test_a_talk_with_every_command(tmp_path: Path) -> None:
     file = tmp_path / "a talk"
-    terminal = Terminal(str(bundle("chat")), *SHORT, "--system", "be kind", size=(24, 120))
+    terminal = Terminal(
+        str(bundle("chat")), *SHORT, "--system", "be kind", size=(24, 120), anew=True
+    )
     terminal.wait_for("/help for commands")
     terminal.ask("hello", "[ prompt")
     assert "reused 0" in terminal.wait_for("]")

@@ -11,6 +11,7 @@ import pytest
 
 from edge.apps.chat import main
 from edge.apps.chat.output import Stream
+from tests import forks
 from tests.programs import called
 from tests.session_models import bundle, model
 
@@ -26,10 +27,7 @@ def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
 
 
 def run(*arguments: str, text: bytes = b"") -> tuple[int, str, str]:
-    process = start(*arguments)
-    out, err = process.communicate(text, timeout=120)
-    assert b"Traceback" not in err
-    return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+    return forks.run("edge.apps.chat", *arguments, text=text)
 
 
 def expected(kind: str, prompt: str, **sampling: object) -> str:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 from typer.testing import CliRunner
@@ -26,6 +27,7 @@ from edge.cpu import usable_cores
 from edge.errors import EngineError, InputError, StateError
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.result import GenerationResult, Timings
+from tests import forks
 from tests.facts import says
 from tests.programs import called
 from tests.session_models import bundle, model
@@ -184,18 +186,12 @@ def test_the_figures_fit_the_terminal(width: int) -> None:
 # -- programs --------------------------------------------------------------------------------------
 
 
-def edge_chat(*arguments: str, **more: object) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge.apps.chat", *arguments],
-        capture_output=True,
-        timeout=120,
-        **more,
-    )  # type: ignore[call-overload, no-any-return]
-
-
 def test_one_answer_as_json() -> None:
     given = ("--json", "--max-tokens", "4", "--seed", "1")
-    done = edge_chat(str(bundle("chat")), *given, input=b"hello")
+    done = subprocess.run(
+        [sys.executable, "-m", "edge.apps.chat", str(bundle("chat")), *given],
+        input=b"hello", capture_output=True, timeout=120,
+    )  # fmt: skip
     facts = json.loads(done.stdout)
     assert done.returncode == 0 and done.stderr == b""
     assert facts["generated_tokens"] == 4 and facts["finish_reason"] == "length"
@@ -203,35 +199,40 @@ def test_one_answer_as_json() -> None:
 
 
 def test_without_a_terminal_and_without_text_it_says_how_to_use_it() -> None:
-    done = edge_chat(str(bundle("chat")), stdin=subprocess.DEVNULL)
-    assert done.returncode == 1
-    assert b"give some text with -p or a pipe, or run it in a terminal" in done.stderr
+    with open(os.devnull) as nothing:
+        code, _, said = forks.run("edge.apps.chat", str(bundle("chat")), stdin=nothing.fileno())
+    assert code == 1
+    assert says(said, "give some text", "-p", "a pipe", "in a terminal")
 
 
 def test_a_pipe_that_stays_open_is_not_waited_for() -> None:
     read, write = os.pipe()
+    given = (str(bundle("chat")), "-p", "hello", "--max-tokens", "2")
     try:
-        done = edge_chat(str(bundle("chat")), "-p", "hello", "--max-tokens", "2", stdin=read)
+        code, _, said = forks.run("edge.apps.chat", *given, stdin=read)
     finally:
         os.close(read)
         os.close(write)
-    assert done.returncode == 0 and b"nothing came on standard input in 3 s" in done.stderr
+    assert code == 0 and says(said, "nothing came", " 3 s")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_is_one_line() -> None:
-    with open("/dev/full", "wb") as full:
-        for program in (
-            ["edge.apps.chat", str(bundle("chat")), "-p", "x", "--max-tokens", "2"],
-            ["edge.apps.cli", "info", str(bundle("chat"))],
-        ):
-            command = [sys.executable, "-m", *program]
-            done = subprocess.run(
-                command, stdout=full, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=120
-            )
-            said = done.stderr.decode()
-            assert done.returncode == 1 and "Traceback" not in said and "Exception" not in said
-            assert "No space left on device" in said
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("edge.apps.chat", ["chat", "-p", "x", "--max-tokens", "2"]),
+        ("edge.apps.cli", ["info", "chat"]),
+    ],
+    ids=["edge-chat", "edge"],
+)
+def test_a_full_disk_is_one_line(module: str, arguments: list[str]) -> None:
+    given = [str(bundle("chat")) if each == "chat" else each for each in arguments]
+    with open("/dev/full", "wb") as full, open(os.devnull) as nothing, TemporaryFile() as err:
+        files = nothing.fileno(), full.fileno(), err.fileno()
+        assert forks.Fork(module, *given, files=files).wait(120) == 1
+        said = forks.content(err)
+    assert "Traceback" not in said and "Exception" not in said
+    assert "No space left on device" in said
 
 
 def test_help_and_version() -> None:

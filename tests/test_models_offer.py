@@ -68,9 +68,9 @@ def test_a_model_pulled_under_another_name_is_found(hub: FakeHub) -> None:
     assert chat(f"{REPOSITORY}@main")[0] == 1, "it may be another revision"
 
 
-def refused(source: str, **environment: str) -> str:
+def refused(source: str, anew: bool = False, **environment: str) -> str:
     """Return what a chat on a terminal says that cannot pull."""
-    terminal = Terminal(source, size=(24, 200), **environment)
+    terminal = Terminal(source, size=(24, 200), anew=anew, **environment)
     assert terminal.leave() == 1
     assert QUESTION not in terminal.raw
     return terminal.raw
@@ -83,10 +83,10 @@ def test_what_cannot_be_pulled_is_not_asked(hub: FakeHub, tmp_path: Path) -> Non
     for missing, extra in (("gguf", "export,hub"), ("huggingface_hub", "hub")):
         program = f"import sys\nsys.modules[{missing!r}] = None\n"
         (tmp_path / "sitecustomize.py").write_text(program)
-        said = refused(REPOSITORY, PYTHONPATH=str(tmp_path))
+        said = refused(REPOSITORY, anew=True, PYTHONPATH=str(tmp_path))
         assert missing in said and f"pip install 'mamba-edge[{extra}" in said
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['gguf'] = None\n")
-    assert "mamba-edge[export" in refused("pypi:tiny-model", PYTHONPATH=str(tmp_path))
+    assert "mamba-edge[export" in refused("pypi:tiny-model", anew=True, PYTHONPATH=str(tmp_path))
     assert hub.asked == []
 
 

@@ -22,6 +22,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import OrtDevice  # type: ignor
 from rich.console import Console
 
 import edge
+from edge.apps import chat, cli
 from edge.apps.doctor import ort as doctor_ort
 from edge.apps.doctor.checks import judged
 from edge.apps.measure.stopwatch import timed
@@ -35,7 +36,9 @@ from edge.runtime import ort_providers
 from edge.runtime.cuda import install
 from edge.runtime.engines import check_provider, title
 from edge.runtime.ort_providers import PROVIDERS, VARIABLE, Choice, choose
+from tests import forks
 from tests.facts import facts, says
+from tests.programs import called
 
 
 @pytest.fixture(autouse=True)
@@ -281,9 +284,9 @@ WITHOUT_CUDA = """
 import sys
 from edge.onnx_runtime import onnxruntime
 onnxruntime.get_available_providers = lambda: ["CPUExecutionProvider"]
-from edge.apps import chat, cli
+from edge.apps import cli
 sys.argv[0] = "edge"
-(chat if sys.argv[1] == "demo-draft" else cli).main()
+cli.main()
 """
 
 
@@ -297,11 +300,11 @@ sys.argv[0] = "edge"
     ],
     ids=["edge-chat", "edge profile", "edge eval", "edge serve"],
 )
-def test_every_program_hands_the_option_on(arguments: Sequence[str]) -> None:
-    command = [sys.executable, "-c", WITHOUT_CUDA, *arguments, "--provider", "cuda"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert f"built without {CUDA}" in done.stderr
+def test_every_program_hands_the_option_on(arguments: Sequence[str], ort: StandIn) -> None:
+    ort.built = (CPU,)
+    main = chat.main if arguments[0] == "demo-draft" else cli.main
+    code, _, said = called(main, *arguments, "--provider", "cuda")
+    assert code == 1 and f"built without {CUDA}" in said
 
 
 def test_serve_says_what_a_list_came_to() -> None:
@@ -391,15 +394,22 @@ def test_doctor_tries_each_provider(ort: StandIn, monkeypatch: pytest.MonkeyPatc
 # -- no ONNX Runtime ------------------------------------------------------------------------------
 
 
-def without(code: str, path: Path | None = None) -> str:
-    """Return a program's output when the module is missing, or when `path` comes first."""
+def without(code: str, path: Path | None = None, anew: bool = False) -> str:
+    """Return a program's output when the module is missing, or when `path` comes first.
+
+    `anew`: in a Python that has imported nothing.
+    """
     hide = "sys.modules['onnxruntime'] = None" if path is None else f"sys.path.insert(0, '{path}')"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{hide}\n{code}"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    program = f"import sys\n{hide}\n{code}"
+    if not anew:
+        ended, out, err = forks.run("-c", program)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+        )
+        ended, out, err = done.returncode, done.stdout, done.stderr
+    assert ended == 0, err
+    return out
 
 
 LOAD = """
@@ -456,18 +466,20 @@ def test_talking_needs_it_only_where_kernels_are_not_compiled() -> None:
 
 
 def test_other_engines_do_without_it() -> None:
-    without("import edge.runtime.cuda.opening, edge.runtime.tensorrt.opening")
-    without("import edge.apps.profile.run, edge.apps.profile.words, edge.apps.profile.page")
-    info = "from edge.apps.cli import main\nsys.argv = ['edge', 'info', 'demo-draft']\n"
-    assert "mamba" in without(
-        f"{info}try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
+    imports = (
+        "import edge.runtime.cuda.opening, edge.runtime.tensorrt.opening\n"
+        "import edge.apps.profile.run, edge.apps.profile.words, edge.apps.profile.page\n"
     )
+    info = "from edge.apps.cli import main\nsys.argv = ['edge', 'info', 'demo-draft']\n"
+    end = "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
+    assert "mamba" in without(f"{imports}{info}{end}", anew=True)
 
 
 def test_export_says_what_it_lacks() -> None:
     said = without(
         "from edge.errors import EngineError\n"
         "try:\n    import edge.export.exporter\n"
-        "except EngineError as problem:\n    print(problem)"
+        "except EngineError as problem:\n    print(problem)",
+        anew=True,
     )
     assert said.startswith("ONNX Runtime is not installed (")

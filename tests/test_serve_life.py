@@ -199,7 +199,7 @@ def test_ctrl_c_is_told_apart_from_being_stopped() -> None:
 
 def test_a_key_is_made_and_told_once_unless_one_is_given() -> None:
     """A given one is not told: see `test_ctrl_c_is_told_apart_from_being_stopped`."""
-    with Server(key=None) as server:
+    with Server(key=None, anew=True) as server:
         assert len(server.start["api_key"]) > 30
         assert server.start["pid"] == server.process.pid
         assert server.start["url"].startswith("http://127.0.0.1:")
