@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -17,11 +19,12 @@ LOOK_UPS = [Shape.of_chain(length, LOOK_UP) for length in (1, 2, 3, 5, 7)]
 ARMS = [*CHAINS, *TREES, *LOOK_UPS]
 TOKENS, PROMPT = 48, 60
 # milliseconds of the target's runs by number of tokens, of a drafter's run, and of the overhead
-SMALL = ([1, 2, 3, 4, 5, 6, 8], [0.5, 0.6, 0.65, 0.69, 0.75, 0.81, 0.92], 0.12, 0.03)
-LARGE = ([1, 2, 4, 8], [20.0, 23.0, 26.0, 34.0], 1.0, 0.03)
+Costs = tuple[tuple[int, ...], tuple[float, ...], float, float]
+SMALL: Costs = ((1, 2, 3, 4, 5, 6, 8), (0.5, 0.6, 0.65, 0.69, 0.75, 0.81, 0.92), 0.12, 0.03)
+LARGE: Costs = ((1, 2, 4, 8), (20.0, 23.0, 26.0, 34.0), 1.0, 0.03)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Texts:
     """A pair of models and texts for them.
 
@@ -37,10 +40,11 @@ class Texts:
 
     accepted: float
     repeats: float = 0.25
-    costs: tuple[list[int], list[float], float, float] = SMALL
+    costs: Costs = SMALL
     after: float = 0.0
     stands: float = 0.4
 
+    @functools.cache  # noqa: B019  (a few texts, and each many times)
     def verify(self, nodes: int) -> float:
         counts, milliseconds, _, around = self.costs
         more = (milliseconds[-1] - milliseconds[-2]) / (counts[-1] - counts[-2])
@@ -57,18 +61,20 @@ class Texts:
         policies.
         """
         bandit.begin(greedy)
-        said, rng = (np.random.default_rng((number, part)) for part in (0, 1))
-        odds = np.log(self.accepted / (1 - self.accepted)) + 0.7 * said.standard_normal()
-        accepted = 1 / (1 + np.exp(-odds))
-        matched, stands = self._repetition(said)
+        accepted, matched, stands = self._said(number)
+        rng = np.random.default_rng((number, 1))
         spent, at, behind, ran = 0.0, 1, PROMPT + 1, False
         while at < TOKENS:
             found: tuple[int, ...] = ()
             if matched[at]:
                 bad = next((i for i in range(7) if not stands[at + i]), 7)
                 found = (*range(at, at + bad), *[-1] * (7 - bad))
-            outlook = Outlook(int(matched[at]), found, behind)
-            noise = np.exp(0.15 * rng.standard_normal(2)) * np.where(rng.random(2) < 0.01, 3, 1)
+            outlook = Outlook(matched[at], found, behind)
+            drawn, outliers = rng.standard_normal(2).tolist(), rng.random(2).tolist()
+            noise = [
+                math.exp(0.15 * one) * (3 if rare < 0.01 else 1)
+                for one, rare in zip(drawn, outliers, strict=True)
+            ]
             if bandit.rests(outlook):
                 step = self.verify(0) + (self.after if ran else 0.0)
                 spent, at, behind, ran = spent + step, at + 1, behind + 1, False
@@ -98,14 +104,19 @@ class Texts:
             at, behind = at + len(came), behind + len(came)
             if shape.source != LOOK_UP and shape.nodes:
                 behind = len(came) - min(len(ranks), shape.depth - 1)
-            seconds = 1e-3 * noise * (drafting, verifying)
+            seconds = 1e-3 * noise[0] * drafting, 1e-3 * noise[1] * verifying
             done = Round(shape, shape.nodes, tuple(offered), tuple(ranks), *seconds, outlook, came)
             bandit.learn(done)
         return (at - 1) * self.verify(0) / spent
 
-    def _repetition(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return (match length at each place, 0 for none; whether the next token repeats too)."""
-        matched, stands = np.zeros(TOKENS + 16, int), np.zeros(TOKENS + 16, bool)
+    @functools.cache  # noqa: B019
+    def _said(self, number: int) -> tuple[float, list[int], list[bool]]:
+        """Return (acceptance of the model's first child; match length at each place, 0 for none;
+        whether the next token repeats too).
+        """
+        rng = np.random.default_rng((number, 0))
+        odds = math.log(self.accepted / (1 - self.accepted)) + 0.7 * rng.standard_normal()
+        matched, stands = [0] * (TOKENS + 16), [False] * (TOKENS + 16)
         length = 0
         for at in range(len(matched)):
             if not length and rng.random() < self.repeats:
@@ -113,7 +124,7 @@ class Texts:
             matched[at] = length
             stands[at] = bool(length) and rng.random() < (self.stands if length < 6 else 0.97)
             length = length + 1 if stands[at] else 0
-        return matched, stands
+        return 1 / (1 + math.exp(-odds)), matched, stands
 
 
 def _speeds(texts: Texts, answers: range, *, arms: list[Shape] = ARMS,
@@ -126,7 +137,7 @@ def _speeds(texts: Texts, answers: range, *, arms: list[Shape] = ARMS,
 @pytest.mark.parametrize("costs", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("accepted", [0.2, 0.4, 0.5])
 def test_what_seldom_pays_costs_the_slowest_tenth_little(
-    accepted: float, costs: tuple[list[int], list[float], float, float]
+    accepted: float, costs: Costs
 ) -> None:
     """Texts without repeats, and a drafter that is not good enough: there is nothing to gain,
     except a little in some answers.
