@@ -73,26 +73,28 @@ def measure(*values: Any) -> tuple[int, int]:
     and depth.
     """
     size = count = 0
-    pending = [(value, 0) for value in values]
+    pending: list[tuple[Iterable[Any], int]] = [(values, 0)]
     while pending:
-        value, depth = pending.pop()
-        size += ELEMENT
-        count += 1
-        if isinstance(value, str):
-            size += len(value)
-        elif isinstance(value, int):
-            if value.bit_length() > MAX_BITS:
-                raise SecurityError(f"computes a number of more than {MAX_BITS} bits")
-        elif isinstance(value, (Mapping, list, tuple)):
-            if depth > MAX_NESTED:
-                raise SecurityError(f"nests values more than {MAX_NESTED} deep")
-            if len(value) * ELEMENT > MAX_SIZE:
+        together, depth = pending.pop()
+        for value in together:
+            size += ELEMENT
+            count += 1
+            if isinstance(value, str):
+                size += len(value)
+            elif isinstance(value, int):
+                if value.bit_length() > MAX_BITS:
+                    raise SecurityError(f"computes a number of more than {MAX_BITS} bits")
+            # most are one of the first three: it takes long to find out that one is a Mapping
+            elif isinstance(value, (list, tuple, dict, Mapping)):
+                if depth > MAX_NESTED:
+                    raise SecurityError(f"nests values more than {MAX_NESTED} deep")
+                if len(value) * ELEMENT > MAX_SIZE:
+                    raise too_large()
+                pending.append((value, depth + 1))
+                if not isinstance(value, (list, tuple)):
+                    pending.append((value.values(), depth + 1))
+            if size > MAX_SIZE:
                 raise too_large()
-            pending += [(element, depth + 1) for element in value]
-            if isinstance(value, Mapping):
-                pending += [(element, depth + 1) for element in value.values()]
-        if size > MAX_SIZE:
-            raise too_large()
     return size, count
 
 
@@ -161,7 +163,7 @@ def attribute_getter(budget: Budget, path: Any, default: Any = None) -> Callable
     def attribute_of(value: Any) -> Any:
         for part, index in keys:
             budget.spend()
-            if isinstance(value, Mapping) and part in value:
+            if isinstance(value, (dict, Mapping)) and part in value:
                 value = value[part]
             elif isinstance(value, (list, tuple)) and index is not None and index < len(value):
                 value = value[index]
