@@ -11,7 +11,6 @@ to strings that nobody can type.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
@@ -101,14 +100,18 @@ class HfTokenizer(Tokenizer):
 
     def _rebuild(self) -> None:
         """Flag every special token as special and hide its spelling from the vocabulary."""
-        data, secret = copy.deepcopy(self._json), secrets.token_hex(32)
+        data, secret = {**self._json}, secrets.token_hex(32)
         hidden = {special.text: f"{secret}-{special.id}" for special in self.specials}
         # renamed, not left out: the library counts the ids of those that follow
-        for token in data.get("added_tokens") or []:
-            if token["content"] in hidden:
-                token |= {"content": hidden[token["content"]], "special": True, "normalized": False}
+        if added := data.get("added_tokens"):
+            data["added_tokens"] = [
+                token | {"content": hidden[text], "special": True, "normalized": False}
+                if (text := token["content"]) in hidden
+                else token
+                for token in added
+            ]
         data["post_processor"] = None  # it names special tokens, and is not used here
-        model = data["model"]
+        model = data["model"] = {**data["model"]}
         vocabulary = model["vocab"]
         if isinstance(vocabulary, dict):
             model["vocab"] = {hidden.get(text, text): i for text, i in vocabulary.items()}
