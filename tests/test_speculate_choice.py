@@ -136,9 +136,7 @@ def _speeds(texts: Texts, answers: range, *, arms: list[Shape] = ARMS,
 
 @pytest.mark.parametrize("costs", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("accepted", [0.2, 0.4, 0.5])
-def test_what_seldom_pays_costs_the_slowest_tenth_little(
-    accepted: float, costs: Costs
-) -> None:
+def test_what_seldom_pays_costs_the_slowest_tenth_little(accepted: float, costs: Costs) -> None:
     """Texts without repeats, and a drafter that is not good enough: there is nothing to gain,
     except a little in some answers.
     """

@@ -78,4 +78,4 @@ def test_what_an_open_call_holds_is_not_read_again(form: CallForm, start: str, p
             reader.feed(_Counted(part))
         return _Counted.read
 
-    assert work(6000) > 0 and work(12000) < 2.5 * work(6000)
+    assert work(4000) > 0 and work(8000) < 2.5 * work(4000)
