@@ -6,51 +6,79 @@ one graph launch, and how errors in the middle of a model are handled.
 
 from __future__ import annotations
 
+import json
 import os
-import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edge.config import ModelConfig
 from edge.errors import EdgeError, EngineError
+from edge.launch import CompiledKernel, LaunchPlan
 from tests.cuda.fake_driver import ran, scenario
 
 pytestmark = pytest.mark.without_gpu
 
 SM = 87
+FOLDER = "EDGE_TEST_PARTS"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Export and compile the model once, into a folder that every scenario opens."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    from edge.plugins.compiler.aot import compile_variants
+    from edge.plugins.lowering.plan import lower
+    from tests import quantized_models
+
+    name = "mamba1"  # whose kernels tests/test_kernels_aot.py compiles, too
+    _, mixed = quantized_models.plan_of(name, "w8a8")
+    folder = tmp_path_factory.mktemp("parts")
+    built = quantized_models.built(name, mixed, folder)
+    plan = lower(built.graph.read_bytes(), folder)
+    kernels = compile_variants(plan.variants, [SM])[SM]
+    (folder / "config").write_text(quantized_models.network(name).config.model_dump_json())
+    (folder / "plan").write_text(plan.model_dump_json())
+    (folder / "dtypes").write_text(json.dumps(dict(built.state_dtypes)))
+    for index, each in enumerate(plan.variants):
+        kernel, cubin = kernels.get(each)
+        (folder / f"{index}.kernel").write_text(kernel.model_dump_json())
+        (folder / f"{index}.cubin").write_bytes(cubin)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER, str(folder))
+        yield
 
 
 def _engine() -> Any:
-    from edge.plugins.compiler.aot import compile_variants
-    from edge.plugins.lowering.plan import lower
     from edge.runtime.cuda.core import CoreDevice
     from edge.runtime.cuda.device import Exclusive
     from edge.runtime.cuda.engine import CudaEngine
     from edge.runtime.cuda.launching import PlanExecutor
     from edge.runtime.cuda.weights import DeviceWeights
     from edge.runtime.layout import Identity
-    from tests import quantized_models
 
-    name = "mamba1"  # whose kernels tests/test_kernels_aot.py compiles, too
-    _, mixed = quantized_models.plan_of(name, "w8a8")
-    with tempfile.TemporaryDirectory() as folder:
-        built = quantized_models.built(name, mixed, Path(folder))
-        bundle = built.graph.parent.parent
-        plan = lower(built.graph.read_bytes(), bundle)
-        data = (bundle / "weights.bin").read_bytes()
-    kernels = compile_variants(plan.variants, [SM])[SM]
+    folder = Path(os.environ[FOLDER])
+
+    def read(name: str) -> str:
+        return (folder / name).read_text()
+
+    plan = LaunchPlan.model_validate_json(read("plan"))
     device = CoreDevice(limit_s=30)
     exclusive = Exclusive(device)
     weights = DeviceWeights(plan, exclusive)
-    weights.read([data])
-    loaded = {i: device.load(each, *kernels.get(each)) for i, each in enumerate(plan.variants)}
+    weights.read([(folder / "weights.bin").read_bytes()])
+    loaded = {}
+    for index, each in enumerate(plan.variants):
+        kernel = CompiledKernel.model_validate_json(read(f"{index}.kernel"))
+        loaded[index] = device.load(each, kernel, (folder / f"{index}.cubin").read_bytes())
     engine = CudaEngine(
-        quantized_models.network(name).config, exclusive,
+        ModelConfig.model_validate_json(read("config")), exclusive,
         PlanExecutor(plan, loaded, weights, device),
-        chunk=48, identity=Identity("test"), state_dtypes=built.state_dtypes,
+        chunk=48, identity=Identity("test"), state_dtypes=json.loads(read("dtypes")),
     )  # fmt: skip
     launches = {program.kind: len(program.launches) for program in reversed(plan.programs)}
     return engine, launches
@@ -88,7 +116,6 @@ def verbs() -> Any:
 
 
 def test_a_step_is_one_launch_and_allocates_nothing() -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
     done = ran(verbs)
     seen, launches = done.result["seen"], done.result["launches"]
     assert seen.pop("load")["launch"] > 0  # recorded, not run
@@ -116,7 +143,6 @@ def faulty() -> Any:
 
 
 def test_an_illegal_address_in_a_step_ends_the_engine_and_not_the_process() -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
     done = ran(faulty, fail="cuGraphLaunch:2:700")
     first, second, *later = done.result["said"]
     assert first == "ran"
@@ -127,7 +153,6 @@ def test_an_illegal_address_in_a_step_ends_the_engine_and_not_the_process() -> N
 
 
 def test_no_memory_for_a_state_is_told_and_passes() -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
     done = ran(faulty, fail="cuMemAlloc:3:2")
     first, *later = done.result["said"]
     assert "no room" in first
