@@ -70,15 +70,18 @@ def engine_of(model: ModelProto, log: Any, gpu: str) -> bytes:
 
 
 def bodies() -> list[str]:
-    """Return all device ops. A Mamba-1 scan has a type of state, B and C of groups or not, and dt
-    ready or not; of these forms, those in which each two of the three choices meet.
+    """Return all device ops. A scan has a type of state, B and C of groups or not, and for Mamba-1
+    dt ready or not. Of Mamba-1's forms, those in which each two of the three choices meet; of
+    Mamba-2's, each type of state once and both choices of groups: a body is put together from
+    a part for each choice.
     """
-    scans = re.compile("SelectiveScan(Groups)?(?:Int8_(8|16|32))?(Dt)?")
+    scans = re.compile("SelectiveScan(Heads|Groups)?(?:Int8_(8|16|32))?(_1)?(Dt)?")
     found = []
     for name in DEVICE_OPS:
         scan = scans.fullmatch(name)
-        chosen = scan and (bool(scan[1]) + bool(scan[3]) + (scan[2] in ("8", "32"))) % 2
-        found += [] if chosen else [name]
+        choices = scan and (scan[1] == "Groups") + bool(scan[3]) + bool(scan[4])
+        left_out = scan and (choices + (scan[2] in ("8", "32"))) % 2
+        found += [] if left_out else [name]
     return found
 
 
