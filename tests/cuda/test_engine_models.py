@@ -100,7 +100,9 @@ def same_arrays(found: dict, expected: dict, rounded: bool) -> None:  # type: ig
 @pytest.mark.parametrize("case", CASES)
 def test_chunks_steps_and_going_back(case: str) -> None:
     # runs that take seconds; other cases and the trees have longer runs of these kernels
-    short = case in ("mamba1", "mamba2") or case.startswith(("hybrid", "parallel", "normed"))
+    short = case in ("mamba1", "mamba2") or case.startswith(
+        ("hybrid", "parallel", "normed", "head-gate", "experts")
+    )
     window = 1 if short else WINDOW
     pair = Pair(engines(*CASES[case]), window)
     pair.run(tokens(11 if short else 19, seed=1), commit=True)
