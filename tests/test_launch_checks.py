@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,13 @@ STATES = {"layers.0.conv_state": "int8"}
 
 
 def made() -> dict[str, Any]:
-    """Return a plan with an argument of every kind, as JSON has it."""
+    """Return a plan with an argument of every kind, as JSON has it, to be changed by the caller."""
+    data: dict[str, Any] = json.loads(_json())
+    return data
+
+
+@cache
+def _json() -> str:
     tables = Tables()
     at = Lowering(Regime("chain", None), tables, {})
     view = at.new("layers.0.xz", "i8", "TB", 48)
@@ -69,12 +76,12 @@ def made() -> dict[str, Any]:
         taps=(4,),
         rotations=((10000.0, 4),),
     )
-    data: dict[str, Any] = json.loads(json.dumps(plan.model_dump(mode="json")))
+    data = plan.model_dump(mode="json")
     data["weights"]["w"] = {"dtype": "f16", "offset": 64, "elements": 128}
     data["launches"][1]["arguments"].append({"space": "weight", "name": "w", "at": 16})
     data["variants"][1]["arguments"].append("weight")
     data["variants"][1]["types"].append("*fp16:16")
-    return data
+    return json.dumps(data)
 
 
 def judge(data: dict[str, Any]) -> LaunchPlan:

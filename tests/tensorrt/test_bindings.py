@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from edge.errors import EngineError
+from edge.apps import build
+from edge.apps.cli import app
+from edge.errors import EdgeError, EngineError
 from edge.runtime.tensorrt import bindings
 from tests.facts import facts, says
 
@@ -135,15 +137,17 @@ def test_either_name_of_tensorrt_for_rtx_will_do(packages: Path) -> None:
 
 
 @pytest.mark.skipif(not ABSENT, reason="TensorRT is installed here")
-def test_where_only_tensorrt_for_rtx_is_its_flag_is_named(packages: Path) -> None:
+def test_where_only_tensorrt_for_rtx_is_its_flag_is_named(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package(packages, "tensorrt_rtx", REAL % "1.8.0")
-    done = subprocess.run(
-        [sys.executable, "-m", "edge.apps.cli", "build", "demo"], capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(packages)},
-    )  # fmt: skip
-    assert done.returncode == 1 and "TensorRT is not installed" in done.stderr
-    assert says(done.stderr, "edge build BUNDLE --rtx", "TensorRT for RTX 1.8.0")
-    assert bindings.how_to_install("tensorrt") in done.stderr
+    monkeypatch.setenv(build.VARIABLE, "1")  # as in the process that builds
+    done = CliRunner().invoke(app, ["build", "demo"])
+    assert isinstance(done.exception, EdgeError) and done.stdout == ""
+    said = str(done.exception)
+    assert "TensorRT is not installed" in said
+    assert says(said, "edge build BUNDLE --rtx", "TensorRT for RTX 1.8.0")
+    assert bindings.how_to_install("tensorrt") in said
 
 
 def test_what_cannot_be_imported_is_not_recommended(packages: Path) -> None:
