@@ -160,7 +160,7 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestRing = RingMachine.TestCase
-TestRing.settings = settings(max_examples=300, stateful_step_count=40)
+TestRing.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("window", [1, 2, 8])
