@@ -106,7 +106,7 @@ class Terminal:
             self.raw += os.read(self._master, 65536).decode(errors="replace")
         os.close(self._slave)
         os.close(self._master)
-        assert "Traceback" not in self.raw
+        assert "Traceback" not in self.raw, self.raw
         return code
 
 

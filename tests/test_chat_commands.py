@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -14,13 +15,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 import edge
 from edge.apps.chat import conversation
 from edge.apps.chat.commands import COMMANDS, Chat, following
-from edge.apps.chat.input import command_completer
+from edge.apps.chat.input import Cleared, command_completer, key_bindings
 from tests.session_models import bundle, model
 from tests.terminal import ENDLESS, GIVE_UP, SHORT, Terminal
 
@@ -281,3 +286,19 @@ def test_names_of_what_is_kept_are_completed(
     lines = str(COMMANDS["/list"].run(this, "")).splitlines()
     assert len({re.search(r"(fork of|saved) ", line).start() for line in lines}) == 1  # type: ignore[union-attr]
     assert this.length() == "a conversation of 0 messages"
+
+
+@pytest.mark.parametrize("typed, ends", [("half a line\x03", Cleared), ("\x03", KeyboardInterrupt)])
+def test_a_signal_just_after_the_line_ended_is_quiet(typed: str, ends: type[BaseException]) -> None:
+    """The loop still delivers it, when there is no line left to clear."""
+
+    async def interrupted() -> BaseException:
+        session: PromptSession[str] = PromptSession(key_bindings=key_bindings())
+        with pytest.raises(ends) as ended:
+            await session.prompt_async()
+        session.app.key_processor.send_sigint()
+        return ended.value
+
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        keys.send_text(typed)
+        assert type(asyncio.run(interrupted())) is ends

@@ -71,7 +71,7 @@ def _toolkit_ask(commands: Collection[str], following: Following) -> Ask:
         completer=command_completer(commands, following),
         complete_while_typing=False,
         history=_history(),
-        key_bindings=_keys(),
+        key_bindings=key_bindings(),
         enable_history_search=True,
     )
     return session.prompt
@@ -122,7 +122,8 @@ def _history() -> History:
     return FileHistory(path)
 
 
-def _keys() -> KeyBindings:
+def key_bindings() -> KeyBindings:
+    """Return what Ctrl-C and Ctrl-G do to a line that is being typed."""
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     keys = KeyBindings()
@@ -132,7 +133,10 @@ def _keys() -> KeyBindings:
         event.current_buffer.open_in_editor()
 
     @keys.add("c-c")
+    @keys.add("<sigint>")
     def _interrupt(event: KeyPressEvent) -> None:
+        if event.app.is_done or not event.app.is_running:
+            return  # a signal may come just after the line has ended
         typed = bool(event.current_buffer.text)
         event.app.exit(exception=Cleared if typed else KeyboardInterrupt, style="class:aborting")
 
