@@ -275,21 +275,24 @@ def save_on_hangup(session: Session) -> Iterator[list[int]]:
 
     The list gets the signals. A closing terminal sends several: those soon after the first are
     ignored, or they would end the program while it saves. An exception raised where none can leave,
-    such as a finalizer, is lost: a later signal raises it again.
+    such as a finalizer, is lost: an alarm raises it again.
     """
     signals: list[int] = []
-    saving, raised = False, -math.inf
+    saving, tried = False, -math.inf
 
     def hang_up(number: int, frame: FrameType | None) -> None:
-        nonlocal raised
-        signals.append(number)
-        if session.busy:
-            session.cancel()
-        elif not saving and time.monotonic() - raised > AGAIN_S:
-            raised = time.monotonic()
-            raise HangUp(128 + number)
+        nonlocal tried
+        if number != signal.SIGALRM:
+            signals.append(number)
+        if saving or time.monotonic() - tried < AGAIN_S:
+            return
+        tried = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, 1.1 * AGAIN_S)
+        if not session.busy:
+            raise HangUp(128 + signals[0])
+        session.cancel()
 
-    numbers = (signal.SIGHUP, signal.SIGTERM)
+    numbers = (signal.SIGHUP, signal.SIGTERM, signal.SIGALRM)
     previous = [signal.signal(number, hang_up) for number in numbers]
     try:
         try:
@@ -303,6 +306,7 @@ def save_on_hangup(session: Session) -> Iterator[list[int]]:
         _save(session)
         raise
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in zip(numbers, previous, strict=True):
             signal.signal(number, handler)
 
