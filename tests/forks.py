@@ -1,10 +1,10 @@
 """Processes of `edge` and `edge-chat` that need no half second to start Python and import.
 
-One process per test run has imported the programs and loaded a bundle. It forks for each process
-that a test asks for; the fork gets its own arguments, environment, folder and files, and goes on as
-`python -m MODULE` does. It is a process like any other, with its own signals, threads and terminal.
-What a fork cannot show is how Python starts: `Terminal`, `Server` and tests of imports start a
-process anew where asked to.
+Beside each process of pytest, one has imported the programs and loaded a bundle. It forks for each
+process that a test asks for; the fork gets its own arguments, environment, folder and files, and
+goes on as `python -m MODULE` does. It is a process like any other, with its own signals, threads
+and terminal. What a fork cannot show is how Python starts: `Terminal`, `Server` and tests of
+imports start a process anew where asked to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STREAMS = (
 
 
 class Fork:
-    """A forked process; its methods are those of `subprocess.Popen`."""
+    """A forked process; its methods are named as those of `subprocess.Popen`."""
 
     def __init__(
         self, module: str, *arguments: str, files: tuple[int, int, int] | None = None,
@@ -43,9 +43,10 @@ class Fork:
     ) -> None:  # fmt: skip
         """Start `python -m MODULE`, or `python -c` with a program.
 
-        `files`: its standard streams, or `terminal`: path of the one that it leads. `environment`:
-        all variables, those of the tests by default.
+        Either `files` are its standard streams, or `terminal` is the path of the one that it leads.
+        `environment`: all variables, those of the tests by default.
         """
+        assert files or terminal, "its standard input would be the socket of all requests"
         self.returncode: int | None = None
         self._status, status = socket.socketpair()
         asked = {
@@ -54,13 +55,22 @@ class Fork:
         }  # fmt: skip
         with status:
             fds = [status.fileno(), *(files or ())]
-            socket.send_fds(_forking()[1], [json.dumps(asked).encode()], fds)
+            if _forking.cache_info().currsize and _forking()[0].poll() is not None:
+                _forking.cache_clear()  # its end fails one test, and not all that follow
+            request = json.dumps(asked).encode()
+            assert len(request) <= _MOST
+            socket.send_fds(_forking()[1], [request], fds)
         self._said = self._status.makefile()
-        self.pid = int(self._said.readline())
+        self.pid = self._told()
+
+    def _told(self) -> int:
+        if line := self._said.readline():
+            return int(line)
+        raise RuntimeError("the process that forks has ended")
 
     def poll(self) -> int | None:
         if self.returncode is None and select.select([self._status], [], [], 0)[0]:
-            self.returncode = int(self._said.readline())
+            self.returncode = self._told()
             self._said.close()
             self._status.close()
         return self.returncode
@@ -89,15 +99,21 @@ def run(
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         read, write = os.pipe()
-        with open(read) as given, open(write, "wb") as giving:
+        with open(read) as given, open(write, "wb", buffering=0) as giving:
             start = given.fileno() if stdin is None else stdin
             plain = os.environ | {"NO_COLOR": "1"}
             files = start, out.fileno(), err.fileno()
             process = Fork(module, *arguments, files=files, environment=plain)
-            giving.write(text)
-        code, told = process.wait(120), [content(stream) for stream in (out, err)]
+            given.close()  # or writing would wait for a reader that has ended
+            with contextlib.suppress(BrokenPipeError):
+                giving.write(text)
+        try:
+            code = process.wait(120)
+        finally:
+            process.kill()
+        told = content(out), content(err)
     assert "Traceback" not in told[1]
-    return code, told[0], told[1]
+    return code, *told
 
 
 def content(stream: IO[bytes]) -> str:
