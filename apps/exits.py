@@ -7,9 +7,9 @@ import gc
 import os
 import re
 import resource
+import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NoReturn
 
 from edge.apps import interrupts
@@ -40,9 +40,12 @@ def exit_code_of(program: Callable[[], object]) -> int:
     try:
         with interrupts.obeyed():
             code = _run(program)
-        # flush the buffer here, where a failure is still handled; not one after a hang-up
-        with suppress(*((OSError,) if code > 128 else ())):
+        # flush the buffer here, where a failure is still handled
+        try:
             sys.stdout.flush()
+        except OSError:
+            if code != 128 + signal.SIGHUP:  # after which the terminal is gone
+                raise
         return code
     except BrokenPipeError:
         # the reader of a pipe went away: nobody is left to report to
