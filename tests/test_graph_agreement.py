@@ -123,6 +123,18 @@ def test_what_a_flip_inside_experts_does_to_a_row_is_one_flip(by_row: bool, flip
     assert (track.flips, track.values, track.worst) == (flips, 9, (1, "y"))
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.float32])
+def test_only_what_differs_is_followed(dtype: type[np.generic]) -> None:
+    """Where nothing is, the free run is not made."""
+    engine = np.array([[1, 2], [3, 4]], dtype)
+    track = Track({"y": engine})
+    assert track("y", torch.from_numpy(engine.copy())) is None and not track.left
+    other = engine.copy()
+    other[1, 1] += dtype(1)
+    followed = track("y", torch.from_numpy(other))
+    assert followed is not None and np.array_equal(followed, engine) and track.left
+
+
 def test_a_model_whose_logits_are_all_zero_is_compared() -> None:
     none, some = np.zeros((1, 3, 5), np.float32), np.ones((1, 3, 5), np.float32)
     assert compare(none, none)["relative_difference"] == 0

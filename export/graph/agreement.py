@@ -103,8 +103,8 @@ class Track:
     """Compares the reference's rounded values with the engine's, and continues with the engine's.
 
     Products with experts round their own input, which cannot be replaced in the reference. With
-    `by_row`, all flips in a row of a later value count as one. `left` tells whether a value was
-    another than the reference's own: if not, the reference computes the same without following.
+    `by_row`, all flips in a row of a later value count as one. `left` tells whether any value
+    differed from the reference's own. If none did, following has changed nothing.
     """
 
     engine: dict[str, NDArray[Any]]
