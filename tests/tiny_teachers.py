@@ -38,7 +38,10 @@ def write_words(file: Path) -> Path:
 def taught() -> tuple[Path, Path]:
     """Return a text and a teacher trained on it. Both are made once a process: only read them."""
     text = write_words(Path(_ROOT.name) / "words.txt")
-    with torch.random.fork_rng(devices=[]):  # no test's numbers depend on who came first
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # neither its numbers nor a test's depend on who is first
+        torch.default_generator.manual_seed(0)
         return text, _train_teacher(Path(_ROOT.name) / "tiny", text)
 
 

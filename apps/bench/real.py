@@ -103,7 +103,7 @@ class RecipeFigures:
     token_ms: float | None = None
 
 
-# a second for 49,152 tokens of a vocabulary
+# reading the header takes a second, for 49,152 tokens; the judge and tests read the same file
 reader_of = cache(gguf.GGUFReader)
 
 

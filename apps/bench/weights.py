@@ -79,12 +79,14 @@ def transformers_model(config: ModelConfig) -> Any:
     """Return transformers' causal language model with the weights of `mamba_tensors`, fp32."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
 
     from edge.export.checkpoint.state_spaces import place_transformers
     from edge.export.distill.transformers_config import FAMILIES
 
     hf_config = AutoConfig.for_model(**FAMILIES[config.family](config))
-    model = AutoModelForCausalLM.from_config(hf_config)
+    with no_init_weights():  # all are replaced
+        model = AutoModelForCausalLM.from_config(hf_config)
     tensors, places = mamba_tensors(config), place_transformers(config).pieces
     weights = {
         place.source: torch.tensor(tensors[name]).reshape(place.source_shape)
