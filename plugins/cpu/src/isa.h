@@ -26,8 +26,8 @@ template <int> struct Entry;
 #include "../../linear/cpu_tiles.h"
 #include "../../standard/cpu.h"
 
-// Kernels without int8 products, which are declared below. A set that differs from another in its
-// products alone takes these kernels from that one.
+// Kernels that use no int8 product: those are below, and `dot` of simd.h. A set that differs from
+// another in its products alone takes these kernels from that one.
 #ifndef EDGE_ISA_REST
 #include "../../argmax/cpu.h"
 #include "../../attention/cpu.h"
