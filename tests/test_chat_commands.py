@@ -25,7 +25,7 @@ from prompt_toolkit.output import DummyOutput
 import edge
 from edge.apps.chat import conversation
 from edge.apps.chat.commands import COMMANDS, Chat, following
-from edge.apps.chat.input import Cleared, command_completer, key_bindings
+from edge.apps.chat.input import Cleared, command_completer, leave_on_signals
 from tests.session_models import bundle, model
 from tests.terminal import ENDLESS, GIVE_UP, SHORT, Terminal
 
@@ -287,17 +287,24 @@ def test_names_of_what_is_kept_are_completed(
     assert this.length() == "a conversation of 0 messages"
 
 
-@pytest.mark.parametrize("typed, ends", [("half a line\x03", Cleared), ("\x03", KeyboardInterrupt)])
-def test_a_signal_just_after_the_line_ended_is_quiet(typed: str, ends: type[BaseException]) -> None:
-    """The loop still delivers it, when there is no line left to clear."""
-
-    async def interrupted() -> BaseException:
-        session: PromptSession[str] = PromptSession(key_bindings=key_bindings())
-        with pytest.raises(ends) as ended:
-            await session.prompt_async()
-        session.app.key_processor.send_sigint()
-        return ended.value
-
+@pytest.mark.parametrize("typed, ends", [("half a line", Cleared), ("", KeyboardInterrupt)])
+def test_a_signal_while_or_after_a_line_is_typed(typed: str, ends: type[BaseException]) -> None:
+    """The loop still delivers one that came late, and the next prompt begins in another loop."""
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
-        keys.send_text(typed)
-        assert type(asyncio.run(interrupted())) is ends
+        session: PromptSession[str] = PromptSession()
+        leave_on_signals(session)
+
+        async def interrupted() -> BaseException:
+            interrupt = session.app.key_processor.send_sigint
+            session.app.after_render += lambda _: (
+                typed == session.default_buffer.text and interrupt()
+            )
+            with pytest.raises(ends) as ended:
+                await session.prompt_async(handle_sigint=False)
+            interrupt()
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            return ended.value
+
+        for _ in range(2):
+            keys.send_text(typed)
+            assert type(asyncio.run(interrupted())) is ends

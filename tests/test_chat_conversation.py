@@ -68,9 +68,11 @@ def test_ctrl_c_takes_back_what_is_typed_and_leaves_no_talk() -> None:
     terminal.wait_for(">>>")
     terminal.type("\x03")
     terminal.wait_for("press Ctrl-C again")
-    for typed in ("half a line\x03", '"""\rtwo\r\x03'):
+    for typed, lines in (("half a line\x03", 1), ('"""\rtwo\r\x03', 3)):
         terminal.wait_for(">>>")
         terminal.type(typed)
+        for _ in range(lines):  # between two prompts the terminal would swallow what is typed
+            terminal.wait_for("\n")
     terminal.ask("hello", "[ prompt")
     terminal.bye()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -12,7 +13,7 @@ from edge.apps.chat import files
 from edge.apps.terminal import say
 
 if TYPE_CHECKING:
-    from prompt_toolkit import PromptSession
+    from prompt_toolkit import Application, PromptSession
     from prompt_toolkit.completion import Completer
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings
@@ -71,10 +72,36 @@ def _toolkit_ask(commands: Collection[str], following: Following) -> Ask:
         completer=command_completer(commands, following),
         complete_while_typing=False,
         history=_history(),
-        key_bindings=key_bindings(),
+        key_bindings=_keys(),
         enable_history_search=True,
     )
-    return session.prompt
+    leave_on_signals(session)
+
+    def ask(prompt: str) -> str:
+        # before and after a line can be typed, an exception would break the event loop's making
+        previous = signal.signal(signal.SIGINT, lambda number, frame: None)
+        try:
+            return session.prompt(prompt)
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    return ask
+
+
+def leave_on_signals(session: PromptSession[str]) -> None:
+    """Let SIGINT end a prompt as Ctrl-C does; one that arrives after its end changes nothing.
+
+    prompt_toolkit would make it a key. After the end, that raises an exception in the event loop,
+    or starts a task for which the next prompt fails. Between two prompts Ctrl-C is a signal.
+    """
+    processor = session.app.key_processor
+    processor.send_sigint = lambda: _leave(session.app)  # type: ignore[method-assign]
+
+
+def _leave(app: Application[str]) -> None:
+    if app.is_running and not app.is_done:
+        exception = Cleared if app.current_buffer.text else KeyboardInterrupt
+        app.exit(exception=exception, style="class:aborting")
 
 
 def command_completer(commands: Collection[str], following: Following) -> Completer:
@@ -122,8 +149,7 @@ def _history() -> History:
     return FileHistory(path)
 
 
-def key_bindings() -> KeyBindings:
-    """Return what Ctrl-C and Ctrl-G do to a line that is being typed."""
+def _keys() -> KeyBindings:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     keys = KeyBindings()
@@ -133,11 +159,7 @@ def key_bindings() -> KeyBindings:
         event.current_buffer.open_in_editor()
 
     @keys.add("c-c")
-    @keys.add("<sigint>")
     def _interrupt(event: KeyPressEvent) -> None:
-        if event.app.is_done or not event.app.is_running:
-            return  # a signal may come just after the line has ended
-        typed = bool(event.current_buffer.text)
-        event.app.exit(exception=Cleared if typed else KeyboardInterrupt, style="class:aborting")
+        _leave(event.app)
 
     return keys
